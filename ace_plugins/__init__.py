@@ -1,0 +1,82 @@
+"""Adaptive Constrained Equivariance for the models you already use.
+
+    from ace_plugins import attach
+    model = attach(SchNet(...))        # then build the optimizer and train as always
+
+Names are loaded on first use, so that ``ace-patch --help`` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .attaching import SiteStatus, Status, attach, equivariance_error, project, status, use_branches
+    from .checkpoints import export
+    from .config import Config
+    from .contract import Example, Shim, Site, Stem, Tap, Upstream
+    from .errors import AceError, AceWarning
+    from .hookspecs import hookimpl
+    from .patching import patched
+    from .trace import read_trace
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "attach": "attaching",
+    "project": "attaching",
+    "status": "attaching",
+    "use_branches": "attaching",
+    "equivariance_error": "attaching",
+    "Status": "attaching",
+    "SiteStatus": "attaching",
+    "export": "checkpoints",
+    "patched": "patching",
+    "Config": "config",
+    "Upstream": "contract",
+    "Site": "contract",
+    "Stem": "contract",
+    "Tap": "contract",
+    "Shim": "contract",
+    "Example": "contract",
+    "AceError": "errors",
+    "AceWarning": "errors",
+    "hookimpl": "hookspecs",
+    "read_trace": "trace",
+}
+
+__all__ = [
+    "AceError",
+    "AceWarning",
+    "Config",
+    "Example",
+    "Shim",
+    "Site",
+    "SiteStatus",
+    "Status",
+    "Stem",
+    "Tap",
+    "Upstream",
+    "attach",
+    "equivariance_error",
+    "export",
+    "hookimpl",
+    "patched",
+    "project",
+    "read_trace",
+    "status",
+    "use_branches",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

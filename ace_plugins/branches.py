@@ -1,0 +1,72 @@
+"""Non-equivariant branches: the shapes the literature uses, and the host's default."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from .contract import Node
+
+
+class Flat(nn.Module):
+    """Run a module on features whose trailing dimensions make one vector: (..., *shape_in) -> (..., *shape_out)."""
+
+    def __init__(self, inner: nn.Module, shape_in: tuple[int, ...], shape_out: tuple[int, ...]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.shape_in = shape_in
+        self.shape_out = shape_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = x.shape[: x.dim() - len(self.shape_in)]
+        result: Tensor = self.inner(x.flatten(-len(self.shape_in)))
+        return result.reshape(*lead, *self.shape_out)
+
+
+def _shaped(inner: nn.Module, node: Node) -> nn.Module:
+    plain = len(node.shape_in) == len(node.shape_out) == 1
+    return inner if plain else Flat(inner, node.shape_in, node.shape_out)
+
+
+def linear(node: Node) -> nn.Module:
+    """One affine map of the whole feature vector."""
+    return _shaped(nn.Linear(node.width_in, node.width_out), node)
+
+
+def mlp(node: Node) -> nn.Module:
+    """Linear(d_in, 2d) GELU Linear(2d, d) GELU Linear(d, d), with d the width of the output: the default."""
+    d = node.width_out
+    layers = (nn.Linear(node.width_in, 2 * d), nn.GELU(), nn.Linear(2 * d, d), nn.GELU(), nn.Linear(d, d))
+    return _shaped(nn.Sequential(*layers), node)
+
+
+def norm_linear(node: Node) -> nn.Module:
+    """BatchNorm(d_in) Linear(d_in, d): one link of a chain."""
+    return _shaped(nn.Sequential(nn.BatchNorm1d(node.width_in), nn.Linear(node.width_in, node.width_out)), node)
+
+
+def bound(branch: nn.Module) -> None:
+    """Spectral normalisation of every linear map that is not normalised yet, in place."""
+    for module in branch.modules():
+        if isinstance(module, nn.Linear) and not torch.nn.utils.parametrize.is_parametrized(module, "weight"):
+            nn.utils.parametrizations.spectral_norm(module)
+
+
+@contextmanager
+def forked_random_stream() -> Iterator[None]:
+    """Draw initial weights without moving the script's random stream.
+
+    The fork is seeded from the stream's state: the same script seed gives the same branches, and the numbers
+    are not the ones the script draws next.
+    """
+    state = torch.random.get_rng_state()
+    seed = int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:8], "little") >> 1
+    with torch.random.fork_rng(devices=[]):
+        # Only the CPU stream: branches are made on CPU, wherever the model is. Not torch.manual_seed, which
+        # would reseed every accelerator as well.
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,135 @@
+"""Every setting of ACE, with its default, its range and the words that explain it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError, one_of
+
+MODES = ("strict", "bounded", "resilient", "off")
+DUAL_OPTIMIZERS = ("sgd", "adam", "nupi")
+EVAL_BRANCHES = ("auto", "on", "off")
+
+
+def _setting(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class Config:
+    """How ACE trains a model. Every field can be given to ``attach``, ``patched`` and ``ace-patch run``."""
+
+    mode: str = _setting(
+        "strict", "strict: gamma = 0; bounded: |gamma| <= epsilon; resilient: |gamma| <= u, u learned; off"
+    )
+    dual_optimizer: str = _setting("sgd", "what moves lambda: sgd (as printed), adam (as the authors ran), nupi")
+    dual_lr: float | str = _setting("1x", "dual learning rate: a number, or a multiple of gamma's live one: 1x")
+    gamma_init: float = _setting(1.0, "where every gamma starts")
+    gamma_lr: float = _setting(1.0, "gamma's learning rate, as a multiple of its parameter group's live one")
+    gamma_weight_decay: bool = _setting(False, "let the optimizer's weight decay act on gamma too")
+    rho: float = _setting(1.0, "resilient: price of slack, rho / 2 |u|^2")
+    epsilon: float = _setting(0.1, "bounded: the bound on |gamma|")
+    augmented: float = _setting(0.0, "augmented Lagrangian constant c: adds c slack^2, which damps the swing")
+    adam_beta1: float = _setting(0.9, "adam: decay of the mean of the constraint")
+    adam_beta2: float = _setting(0.999, "adam: decay of its square")
+    nupi_kp: float = _setting(1.0, "nupi: proportional gain")
+    nupi_ki: float = _setting(1.0, "nupi: integral gain")
+    nupi_nu: float = _setting(0.0, "nupi: smoothing of the constraint")
+    land_at: int = _setting(0, "strict: the step after which gamma is 0 for good; 0 for never")
+    spectral_norm: bool = _setting(False, "bound every linear map of the branches by spectral norm 1")
+    eval_branches: str = _setting("auto", "branches in model.eval(): auto (strict off, others on), on, off")
+    trace: bool = _setting(True, "write gamma, lambda and u to .ace/runs/")
+    trace_every: int = _setting(10, "steps between two lines of the trace")
+
+    def __post_init__(self) -> None:
+        """Say everything that is wrong at once, so that one look mends it."""
+        problems = list(self._problems())
+        if problems:
+            raise ConfigError("; ".join(problems))
+
+    def _problems(self) -> Any:
+        for name, known in (
+            ("mode", MODES),
+            ("dual_optimizer", DUAL_OPTIMIZERS),
+            ("eval_branches", EVAL_BRANCHES),
+        ):
+            if getattr(self, name) not in known:
+                yield one_of(name, getattr(self, name), known)
+        try:
+            parse_rate(self.dual_lr)
+        except ConfigError as error:
+            yield str(error)
+        yield from self._range("gamma_init", -math.inf, math.inf)
+        for name in ("gamma_lr", "augmented", "nupi_kp", "nupi_ki"):
+            yield from self._range(name, 0.0, math.inf)
+        for name in ("rho", "epsilon"):
+            yield from self._range(name, 0.0, math.inf, positive=True)
+        for name in ("adam_beta1", "adam_beta2", "nupi_nu"):
+            yield from self._range(name, 0.0, 1.0)
+        for name, least in (("land_at", 0), ("trace_every", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                yield f"{name} {value!r}: expected an integer of at least {least}"
+        for field in dataclasses.fields(self):
+            if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
+                yield f"{field.name} {getattr(self, field.name)!r}: expected True or False"
+        if self.land_at and self.mode not in ("strict", "off"):
+            yield f"land_at {self.land_at!r}: expected 0 in mode {self.mode!r}, where gamma need not be 0"
+
+    def _range(self, name: str, low: float, high: float, *, positive: bool = False) -> Any:
+        value = getattr(self, name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or not low <= value < high or (positive and value == 0):
+            bounds = "" if low == -math.inf else " above 0" if positive else f" of at least {low:g}"
+            below = f" and below {high:g}" if high != math.inf else ""
+            yield f"{name} {value!r}: expected a finite number{bounds}{below}"
+
+    def dual_rate(self, primal: Any) -> Any:
+        """The dual learning rate beside a live primal one (a float or a tensor)."""
+        value, relative = parse_rate(self.dual_lr)
+        return value * primal if relative else value
+
+    @property
+    def branches_in_eval(self) -> bool:
+        """Whether ``model.eval()`` keeps the branches: in strict mode the model that counts is f_eq."""
+        return self.mode != "strict" if self.eval_branches == "auto" else self.eval_branches == "on"
+
+
+def parse_rate(rate: object) -> tuple[float, bool]:
+    """(value, is it a multiple of the live primal rate): 8e-4 is absolute, "1x" a multiple."""
+    text = str(rate).strip().lower()
+    relative = text.endswith("x")
+    try:
+        if isinstance(rate, bool):
+            raise ValueError
+        value = float(text[:-1] if relative else text)
+    except ValueError:
+        raise ConfigError(f"dual_lr {rate!r}: expected a number, or a multiple such as '1x'") from None
+    if not math.isfinite(value) or value < 0:
+        raise ConfigError(f"dual_lr {rate!r}: expected a finite number of at least 0, or a multiple such as '1x'")
+    return value, relative
+
+
+def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
+    """A config from a preset and what the user set over it; ``preset`` names it, "none" is none."""
+    given = dict(settings)
+    name = given.pop("preset", None)
+    base: Mapping[str, Any] = {}
+    presets = presets or {}
+    if name not in (None, "none"):
+        if name not in presets:
+            raise ConfigError(one_of("preset", name, [*presets, "none"]))
+        base = presets[name]
+    elif name is None:
+        base = presets.get("paper", {})
+    known = {field.name for field in dataclasses.fields(Config)}
+    for key in given:
+        if key not in known:
+            raise ConfigError(one_of("setting", key, [*known, "preset"]))
+    if given.get("mode", "strict") not in ("strict", "off") and "land_at" not in given:
+        base = {key: value for key, value in base.items() if key != "land_at"}
+    return Config(**{**base, **given})

@@ -1,0 +1,44 @@
+"""What can go wrong, in one line each: the thing, what was expected, what was found, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AceError(Exception):
+    """A mistake the user can mend. The command prints it as one line and exits with 2."""
+
+
+class ConfigError(AceError, ValueError):
+    """A setting that does not exist or has a value it cannot have."""
+
+
+class AdapterError(AceError):
+    """An adapter that is unknown, does not fit what is installed, or broke the contract."""
+
+
+class AttachError(AceError):
+    """A model that cannot be attached to, or is not attached."""
+
+
+class CheckpointError(AceError, RuntimeError):
+    """A checkpoint that does not belong to this model."""
+
+
+class StepError(AceError, RuntimeError):
+    """An optimizer step that would train the model without its dual loop."""
+
+
+class AceWarning(UserWarning):
+    """Something the user should know about, though work goes on."""
+
+
+def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> str:
+    """``unknown mode 'strct': expected one of bounded, off (did you mean 'strict'?)``"""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(given), names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    tail = f"; {do}" if do else ""
+    listed = ", ".join(names) if names else "none is available"
+    return f"unknown {what} {given!r}: expected one of {listed}{hint}{tail}"

@@ -1,0 +1,165 @@
+"""The trace of a run: gamma, lambda and u as JSON lines under ``.ace/runs/<time>-<adapter>/``.
+
+Every line is handed to the operating system when it is written, so a killed process loses none of them.
+The folder is made at a model's first step: a model that is never trained leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import nn
+
+from .errors import AceWarning, AttachError
+from .hookspecs import hookimpl
+from .relaxation import Ace, find
+
+RUNS = Path(".ace") / "runs"
+ABOUT, LINES = "run.json", "trace.jsonl"
+
+
+class Run:
+    """One model's run: the folder and the open file."""
+
+    def __init__(self, ace: Ace, runs: Path) -> None:
+        self.started = time.time()
+        self.folder = _fresh(runs, f"{time.strftime('%Y%m%d-%H%M%S')}-{ace.adapter}")
+        about = {
+            "adapter": ace.adapter,
+            "sites": [site.name for site in ace.sites],
+            "config": dataclasses.asdict(ace.config),
+            "command": sys.argv,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "torch": torch.__version__,
+        }
+        (self.folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        self.file: IO[str] = (self.folder / LINES).open("a", encoding="utf-8")
+        self.last = 0
+        self.warned = False
+
+    def write(self, ace: Ace, **more: Any) -> None:
+        self.last = ace.duals.count
+        # One transfer for all three, since each is a wait for the device.
+        values = torch.stack([ace.gamma.detach(), ace.duals.lambda_, ace.duals.u]).tolist()
+        if not self.warned and not all(map(math.isfinite, values[0])):
+            self.warned = True
+            sites = [site.name for site, g in zip(ace.sites, values[0], strict=True) if not math.isfinite(g)]
+            warnings.warn(
+                f"gamma is not finite at step {self.last} (sites {', '.join(sites)}): the run has diverged; "
+                "lower the learning rate",
+                AceWarning,
+                stacklevel=2,
+            )
+        gamma, lambda_, u = ([v if math.isfinite(v) else None for v in row] for row in values)
+        seconds = round(time.time() - self.started, 3)
+        line = {"step": self.last, "seconds": seconds, "gamma": gamma, "lambda": lambda_, "u": u, **more}
+        self.file.write(json.dumps(line) + "\n")
+        self.file.flush()
+
+
+class Trace:
+    """The observer that writes the trace of every model whose config asks for it."""
+
+    def __init__(self) -> None:
+        self.runs: weakref.WeakKeyDictionary[nn.Module, Run | None] = weakref.WeakKeyDictionary()
+
+    @hookimpl
+    def ace_stepped(self, model: nn.Module, step: int) -> None:
+        ace = find(model)
+        if ace is None or not ace.config.trace or (step % ace.config.trace_every and step != 1):
+            return
+        if model not in self.runs:
+            self.runs[model] = self._open(ace)
+        run = self.runs[model]
+        if run is not None:
+            self._guarded(model, run, ace)
+
+    @hookimpl
+    def ace_finished(self, model: nn.Module) -> None:
+        run = self.runs.pop(model, None)
+        ace = find(model)
+        if run is not None and ace is not None:
+            self._guarded(model, run, ace, finished=True)
+            run.file.close()
+
+    def _open(self, ace: Ace) -> Run | None:
+        if os.environ.get("ACE_TRACE") == "0" or _rank() != 0:
+            return None
+        try:
+            return Run(ace, Path(os.environ.get("ACE_RUNS", RUNS)))
+        except OSError as error:
+            # A full disk or a read-only folder must not cost anyone their training run.
+            _no_trace(error)
+            return None
+
+    def _guarded(self, model: nn.Module, run: Run, ace: Ace, **more: Any) -> None:
+        try:
+            run.write(ace, **more)
+        except OSError as error:
+            self.runs[model] = None
+            _no_trace(error)
+
+    def folder(self, model: nn.Module) -> Path | None:
+        run = self.runs.get(model)
+        return None if run is None else run.folder
+
+
+def _no_trace(error: OSError) -> None:
+    warnings.warn(f"no trace is written: {error}; training goes on", AceWarning, stacklevel=2)
+
+
+def _rank() -> int:
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank()
+    return int(os.environ.get("RANK", "0") or 0)
+
+
+def _fresh(runs: Path, name: str) -> Path:
+    """A folder that did not exist: runs that start in the same second do not share one."""
+    number = 1
+    while True:
+        folder = runs / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+            return folder.resolve()
+        except FileExistsError:
+            number += 1
+
+
+def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a run. A last line cut off by a kill is left out."""
+    path = Path(folder) / LINES
+    if not path.is_file():
+        raise AttachError(f"no trace in {folder}: expected {LINES}; runs are under {RUNS}")
+    return list(_whole_lines(path.read_text(encoding="utf-8").splitlines(keepends=True)))
+
+
+def _whole_lines(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
+    for line in lines:
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+TRACE = Trace()
+
+
+def observers() -> Any:
+    """The hook callers of every observer, the trace among them."""
+    from .plugins import registry
+
+    manager = registry().manager
+    if not manager.is_registered(TRACE):
+        manager.register(TRACE, name="ace_plugins.trace")
+    return manager.hook

@@ -1,0 +1,1 @@
+"""ACE for SchNet of PyTorch Geometric."""
