@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .checkpoints import export
     from .config import Config
     from .contract import Example, Shim, Site, Stem, Tap, Upstream
+    from .equivariance import Call, EquivarianceError
     from .errors import AceError, AceWarning
     from .hookspecs import hookimpl
     from .patching import patched
@@ -40,6 +41,8 @@ _HOME = {
     "Tap": "contract",
     "Shim": "contract",
     "Example": "contract",
+    "Call": "equivariance",
+    "EquivarianceError": "equivariance",
     "AceError": "errors",
     "AceWarning": "errors",
     "hookimpl": "hookspecs",
@@ -49,7 +52,9 @@ _HOME = {
 __all__ = [
     "AceError",
     "AceWarning",
+    "Call",
     "Config",
+    "EquivarianceError",
     "Example",
     "Shim",
     "Site",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,69 +11,9 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from ace_plugins.errors import AdapterError, ConfigError, one_of
-
-
-@dataclass(frozen=True, eq=False)  # == on tensors is no truth value, so elements compare by identity
-class Element:
-    """x -> matrix @ x + translation; matrix [3, 3] orthogonal, translation [3], both float64 on the CPU."""
-
-    matrix: Tensor
-    translation: Tensor
-
-    def __post_init__(self) -> None:
-        found = [(list(t.shape), t.dtype) for t in (self.matrix, self.translation)]
-        if found != [([3, 3], torch.float64), ([3], torch.float64)]:
-            raise AdapterError(f"element: expected float64 of shape [3, 3] and [3], found {found}")
-        excess = float((self.matrix @ self.matrix.T - torch.eye(3).to(self.matrix)).abs().max())
-        if not excess < 1e-6:  # written so that nan is refused too
-            raise AdapterError(f"element: expected an orthogonal matrix, found M M^T off 1 by {excess:.1e}")
-
-    @property
-    def sign(self) -> int:
-        """The determinant: 1 for a rotation, -1 with a reflection."""
-        return 1 if float(torch.linalg.det(self.matrix)) > 0 else -1
-
-    def compose(self, other: Element) -> Element:
-        """self after other."""
-        return Element(self.matrix @ other.matrix, self.matrix @ other.translation + self.translation)
-
-    def inverse(self) -> Element:
-        return Element(self.matrix.T.contiguous(), -(self.matrix.T @ self.translation))
-
-    @staticmethod
-    def identity() -> Element:
-        eye = torch.eye(3, dtype=torch.float64, device="cpu")  # whatever the default device is
-        return Element(eye, torch.zeros_like(eye[0]))
-
-
-@dataclass(frozen=True)
-class Group:
-    name: str
-    reflections: bool
-    translations: bool
-
-    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Element:
-        """Orthogonal part uniform (Haar). R^3 has no uniform distribution, so the translation is normal
-        with standard deviation ``scale`` per coordinate. Draws from ``generator`` only."""
-        if not (math.isfinite(scale) and scale >= 0):
-            raise ConfigError(f"scale: expected a finite number >= 0, found {scale!r}")
-        kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
-        q = torch.randn(4, **kind).cpu()  # a normalised Gaussian is uniform on the sphere of unit quaternions
-        w, x, y, z = (q / q.norm()).tolist()
-        cross = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64, device="cpu")
-        unit = Element.identity()
-        matrix = unit.matrix + 2 * (w * cross + cross @ cross)
-        if self.reflections and float(torch.rand((), **kind)) < 0.5:
-            matrix = -matrix  # O(3) = SO(3) x {1, -1}, so this is uniform on O(3)
-        shift = scale * torch.randn(3, **kind).cpu() if self.translations else unit.translation
-        return Element(matrix, shift)
-
-
-O3 = Group("O3", reflections=True, translations=False)
-SO3 = Group("SO3", reflections=False, translations=False)
-E3 = Group("E3", reflections=True, translations=True)
-SE3 = Group("SE3", reflections=False, translations=True)
+from .errors import AdapterError, one_of
+from .groups import E3, O3, SE3, SO3, Element, Group
+from .parts import part_of, with_part
 
 
 class Action(ABC):
@@ -187,12 +124,13 @@ class Irreps(_AlongAxis):
 
     def act_on_last(self, element: Element, x: Tensor) -> Tensor:
         parsed = self._parsed()
-        rotation = element.sign * element.matrix
+        sign = element.sign
+        wigner = _wigner(max((irrep.l for _, irrep in parsed), default=0), sign * element.matrix)
         parts = []
         for (multiplicity, irrep), part in zip(parsed, parsed.slices(), strict=True):
-            parity = irrep.p if element.sign < 0 else 1
+            parity = irrep.p if sign < 0 else 1
             block = x[..., part].reshape(*x.shape[:-1], multiplicity, irrep.dim)
-            parts.append(_times(parity * _wigner(irrep.l, rotation), block).flatten(-2))
+            parts.append(_times(parity * wigner[irrep.l], block).flatten(-2))
         return torch.cat(parts, dim=-1) if parts else x
 
 
@@ -204,20 +142,18 @@ def _o3() -> Any:
     return o3
 
 
-def _wigner(degree: int, rotation: Tensor) -> Tensor:
-    """e3nn's Wigner matrix of a rotation, [2l+1, 2l+1] float64.
+def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
+    """e3nn's Wigner matrices of a rotation, [2l+1, 2l+1] float64 for l = 0..highest.
 
     e3nn's own D_from_matrix goes through Euler angles (an arc cosine, inaccurate at the poles) and generators
     in the default dtype: six digits, too few to judge a float64 model by. Coupling D_{l-1} with D_1 = R
     through the 3j symbols, which e3nn has in float64, stays at rounding error.
     """
-    if degree == 0:
-        return torch.ones_like(rotation[:1, :1])
-    matrix = rotation
-    for higher in range(2, degree + 1):
-        c = _o3().wigner_3j(higher - 1, 1, higher, dtype=torch.float64, device=rotation.device)
-        matrix = (2 * higher + 1) * torch.einsum("ijm,ip,jq,pqn->mn", c, matrix, rotation, c)
-    return matrix
+    matrices = [torch.ones_like(rotation[:1, :1]), rotation]
+    for degree in range(2, highest + 1):
+        c = _o3().wigner_3j(degree - 1, 1, degree, dtype=torch.float64, device=rotation.device).flatten(0, 1)
+        matrices.append((2 * degree + 1) * c.T @ torch.kron(matrices[-1], rotation) @ c)
+    return matrices
 
 
 @dataclass(frozen=True)
@@ -276,7 +212,7 @@ class GroupAction:
         for path, _ in self._output_paths(output):
             value = output
             for step in path:
-                value = None if value is None else _get(value, step, _label(path))
+                value = None if value is None else part_of(value, step, _label(path))
             if value is not None:
                 found[_label(path)] = value
         return found
@@ -302,41 +238,27 @@ def _act_at(value: Any, steps: Sequence[str], action: Action, element: Element, 
     if value is None:  # an optional argument or output that is not there
         return None
     if steps:
-        old = _get(value, steps[0], where)
+        old = part_of(value, steps[0], where)
         new = _act_at(old, steps[1:], action, element, where)
-        return value if new is old else _with(value, steps[0], new, where)
+        return value if new is old else with_part(value, steps[0], new, where)
     try:
         return action(element, value)
     except AdapterError as error:
         raise AdapterError(f"{where}: {error}") from error
 
 
-def _get(value: Any, step: str, where: str) -> Any:
-    if isinstance(value, (tuple, list)) and step.isdecimal() and int(step) < len(value):
-        return value[int(step)]
-    keyed = callable(getattr(value, "keys", None))
-    # a PyG graph answers None for x, pos and others it does not hold, so its keys are asked, not hasattr
-    known = list(value.keys()) if keyed else list(getattr(value, "__dict__", ()))
-    if not (step in known if keyed else hasattr(value, step)):
-        raise AdapterError(f"{where}: " + one_of(f"part of {type(value).__name__}", step, map(str, known)))
-    return value[step] if isinstance(value, Mapping) else getattr(value, step)
-
-
-def _with(value: Any, step: str, new: Any, where: str) -> Any:
-    """A shallow copy of the container, one part replaced."""
-    try:
-        if isinstance(value, (tuple, list)) and step.isdecimal():
-            items = [new if i == int(step) else item for i, item in enumerate(value)]
-            return value._make(items) if hasattr(value, "_make") else type(value)(items)
-        if hasattr(value, "_replace"):
-            return value._replace(**{step: new})
-        if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
-            return dataclasses.replace(value, **{step: new})
-        changed = copy.copy(value)
-        if isinstance(value, Mapping):
-            changed[step] = new
-        else:
-            setattr(changed, step, new)
-    except (AttributeError, TypeError, ValueError) as error:
-        raise AdapterError(f"{where}: a copy of {type(value).__name__} cannot take it: {error}") from error
-    return changed
+__all__ = [
+    "E3",
+    "O3",
+    "SE3",
+    "SO3",
+    "Action",
+    "Element",
+    "Group",
+    "GroupAction",
+    "Invariant",
+    "Irreps",
+    "Positions",
+    "PseudoVectors",
+    "Vectors",
+]

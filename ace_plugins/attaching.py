@@ -17,10 +17,12 @@ from .config import Config, build
 from .contract import Node, Site, Stem, Tap, class_path
 from .equivariance import EquivarianceError, measure
 from .errors import AdapterError, AttachError
+from .forwards import install, uninstall
 from .plugins import Plugin, registry
-from .relaxation import NAME, Ace, Argument, find, install, key, resolve, uninstall
+from .relaxation import NAME, Ace, find, key
 from .shims import apply_shims
 from .steps import unwatch, watch
+from .taps import Argument, resolve
 from .trace import observers
 
 M = TypeVar("M", bound=nn.Module)

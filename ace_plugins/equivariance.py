@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ace_plugins.actions import Element, GroupAction
-from ace_plugins.errors import AdapterError, ConfigError
+from .actions import Element, GroupAction
+from .errors import AdapterError, ConfigError
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,4 @@
-"""Runs a script inside this process so that it behaves as under ``python script.py``.
-
-What the interpreter does before and after a program is done here for a program started later: the
-arguments, ``sys.path[0]``, a ``__main__`` of its own, and the report of an exception nothing caught.
-"""
+"""Runs a script inside this process so that it behaves as under ``python script.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from importlib.machinery import BuiltinImporter, SourceFileLoader, SourcelessFil
 from types import ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ace_plugins.errors import AceError
+from .errors import AceError
 
 _INTERPRETER = re.compile(r"pythonw?[\d.]*t?(\.exe)?", re.IGNORECASE)
 _EXPECTED = "expected script.py, -m module or -c code"
@@ -97,8 +93,8 @@ def _find(argv: list[str]) -> _Program:
 def _is_interpreter(word: str) -> bool:
     # The bare word is the interpreter even next to a folder of that name; a path may be the folder.
     folder, name = os.path.split(word)
-    named = _INTERPRETER.fullmatch(name) is not None and not (folder and os.path.isdir(word))
-    return named or word == sys.executable
+    named = _INTERPRETER.fullmatch(name) and not (folder and os.path.isdir(word))
+    return bool(named) or word == sys.executable
 
 
 def _file(path: str, argv: list[str]) -> _Program:
@@ -119,24 +115,24 @@ def _file(path: str, argv: list[str]) -> _Program:
         reason = f"cannot read script {path!r} ({error.strerror})"
         raise ScriptError(f"{reason}: expected {_RUNNABLE}; check its permissions") from error
     # The interpreter follows links on every system but Windows.
-    real = os.path.abspath(file) if os.name == "nt" else os.path.realpath(file)
-    return _Program(argv, None if _SAFE_PATH else os.path.dirname(real), partial(_run_file, file, source))
+    folder = os.path.dirname(os.path.abspath(file) if os.name == "nt" else os.path.realpath(file))
+    return _Program(argv, None if _SAFE_PATH else folder, partial(_run_file, file, source))
 
 
 def _absolute(path: str) -> str:
     """``__file__`` as the interpreter makes it: joined, and not normalised but on Windows."""
-    if os.name == "nt":
+    if os.name == "nt" or (path == "." and sys.version_info >= (3, 11)):
         return os.path.abspath(path)
-    return os.getcwd() if path == "." else os.path.join(os.getcwd(), path)
+    return os.path.join(os.getcwd(), path)
 
 
 def _nearest(path: str) -> str:
     folder, name = os.path.split(path)
     scripts = [os.path.basename(found) for found in glob.glob(os.path.join(glob.escape(folder), "*.py"))]
     near = difflib.get_close_matches(name, scripts, n=1)
-    if near:
-        return f"did you mean {os.path.join(folder, near[0])!r}?"
-    return f"correct the path, it is taken from {os.getcwd()!r}"
+    if not near:
+        return f"correct the path, it is taken from {os.getcwd()!r}"
+    return f"did you mean {os.path.join(folder, near[0])!r}?"
 
 
 def _run_file(file: str, source: bytes, scope: dict[str, Any]) -> None:
@@ -144,8 +140,7 @@ def _run_file(file: str, source: bytes, scope: dict[str, Any]) -> None:
     scope.update(__file__=file, __cached__=None, __loader__=loader)
     if file.endswith(".pyc"):
         exec(loader.get_code("__main__"), scope)
-    else:
-        # From bytes, so that a BOM or an encoding line counts; without the __future__ of this module.
+    else:  # from bytes, so that a BOM or an encoding line counts; without the __future__ of this module
         exec(compile(source, file, "exec", dont_inherit=True), scope)
 
 
@@ -162,8 +157,7 @@ def _run_module(name: str, alter_argv: bool, scope: dict[str, Any]) -> None:
 
 
 def _fresh_main() -> ModuleType:
-    main = ModuleType("__main__")
-    scope = vars(main)
+    scope = vars(main := ModuleType("__main__"))
     scope["__loader__"] = BuiltinImporter
     if "__annotations__" in vars(sys.modules["__main__"]):  # a matter of the interpreter's version
         scope["__annotations__"] = {}
@@ -188,7 +182,7 @@ def _report(error: BaseException) -> None:
     except SystemExit:
         raise
     except BaseException as raised:
-        failure = raised
+        failure = raised  # shown below: here it would count as being handled
     if failure is not None:
         failure.__traceback__ = _without_us(failure.__traceback__)
         print("Error in sys.excepthook:", file=sys.stderr)

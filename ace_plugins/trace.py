@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,7 +30,7 @@ ABOUT, LINES = "run.json", "trace.jsonl"
 
 
 class Run:
-    """One model's run: the folder and the open file."""
+    """One model's run and its folder."""
 
     def __init__(self, ace: Ace, runs: Path) -> None:
         self.started = time.time()
@@ -44,28 +44,37 @@ class Run:
             "torch": torch.__version__,
         }
         (self.folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        self.file: IO[str] = (self.folder / LINES).open("a", encoding="utf-8")
-        self.last = 0
         self.warned = False
+        self.finished = False
 
     def write(self, ace: Ace, **more: Any) -> None:
-        self.last = ace.duals.count
+        step = ace.duals.count
         # One transfer for all three, since each is a wait for the device.
         values = torch.stack([ace.gamma.detach(), ace.duals.lambda_, ace.duals.u]).tolist()
         if not self.warned and not all(map(math.isfinite, values[0])):
             self.warned = True
             sites = [site.name for site, g in zip(ace.sites, values[0], strict=True) if not math.isfinite(g)]
             warnings.warn(
-                f"gamma is not finite at step {self.last} (sites {', '.join(sites)}): the run has diverged; "
+                f"gamma is not finite at step {step} (sites {', '.join(sites)}): the run has diverged; "
                 "lower the learning rate",
                 AceWarning,
                 stacklevel=2,
             )
         gamma, lambda_, u = ([v if math.isfinite(v) else None for v in row] for row in values)
         seconds = round(time.time() - self.started, 3)
-        line = {"step": self.last, "seconds": seconds, "gamma": gamma, "lambda": lambda_, "u": u, **more}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        line = {"step": step, "seconds": seconds, "gamma": gamma, "lambda": lambda_, "u": u, **more}
+        # Opened for each line: nothing to leak when a model is dropped, nothing shared with a forked worker.
+        with (self.folder / LINES).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def finish(self, ace: Ace) -> None:
+        """The last line, once: when the process ends, the model is projected, or nobody holds it any more."""
+        if not self.finished:
+            self.finished = True
+            try:
+                self.write(ace, finished=True)
+            except OSError as error:
+                _no_trace(error)
 
 
 class Trace:
@@ -73,6 +82,8 @@ class Trace:
 
     def __init__(self) -> None:
         self.runs: weakref.WeakKeyDictionary[nn.Module, Run | None] = weakref.WeakKeyDictionary()
+        self.folders: list[Path] = []
+        """Every folder this process wrote to, also of models that are gone."""
 
     @hookimpl
     def ace_stepped(self, model: nn.Module, step: int) -> None:
@@ -80,35 +91,36 @@ class Trace:
         if ace is None or not ace.config.trace or (step % ace.config.trace_every and step != 1):
             return
         if model not in self.runs:
-            self.runs[model] = self._open(ace)
+            run = self.runs[model] = self._open(ace)
+            if run is not None:
+                # Holds ace, never the model: a model dropped inside a function still gets its last line.
+                weakref.finalize(model, run.finish, ace)
         run = self.runs[model]
-        if run is not None:
-            self._guarded(model, run, ace)
+        if run is not None and not run.finished:
+            try:
+                run.write(ace)
+            except OSError as error:
+                self.runs[model] = None
+                _no_trace(error)
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
         run = self.runs.pop(model, None)
         ace = find(model)
         if run is not None and ace is not None:
-            self._guarded(model, run, ace, finished=True)
-            run.file.close()
+            run.finish(ace)
 
     def _open(self, ace: Ace) -> Run | None:
         if os.environ.get("ACE_TRACE") == "0" or _rank() != 0:
             return None
         try:
-            return Run(ace, Path(os.environ.get("ACE_RUNS", RUNS)))
+            run = Run(ace, Path(os.environ.get("ACE_RUNS", RUNS)))
+            self.folders.append(run.folder)
+            return run
         except OSError as error:
             # A full disk or a read-only folder must not cost anyone their training run.
             _no_trace(error)
             return None
-
-    def _guarded(self, model: nn.Module, run: Run, ace: Ace, **more: Any) -> None:
-        try:
-            run.write(ace, **more)
-        except OSError as error:
-            self.runs[model] = None
-            _no_trace(error)
 
     def folder(self, model: nn.Module) -> Path | None:
         run = self.runs.get(model)

@@ -125,7 +125,7 @@ def _cells(pos: Tensor, cutoff: float, graph: Tensor) -> tuple[Tensor, Tensor]:
     x, y, z = (pos.float() if pos.dtype.itemsize < 4 else pos).t().contiguous()
 
     def cells(at: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Each atom's cell as a rank among the occupied ones, the ranks in its reach, and the occupied count."""
+        """The rank of each atom's cell among the occupied ones, the ranks in its reach, the number of ranks."""
         occupied, rank = torch.unique((at / side).floor(), return_inverse=True)
         low = torch.searchsorted(occupied, ((at - reach) / side).floor())
         high = torch.searchsorted(occupied, ((at + reach) / side).floor(), right=True)

@@ -13,10 +13,11 @@ from ace_plugins import Example, Shim, Site, Stem, Tap, Upstream, hookimpl
 
 if TYPE_CHECKING:
     import click
+    from torch import nn
+
     from ace_plugins import Config
     from ace_plugins.actions import GroupAction
     from ace_plugins.contract import Node
-    from torch import nn
 
 LIFT = "lift"
 

@@ -1,0 +1,212 @@
+"""The command ``ace-patch``. What it does is in the modules it calls; this is how people say it and see it.
+
+torch is imported only by the commands that need it, and no plugin can keep ``--help`` or ``list`` from working.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from . import __version__
+from .config import Config
+from .errors import AceError, one_of
+from .plugins import Plugin, registry
+
+
+class Commands(click.Group):
+    """Errors the user can mend are one line and exit code 2, and a near miss is answered with what was near."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AceError as error:
+            click.echo(_line(error), err=True)
+            ctx.exit(2)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            if name in registry().plugins:
+                raise AceError(
+                    f"'ace-patch {name}' does not exist: {name} has no checkout to patch; run 'ace-patch run {name} -- "
+                    f"your_script.py', or see 'ace-patch doctor {name}'"
+                )
+            raise AceError(one_of("command", name, self.commands, do="see 'ace-patch --help'"))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ace-patch")
+def cli() -> None:
+    """Train the equivariant models you already use under ACE, with the scripts you already have."""
+
+
+def main(prog_name: str = "ace-patch") -> None:
+    """The console script. ``run`` hands its script back, so that it runs with no trace of click around it."""
+    try:
+        result = cli.main(prog_name=prog_name, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("Aborted!", err=True)
+        sys.exit(1)
+    if callable(result):
+        try:
+            result = result()
+        except AceError as error:
+            click.echo(_line(error), err=True)
+            result = 2
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _line(error: AceError) -> str:
+    return f"ace-patch: {' '.join(str(error).split())}"
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))
+
+
+@cli.command("list")
+@as_json
+def list_(as_json: bool) -> None:
+    """Every adapter: from which distribution, versions wanted and found, healthy or why not."""
+    plugins = list(registry())
+    if as_json:
+        _print_json([_described(plugin) for plugin in plugins])
+        return
+    if not plugins:
+        click.echo("no plugins found: install an adapter, for example pip install ace-schnet")
+        return
+    from .tables import print_plugins
+
+    print_plugins(plugins)
+
+
+def _described(plugin: Plugin) -> dict[str, Any]:
+    return {
+        "name": plugin.name,
+        "kind": "adapter" if plugin.upstream else "observer" if plugin.problem is None else "unknown",
+        "upstream": plugin.upstream.title if plugin.upstream else None,
+        "models": list(plugin.upstream.models) if plugin.upstream else [],
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "target": plugin.target,
+        "requires": [
+            {"requirement": r.requirement, "found": r.found, "met": r.met, "upstream": r.upstream}
+            for r in plugin.requires
+        ],
+        "healthy": plugin.problem is None,
+        "problem": plugin.problem,
+        "hooks": list(plugin.hooks),
+    }
+
+
+@cli.command()
+@click.argument("adapter")
+@as_json
+def doctor(adapter: str, as_json: bool) -> None:
+    """Attach ADAPTER to a small model: sites, branches, parameters, symmetry at gamma = 0 and 1."""
+    registry().adapter(adapter)
+    from .doctor import diagnose
+
+    found = diagnose(adapter)
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        from .tables import print_diagnosis
+
+        print_diagnosis(found)
+
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """One option for every field of `Config`; what is not given is left to the adapter's preset."""
+    for field in reversed(dataclasses.fields(Config)):
+        name = "--" + field.name.replace("_", "-")
+        kind: Any = str
+        if isinstance(field.default, bool):
+            name, kind = f"{name}/--no-{name[2:]}", None
+        elif isinstance(field.default, (int, float)):
+            kind = type(field.default)
+        option = click.option(name, field.name, type=kind, default=None, help=field.metadata["help"])
+        command = option(command)
+    return click.option("--preset", default=None, help="The adapter's named settings to start from.")(command)
+
+
+class RunCommand(click.Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if "--" in args:
+                raise
+            raise AceError(f"{error.format_message()} The script and its own options go after '--'") from None
+
+
+@cli.command(cls=RunCommand)
+@config_options
+@as_json
+@click.argument("adapter")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...")
+def run(adapter: str, as_json: bool, command: tuple[str, ...], **options: Any) -> Callable[[], int]:
+    """Run a training script with every model of ADAPTER attached. Nothing of it is changed on disk.
+
+    The script sees the same sys.argv, __main__, sys.path and exit code as without ACE:
+    ace-patch run schnet --mode resilient -- train.py --epochs 10
+    """
+    settings = {name: value for name, value in options.items() if value is not None}
+    registry().adapter(adapter)
+    from .running import prepared
+
+    return prepared(adapter, settings, command, as_json=as_json)
+
+
+@cli.command()
+@click.argument("checkpoint", type=click.Path())
+@click.option("-o", "--output", required=True, type=click.Path(), help="Where the checkpoint without ACE goes.")
+@as_json
+def export(checkpoint: str, output: str, as_json: bool) -> None:
+    """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
+    from .running import export_file
+
+    told = export_file(checkpoint, output)
+    if as_json:
+        _print_json(told)
+    else:
+        click.echo(f"{told['output']}: {told['kept']} entries kept, {told['removed']} of ACE removed")
+        for warning in told["warnings"]:
+            click.echo(f"ace-patch: {warning}", err=True)
+
+
+class Demos(click.Group):
+    """The demos of the adapters that have one; ``ace-patch demo`` without a name is the first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [plugin.name for plugin in registry().adapters if plugin.has("ace_demo")]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(ctx):
+            return None
+        found: click.Command = registry().adapter(name).call("ace_demo")
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        names = self.list_commands(ctx)
+        if not names:
+            raise AceError("no installed adapter has a demo: expected one such as pip install 'ace-schnet[demo]'")
+        if not args or args[0] not in names:
+            args = [names[0], *args]
+        return super().parse_args(ctx, args)
+
+
+cli.add_command(Demos("demo", help="See ACE at work on real data, in a few minutes."))

@@ -1,0 +1,189 @@
+"""The forward hooks that add the branches.
+
+A forward of an attached model is upstream's own. The model's pre-hook opens a `Forward`, tap hooks note the
+tensors that branches read elsewhere, and each site's hook adds ``gamma * branch`` to its module's output.
+Hooks are picklable objects. A forward is found through a thread-local stack rather than through the hook,
+because replicas of a model (nn.DataParallel) share hook objects but not parameters.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from .contract import Site, Tap
+from .errors import AdapterError, AttachError
+from .parts import part_of, with_part
+from .relaxation import NAME, Ace
+from .steps import watch
+
+
+class Forward:
+    """One forward under way: the tensors tapped so far and the branch values computed so far."""
+
+    __slots__ = ("ace", "gammas", "tapped", "values")
+
+    def __init__(self, ace: Ace) -> None:
+        self.ace = ace
+        self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
+        self.tapped: dict[str, Any] = {}
+        self.values: dict[str, Tensor] = {}
+
+    def value(self, name: str) -> Tensor:
+        """The output of a stem or of a site's branch, computed once in a forward."""
+        if name not in self.values:
+            node = self.ace.nodes[name]
+            if isinstance(node.reads, str):
+                read = self.value(node.reads)
+            elif name in self.tapped:
+                read = self.tapped[name]
+            else:
+                where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
+                raise AttachError(
+                    f"{name!r} reads {where}, which this forward has not seen; "
+                    "call the model itself rather than one of its submodules"
+                )
+            self.values[name] = self.ace.branch(name)(read)
+        return self.values[name]
+
+
+class _Forwards(threading.local):
+    def __init__(self) -> None:
+        self.open: list[Forward] = []
+
+
+_forwards = _Forwards()
+
+
+def _current(ace: Ace) -> Forward | None:
+    for forward in reversed(_forwards.open):
+        # A replica's hook names the original ace; the nodes object is what the two share.
+        if forward.ace is ace or forward.ace.nodes is ace.nodes:
+            return forward
+    return None
+
+
+@dataclass(eq=False)
+class OpenHook:
+    """Forward pre-hook of the model: opens a `Forward` and notes what is read from the model's own input."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ace = model._modules[NAME]
+        assert isinstance(ace, Ace)
+        if ace.root is not model:
+            ace.belong_to(model)
+            watch(ace)
+        if not ace.active():
+            return
+        if not ace.verified:
+            _verify(ace, model)
+        forward = Forward(ace)
+        for name in self.names:
+            forward.tapped[name] = ace.arguments[name].pick(args, kwargs)
+        _forwards.open.append(forward)
+
+
+def _verify(ace: Ace, model: nn.Module) -> None:
+    """Every site still carries its hook: a submodule replaced after attach would train without it."""
+    for site in ace.sites:
+        hooks = model.get_submodule(site.module)._forward_hooks.values()
+        if not any(isinstance(hook, SiteHook) and hook.site == site.name for hook in hooks):
+            raise AttachError(
+                f"site {site.name!r}: {site.module} was replaced after attach, so its branch is never added; "
+                "attach after the model is complete"
+            )
+    ace.verified = True
+
+
+@dataclass(eq=False)
+class CloseHook:
+    """Forward hook of the model, called on errors too: closes what `OpenHook` opened."""
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if _forwards.open and _forwards.open[-1].ace is model._modules[NAME]:
+            _forwards.open.pop()
+
+
+@dataclass(eq=False)
+class TapHook:
+    """Forward pre-hook of a submodule whose argument a branch elsewhere reads."""
+
+    ace: Ace
+    name: str
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        forward = _current(self.ace)
+        if forward is not None:
+            forward.tapped[self.name] = self.ace.arguments[self.name].pick(args, kwargs)
+
+
+@dataclass(eq=False)
+class SiteHook:
+    """Forward hook of a site's module: adds ``gamma * branch`` to the output the site names."""
+
+    ace: Ace
+    site: str
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if not self.ace.active():
+            return None
+        # A submodule called on its own has no forward of the model around it.
+        forward = _current(self.ace) or Forward(self.ace)
+        site = forward.ace.nodes[self.site]
+        assert isinstance(site, Site)
+        if isinstance(site.reads, Tap) and site.reads.module is None:
+            # Not cached: the module may be called several times in a forward, with other inputs.
+            branch = forward.ace.branch(site.name)(forward.ace.arguments[site.name].pick(args, kwargs))
+            forward.values[site.name] = branch
+        else:
+            branch = forward.value(site.name)
+        return _added(output, site, forward.gammas[site.name], branch)
+
+
+def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor) -> Any:
+    where = f"output of {site.module}"
+    chosen = output if site.output is None else part_of(output, str(site.output), where)
+    if branch.shape != chosen.shape:
+        raise AdapterError(
+            f"site {site.name!r}: its branch gives shape {tuple(branch.shape)}, "
+            f"expected {tuple(chosen.shape)} as {site.module} gives"
+        )
+    summed = chosen + gamma * branch
+    if site.output is None:
+        return summed
+    return with_part(output, str(site.output), summed, where)
+
+
+def install(ace: Ace, model: nn.Module) -> None:
+    """Register the submodule and every hook. Nothing here can fail: everything was checked before."""
+    ace.train(model.training)
+    model.add_module(NAME, ace)
+    ace.belong_to(model)
+    taps = [node for node in ace.nodes.values() if isinstance(node.reads, Tap) and node.reads.module is not None]
+    own = tuple(node.name for node in taps if isinstance(node.reads, Tap) and node.reads.module == "")
+    handles = [
+        model.register_forward_pre_hook(OpenHook(own), with_kwargs=True),
+        model.register_forward_hook(CloseHook(), always_call=True),
+    ]
+    for node in taps:
+        if node.name not in own and isinstance(node.reads, Tap) and node.reads.module is not None:
+            hook = TapHook(ace, node.name)
+            handles.append(model.get_submodule(node.reads.module).register_forward_pre_hook(hook, with_kwargs=True))
+    for site in ace.sites:
+        handles.append(
+            model.get_submodule(site.module).register_forward_hook(SiteHook(ace, site.name), with_kwargs=True)
+        )
+    ace.handles = handles
+
+
+def uninstall(ace: Ace, model: nn.Module) -> None:
+    """Take out what `install` put in."""
+    for handle in ace.handles:
+        handle.remove()
+    ace.handles = []
+    del model._modules[NAME]

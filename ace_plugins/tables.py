@@ -1,0 +1,102 @@
+"""What the command shows people, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .plugins import Plugin
+
+if TYPE_CHECKING:
+    from .doctor import Diagnosis
+
+
+def _console(stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False)
+
+
+def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        # Names stay whole: they are what people type and search for.
+        table.add_column(
+            column,
+            justify="right" if column in numbers else "left",
+            overflow="fold",
+            no_wrap=column in ("name", "site", *numbers),
+        )
+    return table
+
+
+def print_plugins(plugins: Sequence[Plugin]) -> None:
+    console = _console()
+    table = _table("", "name", "patches", "from", "wants", "found", "state")
+    for plugin in plugins:
+        wanted = [r for r in plugin.requires if r.upstream] or list(plugin.requires)
+        if plugin.problem is None:
+            state = "[green]ready[/]"
+        elif plugin.missing_upstream:
+            state = "[yellow]upstream not installed[/]"
+        else:
+            state = "[red]not usable[/]"
+        table.add_row(
+            escape(plugin.name),
+            escape(plugin.upstream.title if plugin.upstream else "(observer)" if plugin.problem is None else "?"),
+            escape(f"{plugin.distribution} {plugin.version}".strip()),
+            "\n".join(escape(r.requirement) for r in wanted),
+            "\n".join(escape(r.found or "-") for r in wanted),
+            state,
+        )
+    console.print(table)
+    for plugin in plugins:
+        if plugin.problem is not None:
+            console.print(
+                f"{escape(plugin.name)} ({escape(plugin.distribution)}): {escape(plugin.problem)}", soft_wrap=True
+            )
+
+
+def print_diagnosis(found: Diagnosis) -> None:
+    console = _console()
+    console.print(f"[bold]{escape(found.adapter)}[/]: {escape(found.upstream)}, from {escape(found.distribution)}")
+    for requirement in found.requires:
+        console.print(f"  requires {escape(requirement)}")
+    table = _table("", "name", "added to", "reads", "features", "branch", "parameters", numbers=("parameters",))
+    for part in found.parts:
+        where = "nothing: shared" if part.kind == "stem" else "its output" if part.module == part.name else part.module
+        table.add_row(
+            *(escape(text) for text in (part.name, where, part.reads, part.features, part.branch)),
+            f"{part.parameters:,}",
+        )
+    console.print(table)
+    sites = sum(part.kind == "site" for part in found.parts)
+    added = found.parameters_after - found.parameters_before
+    console.print(
+        f"parameters: {found.parameters_before:,} before, {found.parameters_after:,} after "
+        f"({added:,} in branches and {sites} gammas)"
+    )
+    for gamma, error in ((0, found.error_at_0), (1, found.error_at_1)):
+        console.print(
+            f"equivariance error under {escape(error.group)} at gamma = {gamma}: {error.absolute:.3g} "
+            f"(relative {error.relative:.3g}, {error.samples} random elements)",
+            soft_wrap=True,
+        )
+    for shim in found.shims:
+        state = "applied" if shim.applied else "not needed here"
+        console.print(f"shim {escape(shim.name)}: {state} ({escape(shim.reason)})", soft_wrap=True)
+
+
+def print_run(run: Mapping[str, Any]) -> None:
+    console = _console(stderr=True)
+    title = f"ACE {run['mode']}, {run['steps']:,} steps, trace in {run['folder']}"
+    table = _table(escape(title), "site", "gamma", "lambda", "u", numbers=("gamma", "lambda", "u"))
+    for site in run["sites"]:
+        table.add_row(escape(site["name"]), *(_number(site[key]) for key in ("gamma", "lambda", "u")))
+    console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"

@@ -1,0 +1,83 @@
+"""The demo's picture: gamma, lambda and u of every layer over the steps, one column per mode."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ace_plugins.errors import AdapterError
+
+if TYPE_CHECKING:
+    from .demo import Run
+
+ROWS = ("gamma", "lambda", "u")
+MEANING = {
+    "gamma": "gamma\n(weight of the branch)",
+    "lambda": "lambda\n(price of equivariance)",
+    "u": "u\n(slack that is learned)",
+}
+
+
+def check() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise AdapterError("picture: expected the package matplotlib, found none; run pip install 'ace-schnet[demo]'")
+
+
+def draw(runs: Sequence[Run], title: str, path: Path) -> None:
+    """Without pyplot, so that no window system and no global state take part."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=13)
+    axes = figure.subplots(len(ROWS), len(runs), sharex=True, sharey="row", squeeze=False)
+    for column, run in enumerate(runs):
+        axes[0, column].set_title(run.name)
+        axes[-1, column].set_xlabel("step")
+        for row, name in enumerate(ROWS):
+            axis = axes[row, column]
+            if column == 0:
+                axis.set_ylabel(MEANING[name])
+            if name == "u" and run.settings["mode"] == "strict":
+                axis.text(0.5, 0.5, "not used in strict mode", transform=axis.transAxes, ha="center", color="0.4")
+            else:
+                _lines(axis, run, row)
+            _dress(axis, run)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    figure.savefig(path, dpi=130)
+
+
+def _lines(axis: Any, run: Run, row: int) -> None:
+    """One line a layer, coloured from the first (dark) to the last (light)."""
+    from matplotlib import colormaps
+
+    steps = [step for step, _ in run.records]
+    sites = run.ace.sites
+    for number, site in enumerate(sites):
+        colour = colormaps["viridis"](0.92 * number / max(1, len(sites) - 1))
+        values = [recorded[row][number] for _, recorded in run.records]
+        axis.plot(steps, values, color=colour, linewidth=1.4, label=site.name)
+
+
+def _dress(axis: Any, run: Run) -> None:
+    axis.axhline(0.0, color="0.7", linewidth=0.8, zorder=0)
+    axis.grid(True, color="0.92")
+    axis.set_axisbelow(True)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+    landing = run.settings.get("land_at", 0)
+    if 0 < landing <= run.step:
+        axis.axvline(landing, color="0.4", linewidth=0.9, linestyle="--")
+        axis.annotate(
+            "gamma set to 0",
+            (landing, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -10),
+            textcoords="offset points",
+            fontsize=8,
+            color="0.4",
+        )

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from toy import ADAPTERS
+
+from ace_plugins.plugins import registry
+
+
+@pytest.fixture(autouse=True)
+def _runs_in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACE_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture(autouse=True)
+def _toy_adapters() -> Iterator[None]:
+    for name, adapter in ADAPTERS.items():
+        registry().add(adapter(), name)
+    yield
+    for name in ADAPTERS:
+        registry().remove(name)
