@@ -17,7 +17,7 @@ from .config import Config, build
 from .contract import Node, Site, Stem, Tap, class_path
 from .equivariance import EquivarianceError, measure
 from .errors import AdapterError, AttachError
-from .forwards import install, uninstall
+from .forwards import install, sync, uninstall
 from .plugins import Plugin, registry
 from .relaxation import NAME, Ace, find, key
 from .shims import apply_shims
@@ -54,7 +54,7 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
     apply_shims(plugin)
     install(ace, model)
     hook = CheckpointHook()
-    ace.handles.append(model.register_load_state_dict_pre_hook(hook))  # type: ignore[no-untyped-call]
+    ace.permanent.append(model.register_load_state_dict_pre_hook(hook))  # type: ignore[no-untyped-call]
     watch(ace)
     observers().ace_attached(model=model)
     return model
@@ -90,10 +90,12 @@ def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
     """Evaluate f_eq (``on=False``) or f_eq + gamma f_neq (``on=True``), whatever the mode says."""
     ace = attached(model)
     before, ace.forced = ace.forced, on
+    sync(ace, model)
     try:
         yield
     finally:
         ace.forced = before
+        sync(ace, model)
 
 
 @dataclass(frozen=True)

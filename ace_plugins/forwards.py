@@ -68,36 +68,22 @@ def _current(ace: Ace) -> Forward | None:
 
 @dataclass(eq=False)
 class OpenHook:
-    """Forward pre-hook of the model: opens a `Forward` and notes what is read from the model's own input."""
-
-    names: tuple[str, ...]
+    """Forward pre-hook of the model, always there: opens a `Forward`, and sees to the other hooks."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
-        if ace.root is not model:
+        if ace.root is not model and not getattr(model, "_is_replica", False):
             ace.belong_to(model)
             watch(ace)
-        if not ace.active():
-            return
-        if not ace.verified:
-            _verify(ace, model)
-        forward = Forward(ace)
-        for name in self.names:
-            forward.tapped[name] = ace.arguments[name].pick(args, kwargs)
-        _forwards.open.append(forward)
-
-
-def _verify(ace: Ace, model: nn.Module) -> None:
-    """Every site still carries its hook: a submodule replaced after attach would train without it."""
-    for site in ace.sites:
-        hooks = model.get_submodule(site.module)._forward_hooks.values()
-        if not any(isinstance(hook, SiteHook) and hook.site == site.name for hook in hooks):
-            raise AttachError(
-                f"site {site.name!r}: {site.module} was replaced after attach, so its branch is never added; "
-                "attach after the model is complete"
-            )
-    ace.verified = True
+        active = ace.active()
+        if active != bool(ace.handles) or (active and not ace.verified):
+            sync(ace, model)
+        if active:
+            forward = Forward(ace)
+            for name in ace.from_model:
+                forward.tapped[name] = ace.arguments[name].pick(args, kwargs)
+            _forwards.open.append(forward)
 
 
 @dataclass(eq=False)
@@ -160,30 +146,67 @@ def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor) -> Any:
 
 
 def install(ace: Ace, model: nn.Module) -> None:
-    """Register the submodule and every hook. Nothing here can fail: everything was checked before."""
+    """Make ``ace`` a submodule of the model. Nothing here can fail: everything was checked before."""
     ace.train(model.training)
     model.add_module(NAME, ace)
     ace.belong_to(model)
-    taps = [node for node in ace.nodes.values() if isinstance(node.reads, Tap) and node.reads.module is not None]
-    own = tuple(node.name for node in taps if isinstance(node.reads, Tap) and node.reads.module == "")
-    handles = [
-        model.register_forward_pre_hook(OpenHook(own), with_kwargs=True),
-        model.register_forward_hook(CloseHook(), always_call=True),
-    ]
-    for node in taps:
-        if node.name not in own and isinstance(node.reads, Tap) and node.reads.module is not None:
-            hook = TapHook(ace, node.name)
-            handles.append(model.get_submodule(node.reads.module).register_forward_pre_hook(hook, with_kwargs=True))
-    for site in ace.sites:
-        handles.append(
-            model.get_submodule(site.module).register_forward_hook(SiteHook(ace, site.name), with_kwargs=True)
-        )
-    ace.handles = handles
+    ace.permanent.append(model.register_forward_pre_hook(OpenHook(), with_kwargs=True))
+    sync(ace, model)
+    ace.verified = False  # a subclass's constructor may go on to replace submodules: the first forward looks again
 
 
 def uninstall(ace: Ace, model: nn.Module) -> None:
     """Take out what `install` put in."""
+    _remove(ace)
+    for handle in ace.permanent:
+        handle.remove()
+    ace.permanent = []
+    del model._modules[NAME]
+
+
+def sync(ace: Ace, model: nn.Module) -> None:
+    """Hooks on the sites exactly while the branches take part.
+
+    A module with a hook is called the slow way by PyTorch, so evaluating f_eq without hooks costs what
+    upstream costs. Submodules that were replaced since get their hooks here too.
+    """
+    if ace.active():
+        if not _in_place(ace, model):
+            _remove(ace)
+            ace.handles = _added_hooks(ace, model)
+        ace.verified = True
+    else:
+        _remove(ace)
+
+
+def _in_place(ace: Ace, model: nn.Module) -> bool:
+    return bool(ace.handles) and all(
+        any(isinstance(h, SiteHook) and h.site == site.name for h in _module(site, model)._forward_hooks.values())
+        for site in ace.sites
+    )
+
+
+def _added_hooks(ace: Ace, model: nn.Module) -> list[Any]:
+    handles = [model.register_forward_hook(CloseHook(), always_call=True)]
+    for name, path in ace.from_others.items():
+        module = model.get_submodule(path)
+        handles.append(module.register_forward_pre_hook(TapHook(ace, name), with_kwargs=True))
+    for site in ace.sites:
+        handles.append(_module(site, model).register_forward_hook(SiteHook(ace, site.name), with_kwargs=True))
+    return handles
+
+
+def _remove(ace: Ace) -> None:
     for handle in ace.handles:
         handle.remove()
     ace.handles = []
-    del model._modules[NAME]
+    ace.verified = False
+
+
+def _module(site: Site, model: nn.Module) -> nn.Module:
+    try:
+        return model.get_submodule(site.module)
+    except AttributeError:
+        raise AttachError(
+            f"site {site.name!r}: {site.module} is gone from {type(model).__name__}; attach after the model is complete"
+        ) from None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import Config
-from .contract import Node, Site
+from .contract import Node, Site, Tap
 from .duals import Duals
 from .taps import Argument
 
@@ -41,6 +41,9 @@ class Ace(nn.Module):
         self.nodes = {node.name: node for node in nodes}
         self.sites = tuple(node for node in nodes if isinstance(node, Site))
         self.arguments = dict(arguments)
+        taps = {node.name: node.reads.module for node in nodes if isinstance(node.reads, Tap)}
+        self.from_model = tuple(name for name, module in taps.items() if module == "")
+        self.from_others = {name: module for name, module in taps.items() if module}
         self.gamma = nn.Parameter(torch.full((len(self.sites),), float(config.gamma_init), dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
@@ -49,10 +52,14 @@ class Ace(nn.Module):
         self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.uint8, device=device))
         self.forced: bool | None = None
         """Branches on or off whatever the mode says; None leaves it to the mode."""
+        self.in_eval = config.branches_in_eval
+        self.permanent: list[Any] = []
+        """Handles of the hooks that stay as long as the model is attached."""
         self.handles: list[Any] = []
+        """Handles of the hooks that are there only while the branches take part."""
         self._root: weakref.ref[nn.Module] | None = None
         self.verified = False
-        """Every site was seen to carry its hook."""
+        """Every site was seen to carry its hook since the last change."""
 
     @property
     def landed(self) -> bool:
@@ -63,7 +70,8 @@ class Ace(nn.Module):
         """Whether the branches take part in a forward now."""
         if self.forced is not None:
             return self.forced
-        return (self.training or self.config.branches_in_eval) and not self.landed
+        # In this order: plain evaluation in strict mode should cost nothing.
+        return (self.training or self.in_eval) and not self.landed
 
     def branch(self, name: str) -> nn.Module:
         return self.branches[key(name)]
@@ -76,9 +84,17 @@ class Ace(nn.Module):
     def belong_to(self, model: nn.Module) -> None:
         self._root = weakref.ref(model)
 
+    def train(self, mode: bool = True) -> Ace:
+        super().train(mode)
+        if self.root is not None:
+            from .forwards import sync  # a cycle: the hooks are defined in terms of this class
+
+            sync(self, self.root)
+        return self
+
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
-        return {**self.__dict__, "_root": None}
+        return {**self.__dict__, "_root": None, "verified": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

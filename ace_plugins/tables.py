@@ -92,7 +92,8 @@ def print_diagnosis(found: Diagnosis) -> None:
 def print_run(run: Mapping[str, Any]) -> None:
     console = _console(stderr=True)
     title = f"ACE {run['mode']}, {run['steps']:,} steps, trace in {run['folder']}"
-    table = _table(escape(title), "site", "gamma", "lambda", "u", numbers=("gamma", "lambda", "u"))
+    console.print(escape(title), soft_wrap=True)
+    table = _table("", "site", "gamma", "lambda", "u", numbers=("gamma", "lambda", "u"))
     for site in run["sites"]:
         table.add_row(escape(site["name"]), *(_number(site[key]) for key in ("gamma", "lambda", "u")))
     console.print(table)

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from toy import ADAPTERS
 
 from ace_plugins.plugins import registry
+
+# Models of this size are fastest on one thread, and tests often share a machine. Subprocesses inherit it.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

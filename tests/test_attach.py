@@ -136,11 +136,37 @@ def test_two_threads_do_not_mix() -> None:
     assert torch.equal(outputs[1], model(x))
 
 
-def test_replaced_submodule_is_an_error() -> None:
+def test_replaced_submodules_get_their_branch_too() -> None:
     model = attach(Layered())
+    x = torch.randn(2, 3)
     model.layers[1] = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-    with pytest.raises(AceError, match=r"site 'layers.1': layers.1 was replaced after attach"):
-        model(torch.randn(2, 3))
+    model(x)
+    model.ace.gamma.grad = None
+    model(x).sum().backward()
+    assert (model.ace.gamma.grad != 0).all()
+    del model.layers[2]
+    model.ace.verified = False
+    with pytest.raises(AceError, match=r"site 'layers.2': layers.2 is gone from Layered"):
+        model(x)
+
+
+def test_no_hooks_on_the_sites_while_f_eq_is_evaluated() -> None:
+    def hooked(model: nn.Module) -> int:
+        return sum(bool(layer._forward_hooks) for layer in model.layers)
+
+    model = attach(Layered())
+    assert hooked(model) == 3
+    assert hooked(model.eval()) == 0
+    with use_branches(model, True):
+        assert hooked(model) == 3
+    assert hooked(model) == 0
+    twin = copy.deepcopy(model)
+    assert hooked(twin.train()) == 0, "a copy does not know its model yet"
+    x = torch.randn(2, 3)
+    assert torch.equal(twin(x), model.train()(x))
+    assert hooked(twin) == hooked(model) == 3
+    twin.eval()
+    assert torch.equal(twin(x), model.eval()(x))
 
 
 def test_copies_name_their_own_model() -> None:

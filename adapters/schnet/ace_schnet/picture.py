@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ace_plugins.errors import AdapterError
+from ace_plugins.errors import AdapterError, ConfigError
 
 if TYPE_CHECKING:
-    from .demo import Run
+    from .training import Run
 
+FORMATS = (".png", ".pdf", ".svg")
 ROWS = ("gamma", "lambda", "u")
 MEANING = {
     "gamma": "gamma\n(weight of the branch)",
@@ -20,7 +21,12 @@ MEANING = {
 }
 
 
-def check() -> None:
+def check(path: Path) -> None:
+    """Whether a picture can be drawn there, as far as that shows without drawing it."""
+    if path.suffix.lower() not in FORMATS:
+        raise ConfigError(f"picture {str(path)!r}: expected a name that ends in {', '.join(FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"picture {str(path)!r}: expected an existing folder, found no {path.absolute().parent}")
     if importlib.util.find_spec("matplotlib") is None:
         raise AdapterError("picture: expected the package matplotlib, found none; run pip install 'ace-schnet[demo]'")
 
@@ -45,7 +51,8 @@ def draw(runs: Sequence[Run], title: str, path: Path) -> None:
                 axis.text(0.5, 0.5, "not used in strict mode", transform=axis.transAxes, ha="center", color="0.4")
             else:
                 _lines(axis, run, row)
-            _dress(axis, run)
+                _landing(axis, run, told=row == 0)
+            _dress(axis)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=130)
@@ -63,21 +70,21 @@ def _lines(axis: Any, run: Run, row: int) -> None:
         axis.plot(steps, values, color=colour, linewidth=1.4, label=site.name)
 
 
-def _dress(axis: Any, run: Run) -> None:
+def _landing(axis: Any, run: Run, told: bool) -> None:
+    """Where strict mode set gamma to 0, if it did."""
+    step = run.settings.get("land_at", 0)
+    if not 0 < step <= run.step:
+        return
+    axis.axvline(step, color="0.4", linewidth=0.9, linestyle="--")
+    if told:
+        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        words = f"step {step}: gamma set to 0 for good"
+        axis.annotate(words, (step, 1.0), xytext=(5, -10), fontsize=9, color="0.4", **place)
+
+
+def _dress(axis: Any) -> None:
     axis.axhline(0.0, color="0.7", linewidth=0.8, zorder=0)
     axis.grid(True, color="0.92")
     axis.set_axisbelow(True)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
-    landing = run.settings.get("land_at", 0)
-    if 0 < landing <= run.step:
-        axis.axvline(landing, color="0.4", linewidth=0.9, linestyle="--")
-        axis.annotate(
-            "gamma set to 0",
-            (landing, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(4, -10),
-            textcoords="offset points",
-            fontsize=8,
-            color="0.4",
-        )

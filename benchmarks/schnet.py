@@ -1,0 +1,132 @@
+"""What ACE costs on SchNet, as ratios: the two sides alternate in one process, so noise meets both.
+
+tox run -e bench
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.nn import SchNet
+
+from ace_plugins import attach, steps
+from ace_schnet.neighbours import RadiusGraph
+
+Timed = Callable[[], None]
+
+
+def interleaved(one: Timed, two: Timed, rounds: int) -> float:
+    """Time of ``one`` over time of ``two``: the median over rounds, each round both, in turns first."""
+    ratios = []
+    for number in range(rounds):
+        seconds = {}
+        for side in (one, two) if number % 2 else (two, one):
+            begin = time.perf_counter()
+            side()
+            seconds[side] = time.perf_counter() - begin
+        ratios.append(seconds[one] / seconds[two])
+    return statistics.median(ratios)
+
+
+def batch(molecules: int, atoms: int) -> tuple[Tensor, Tensor, Tensor]:
+    z = torch.tensor([1, 6, 7, 8, 9])[torch.randint(5, (molecules * atoms,))]
+    return z, 2 * torch.randn(molecules * atoms, 3), torch.arange(molecules).repeat_interleave(atoms)
+
+
+def trainer(model: Any, data: tuple[Tensor, Tensor, Tensor]) -> Timed:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(*data).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def without_duals(model: Any, step: Timed) -> Timed:
+    def run() -> None:
+        steps.unwatch(model.ace)
+        step()
+
+    return run
+
+
+def with_duals(model: Any, step: Timed) -> Timed:
+    def run() -> None:
+        steps.watch(model.ace)
+        step()
+
+    return run
+
+
+def share_of_hooks(model: Any, data: tuple[Tensor, Tensor, Tensor], rounds: int) -> float:
+    """Time inside the dual loop's two hooks over the time of the whole step: no noise of the step itself."""
+    inside: list[float] = []
+    before, after = steps._before_step, steps._after_step
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    shares = []
+    for _ in range(rounds):
+        optimizer.zero_grad()
+        begin = time.perf_counter()
+        model(*data).square().mean().backward()
+        optimizer.step()
+        whole = time.perf_counter() - begin
+        # The same two calls again, alone: what they do does not depend on the model's size.
+        begin = time.perf_counter()
+        before(optimizer, (optimizer,), {})
+        after(optimizer, (optimizer,), {})
+        inside.append(time.perf_counter() - begin)
+        shares.append(inside[-1] / whole)
+    return statistics.median(shares)
+
+
+@torch.no_grad()
+def evaluator(model: Any, data: tuple[Tensor, Tensor, Tensor]) -> Timed:
+    model.eval()
+
+    def run() -> None:
+        with torch.no_grad():
+            model(*data)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--molecules", type=int, default=32)
+    parser.add_argument("--atoms", type=int, default=18)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    data = batch(options.molecules, options.atoms)
+    plain = SchNet(64, 64, 6, 50, interaction_graph=RadiusGraph(10.0))
+    print(f"SchNet 64/64/6/50, {options.molecules} molecules of {options.atoms} atoms, {options.rounds} rounds")
+    for dual, mode in (("sgd", "strict"), ("adam", "strict"), ("adam", "resilient")):
+        model: Any = attach(copy.deepcopy(plain), mode=mode, dual_optimizer=dual, trace=False)
+        step = trainer(model, data)
+        step()
+        share = share_of_hooks(model, data, options.rounds // 2)
+        print(f"dual loop, {mode:9} {dual:4}: {share:7.2%} of a training step (at most 1 % wanted)")
+    model = attach(copy.deepcopy(plain), mode="strict", trace=False)
+    step = trainer(model, data)
+    both = with_duals(model, step), without_duals(model, step)
+    ratio = interleaved(*both, options.rounds)
+    print(f"training step, with / without the dual loop: {ratio:.4f}")
+    ratio = interleaved(step, trainer(copy.deepcopy(plain), data), options.rounds)
+    print(f"training step, ACE / upstream:               {ratio:.4f}")
+    ratio = interleaved(evaluator(model, data), evaluator(plain, data), 2 * options.rounds)
+    print(f"eval, strict / upstream:                     {ratio:.4f} (at most 1.01 wanted)")
+
+
+if __name__ == "__main__":
+    main()

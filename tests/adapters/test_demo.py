@@ -1,0 +1,160 @@
+"""The demo from end to end on a few molecules, and what it says about its numbers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+pytest.importorskip("torch_geometric")
+
+from ace_plugins.errors import ConfigError
+from ace_schnet import demo as demo_module
+from ace_schnet import qm9, training
+from ace_schnet.demo import demo
+
+try:
+    importlib.metadata.distribution("qm9pack")
+except importlib.metadata.PackageNotFoundError:
+    pytest.skip("qm9pack is not installed (pip install 'ace-schnet[demo]')", allow_module_level=True)
+
+
+def run(*arguments: str, folder: Path) -> Result:
+    picture = str(folder / "picture.png")
+    return CliRunner().invoke(demo, ["--picture", picture, "--device", "cpu", *arguments])
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("demo")
+    result = run("--molecules", "36", "--epochs", "2", "--json", folder=folder)
+    assert result.exception is None
+    assert result.exit_code == 0
+    parsed: dict[str, Any] = json.loads(result.stdout)
+    return parsed
+
+
+def test_json_has_the_three_runs(report: dict[str, Any]) -> None:
+    upstream, strict, resilient = report["runs"]
+    assert [entry["name"] for entry in report["runs"]] == ["upstream", "ACE strict", "ACE resilient"]
+    assert report["molecules"] == {"train": 24, "validation": 6, "test": 6}
+    assert report["steps"] == 4
+    assert upstream["sites"] == []
+    assert upstream["test_mae"]["f_eq+gamma*f_neq"] is None
+    for entry in (strict, resilient):
+        assert [site["name"] for site in entry["sites"]] == [f"interactions.{n}" for n in range(6)]
+    assert [site["gamma"] for site in strict["sites"]] == [0.0] * 6
+    assert (upstream["deployed"], strict["deployed"]) == ("f_eq", "f_eq")
+    assert resilient["deployed"] == "f_eq+gamma*f_neq"
+
+
+def test_the_deployed_model_is_what_selects_the_epoch(report: dict[str, Any]) -> None:
+    for entry in report["runs"]:
+        best = min(entry["validation_curve"])
+        assert entry["validation_curve"].index(best) == entry["best_epoch"] - 1
+        assert entry["validation_mae"][entry["deployed"]] == pytest.approx(best, rel=1e-4)
+
+
+def test_only_resilient_deploys_a_model_that_is_not_equivariant(report: dict[str, Any]) -> None:
+    upstream, strict, resilient = (entry["equivariance_error"] for entry in report["runs"])
+    assert upstream < 1e-3
+    assert strict < 1e-3
+    assert resilient > 1e-2
+
+
+def test_the_picture_is_a_png(report: dict[str, Any]) -> None:
+    assert Path(report["picture"]).read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_the_table_fits_and_no_global_state_is_left(tmp_path: Path) -> None:
+    threads, stream = torch.get_num_threads(), torch.random.get_rng_state()
+    result = run("--molecules", "30", "--epochs", "1", "--target", "gap", folder=tmp_path)
+    assert result.exception is None
+    for words in ("Errors in Hartree", "upstream", "ACE strict", "ACE resilient", "Strict: ", "Resilient: "):
+        assert words in result.stdout
+    assert "…" not in result.stdout
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+
+
+def test_the_runs_start_from_the_same_upstream_weights() -> None:
+    models = [
+        training.start(name, demo_module.short(mode, 90), 90, 5, torch.device("cpu")).model
+        for name, mode in demo_module.MODES.items()
+    ]
+    plain = models[0].state_dict()
+    for model in models[1:]:
+        state = model.state_dict()
+        assert all(torch.equal(state[key], value) for key, value in plain.items())
+
+
+def test_standardising_uses_training_molecules_only() -> None:
+    data = qm9.load(60, "u0", 0)
+    task = training.standardised(data, torch.device("cpu"))
+    changed = data.y.clone()
+    changed[task.test] += 1000.0
+    other = training.standardised(qm9.Molecules(data.z, data.pos, changed, data.sizes, data.rows), torch.device("cpu"))
+    assert other.scale == task.scale
+    assert torch.equal(other.data.y[task.train], task.data.y[task.train])
+    assert torch.equal(torch.cat([task.train, task.validation, task.test]), torch.arange(60))
+    assert float(task.data.y[task.train].std()) == pytest.approx(1.0, abs=1e-4)
+
+
+def results(strict: float, resilient: float) -> list[training.Result]:
+    return [
+        training.Result("upstream", 1, (1.0, None), (1.0, None), 0, 1.0, 0.0),
+        training.Result("ACE strict", 1, (strict, strict), (strict, strict), 0, 1.0, 0.0),
+        training.Result("ACE resilient", 1, (9.0, resilient), (9.0, resilient), 1, 1.0, 0.1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.9, "0.9, 10.0 % lower"), (1.2, "1.2, 20.0 % higher"), (1.0, "1, the same"), (float("nan"), "diverged")],
+)
+def test_the_comparison_says_what_the_numbers_say(value: float, words: str) -> None:
+    plain, strict, resilient = results(value, value)
+    assert demo_module._against(strict, plain) == f"ACE strict {words}"
+    assert demo_module._against(resilient, plain) == f"ACE resilient {words}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "alhpa"], r"unknown QM9 target 'alhpa'.*did you mean 'alpha'"),
+        (["--molecules", "29"], "molecules 29: expected at least 30"),
+        (["--molecules", "200000"], "molecules 200000: expected at most 130831"),
+        (["--device", "tpu"], "unknown device 'tpu': expected one of auto, cpu, cuda"),
+        (["--picture", "demo.txt"], r"picture 'demo.txt': expected a name that ends in \.png"),
+        (["--picture", "no/such/folder/demo.png"], "expected an existing folder"),
+    ],
+)
+def test_mistakes_are_told_before_training(arguments: list[str], message: str, tmp_path: Path) -> None:
+    result = run(*arguments, folder=tmp_path)
+    assert isinstance(result.exception, ConfigError)
+    with pytest.raises(ConfigError, match=message):
+        raise result.exception
+
+
+def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = run("--device", "cuda", folder=tmp_path)
+    assert isinstance(result.exception, ConfigError)
+    assert "expected a GPU" in str(result.exception)
+
+
+def test_help_does_not_import_torch() -> None:
+    code = (
+        "import sys; from ace_schnet.demo import demo; demo(['--help'], standalone_mode=False); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,153 @@
+"""The command as people call it, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install torch-geometric")
+
+from torch_geometric.nn import SchNet
+
+SCRIPT = """
+import argparse, os, sys, torch
+from torch_geometric.nn import SchNet
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=3)
+parser.add_argument("--fail", action="store_true")
+options = parser.parse_args()
+def main():
+    torch.manual_seed(0)
+    model = SchNet(16, 16, 2, 10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    z, pos = torch.randint(1, 9, (12,)), torch.randn(12, 3)
+    for step in range(options.steps):
+        optimizer.zero_grad()
+        model(z, pos).square().mean().backward()
+        optimizer.step()
+    print(__name__, sys.argv, os.path.basename(sys.path[0]), sum(p.numel() for p in model.parameters()))
+    torch.save(model.state_dict(), "model.pt")
+    if options.fail:
+        raise ValueError("the script's own error")
+main()
+sys.exit(7)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text(SCRIPT)
+    return tmp_path / "work"
+
+
+def call(folder: Path, *arguments: str, columns: str = "200") -> Any:
+    env = {k: v for k, v in os.environ.items() if k != "ACE_RUNS"}
+    return subprocess.run(
+        [sys.executable, "-m", "ace_plugins", *arguments],
+        cwd=folder,
+        env={**env, "COLUMNS": columns},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_run_trains_an_unmodified_script(folder: Path) -> None:
+    done = call(folder, "run", "schnet", "--mode", "resilient", "--dual-lr", "0.01", "--", "train.py", "--steps", "25")
+    assert done.returncode == 7, done.stderr
+    upstream = sum(p.numel() for p in SchNet(16, 16, 2, 10).parameters())
+    assert done.stdout.splitlines()[0].startswith(f"__main__ ['train.py', '--steps', '25'] work {upstream + 674}"), (
+        done.stdout
+    )
+    assert f"ace: attached to SchNet: 2 sites, mode resilient, {upstream:,} + 674 parameters" in done.stderr
+    assert "ACE resilient, 25 steps, trace in .ace/runs/" in done.stderr
+    (run,) = (folder / ".ace" / "runs").iterdir()
+    lines = [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 10, 20, 25]
+    assert lines[-1]["lambda"][0] > 0.1
+    assert sorted(p.name for p in folder.iterdir()) == [".ace", "model.pt", "train.py"]
+
+
+def test_run_json_and_readme_style_command(folder: Path) -> None:
+    done = call(folder, "run", "schnet", "--json", "--", "python", "train.py")
+    assert done.returncode == 7, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["models_attached"] == 1
+    assert [site["name"] for site in told["runs"][0]["sites"]] == ["interactions.0", "interactions.1"]
+
+
+def test_the_scripts_errors_are_its_own(folder: Path) -> None:
+    plain = call(folder, "run", "schnet", "--mode", "off", "--", "train.py", "--fail")
+    assert plain.returncode == 1
+    assert plain.stderr.startswith("Traceback (most recent call last):\n  File")
+    assert plain.stderr.rstrip().endswith("ValueError: the script's own error")
+    assert "ace_plugins" not in plain.stderr
+
+
+def test_run_says_when_nothing_was_attached(folder: Path) -> None:
+    (folder / "empty.py").write_text("print('hello')")
+    done = call(folder, "run", "schnet", "--", "empty.py")
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert "no model was attached: the script built none of torch_geometric.nn.models.schnet:SchNet" in done.stderr
+
+
+def test_doctor(folder: Path) -> None:
+    done = call(folder, "doctor", "schnet", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["parameters_before"], told["parameters_after"]) == (127_553, 153_543)
+    assert told["error_at_0"]["relative"] < 1e-5 < 1e-2 < told["error_at_1"]["relative"]
+    assert [part["name"] for part in told["parts"]][:2] == ["lift", "interactions.0"]
+    table = call(folder, "doctor", "schnet")
+    assert "parameters: 127,553 before, 153,543 after" in table.stdout
+    assert list(folder.iterdir()) == [folder / "train.py"], "doctor leaves nothing behind"
+
+
+def test_export(folder: Path) -> None:
+    call(folder, "run", "schnet", "--", "train.py")
+    done = call(folder, "export", "model.pt", "-o", "plain.pt")
+    assert done.returncode == 0, done.stderr
+    assert "plain.pt: " in done.stdout
+    assert "exporting f_eq alone although max |gamma| is" in done.stderr
+    SchNet(16, 16, 2, 10).load_state_dict(torch.load(folder / "plain.pt"), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["doctor", "schnt"], "unknown adapter 'schnt': expected one of .*(did you mean 'schnet'?)"),
+        (["run", "segn", "--", "train.py"], "unknown adapter 'segn'"),
+        (["run", "schnet", "--mode", "strct", "--", "train.py"], "unknown mode 'strct': expected one of bounded, off"),
+        (
+            ["run", "schnet", "--dual-lr", "-1", "--", "train.py"],
+            "dual_lr '-1': expected a finite number of at least 0",
+        ),
+        (["run", "schnet", "--dual-lr", "inf", "--", "train.py"], "dual_lr 'inf': expected a finite number"),
+        (["run", "schnet", "--gamma-lr", "nan", "--", "train.py"], "gamma_lr nan: expected a finite number"),
+        (["run", "schnet", "--", "trian.py"], "trian.py"),
+        (["run", "schnet"], "no script given"),
+        (["run", "schnet", "train.py", "--steps", "3"], "The script and its own options go after '--'"),
+        (["export", "none.pt", "-o", "x.pt"], "no checkpoint at none.pt"),
+        (["lst"], "unknown command 'lst': expected one of demo, doctor, export, list, run (did you mean 'list'?)"),
+        (["schnet"], "run 'ace-patch run schnet -- your_script.py'"),
+        (["demo", "--target", "energy"], "unknown QM9 target 'energy': expected one of "),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(folder: Path, arguments: list[str], message: str) -> None:
+    before = sorted(folder.rglob("*"))
+    done = call(folder, *arguments)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("ace-patch: ")
+    for part in message.split(".*"):
+        assert part in line
+    assert sorted(folder.rglob("*")) == before, "nothing changed"

@@ -1,0 +1,144 @@
+"""The trace of a run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import Layered
+
+from ace_plugins import AceError, AceWarning, attach, hookimpl, project, read_trace
+from ace_plugins.plugins import registry
+
+
+def train(model: Any, steps: int) -> None:
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(8, 3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def runs(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "runs").glob("*"))
+
+
+def test_every_tenth_step_and_the_last(tmp_path: Path) -> None:
+    model = attach(Layered(), mode="resilient")
+    assert runs(tmp_path) == [], "a model that is not trained leaves nothing"
+    train(model, 25)
+    (folder,) = runs(tmp_path)
+    assert folder.name.endswith("-layered")
+    assert [line["step"] for line in read_trace(folder)] == [1, 10, 20]
+    gamma = model.ace.gamma.tolist()
+    project(model)
+    last = read_trace(folder)[-1]
+    assert (last["step"], last["finished"], last["gamma"]) == (25, True, gamma)
+    about = json.loads((folder / "run.json").read_text())
+    assert (about["adapter"], about["config"]["mode"]) == ("layered", "resilient")
+    assert about["sites"] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_a_dropped_model_still_gets_its_last_line(tmp_path: Path) -> None:
+    def main() -> None:
+        train(attach(Layered()), 3)
+
+    main()
+    gc.collect()
+    (folder,) = runs(tmp_path)
+    assert [(line["step"], line.get("finished", False)) for line in read_trace(folder)] == [(1, False), (3, True)]
+
+
+def test_two_models_two_folders_and_off_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [attach(Layered()), attach(Layered())]
+    for model in models:
+        train(model, 1)
+    assert len(runs(tmp_path)) == 2
+    train(attach(Layered(), trace=False), 1)
+    monkeypatch.setenv("ACE_TRACE", "0")
+    train(attach(Layered()), 1)
+    monkeypatch.setenv("ACE_TRACE", "1")
+    monkeypatch.setenv("RANK", "1")
+    train(attach(Layered()), 1)
+    assert len(runs(tmp_path)) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ACE_RUNS", str(tmp_path / "file" / "runs"))
+    model = attach(Layered())
+    with pytest.warns(AceWarning, match="no trace is written: .*training goes on"):
+        train(model, 12)
+
+
+def test_divergence_is_told(tmp_path: Path) -> None:
+    model = attach(Layered())
+    train(model, 1)
+    with torch.no_grad():
+        model.ace.gamma[1] = float("nan")
+    with pytest.warns(AceWarning, match=r"gamma is not finite at step 10 \(sites .*layers.1.*\): the run has diverged"):
+        train(model, 9)
+    assert read_trace(runs(tmp_path)[0])[-1]["gamma"][1] is None
+
+
+def test_lines_survive_a_kill(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, signal, torch\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from toy import ADAPTERS, Layered\n"
+        "from ace_plugins import attach\n"
+        "from ace_plugins.plugins import registry\n"
+        "registry().add(ADAPTERS['layered'](), 'layered')\n"
+        "m = attach(Layered(), trace_every=1); o = torch.optim.SGD(m.parameters(), lr=.01)\n"
+        "for i in range(7):\n"
+        "    o.zero_grad(); m(torch.randn(4, 3)).square().mean().backward(); o.step()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "ACE_RUNS": str(tmp_path / "runs")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    (folder,) = runs(tmp_path)
+    assert [line["step"] for line in read_trace(folder)] == [1, 2, 3, 4, 5, 6, 7]
+    with (folder / "trace.jsonl").open("a") as file:
+        file.write('{"step": 8, "gam')
+    assert len(read_trace(folder)) == 7, "a torn last line is left out"
+
+
+def test_no_trace_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AceError, match=r"no trace in .*: expected trace.jsonl; runs are under .ace/runs"):
+        read_trace(tmp_path)
+
+
+def test_observers_hear_everything() -> None:
+    heard: list[Any] = []
+
+    class Listener:
+        @hookimpl
+        def ace_attached(self, model: Any) -> None:
+            heard.append("attached")
+
+        @hookimpl
+        def ace_stepped(self, step: int) -> None:
+            heard.append(step)
+
+        @hookimpl
+        def ace_finished(self) -> None:
+            heard.append("finished")
+
+    registry().add(Listener(), "listener")
+    try:
+        model = attach(Layered())
+        train(model, 3)
+        project(model)
+    finally:
+        registry().remove("listener")
+    assert heard == ["attached", 1, 2, 3, "finished"]
