@@ -236,6 +236,9 @@ def _resilient(run: Run, result: Result, unit: str) -> str:
             f"{name} keeps the most slack (u {u[most]:.3g}, lambda {lambda_[most]:.3g}), "
             f"{other} the least (u {u[least]:.3g}, lambda {lambda_[least]:.3g})"
         )
+    rho = run.ace.config.rho
+    if any(abs(u_ - l_ / rho) > 0.2 * u_ for u_, l_ in zip(u, lambda_, strict=True)):
+        slack += "; u has not settled at lambda / rho on this budget"
     return (
         f"Resilient: {slack}; the largest |gamma| at the end is {_largest(gamma)}. Rotating, reflecting or moving a "
         f"molecule changes the deployed model's prediction by {result.equivariance:.2g} {unit} on average."
