@@ -88,7 +88,7 @@ def test_the_table_fits_and_no_global_state_is_left(tmp_path: Path) -> None:
 
 def test_the_runs_start_from_the_same_upstream_weights() -> None:
     models = [
-        training.start(name, demo_module.short(mode, 90), 90, 5, torch.device("cpu")).model
+        training.start(name, demo_module.settings(mode, 90), 90, 5, torch.device("cpu")).model
         for name, mode in demo_module.MODES.items()
     ]
     plain = models[0].state_dict()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,26 +26,16 @@ if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait fo
 DEVICES = ("auto", "cpu", "cuda")
 MODES = {"upstream": "off", "ACE strict": "strict", "ACE resilient": "resilient"}
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    # For budgets of a few thousand steps, on which the loop as printed still swings when the run ends.
-    "short": {
-        "dual_optimizer": "sgd",
-        "dual_lr": "1x",
-        "gamma_lr": 4.0,
-        "augmented": 5.0,
-        "spectral_norm": True,
-    },
-}
-LANDING = 1 / 3
-"""strict, preset "short": the part of the steps after which gamma is 0 for good."""
+LANDING = 1 / 5
+"""strict: the part of the steps after which gamma is 0 for good."""
 
 
-def short(mode: str, steps: int) -> dict[str, Any]:
-    """The preset "short" for a run of so many steps; nothing in mode "off"."""
+def settings(mode: str, steps: int) -> dict[str, Any]:
+    """ACE's for a run of so many steps; none for upstream."""
     if mode == "off":
         return {}
     landing = {"land_at": max(1, round(LANDING * steps))} if mode == "strict" else {}
-    return {"mode": mode, **PRESETS["short"], **landing}
+    return {"mode": mode, "preset": "short", **landing}
 
 
 @click.command()
@@ -147,7 +137,7 @@ def _trained(task: Task, epochs: int, seed: int, device: torch.device) -> list[R
     from . import training
 
     steps = epochs * task.batches
-    runs = [training.start(name, short(mode, steps), steps, seed, device) for name, mode in MODES.items()]
+    runs = [training.start(name, settings(mode, steps), steps, seed, device) for name, mode in MODES.items()]
     columns = (
         TextColumn("{task.description:<13}"),
         BarColumn(bar_width=24),

@@ -134,7 +134,7 @@ def start(name: str, settings: Mapping[str, Any], steps: int, seed: int, device:
             interaction_graph=RadiusGraph(10.0),
         ).to(device)
         if settings:
-            attach(model, adapter="schnet", preset="none", trace=False, **settings)
+            attach(model, adapter="schnet", trace=False, **settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     return Run(name, model, optimizer, schedule, settings)
