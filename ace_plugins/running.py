@@ -19,7 +19,7 @@ from .errors import AceWarning
 from .hookspecs import hookimpl
 from .patching import Patch, patched
 from .plugins import registry
-from .runner import run_script
+from .runner import ScriptError, run_script
 from .trace import ABOUT, TRACE, read_trace
 
 
@@ -47,30 +47,34 @@ def prepared(adapter: str, settings: Mapping[str, Any], command: Sequence[str], 
     registry().manager.register(announcer, name="ace_plugins.announcer")
     pid = os.getpid()
 
+    failed = False
+
     def summarise() -> None:
         if os.getpid() == pid:  # a forked worker of the script inherits this
-            _summary(patch, announcer.models, as_json)
+            _summary(patch, announcer.models, as_json, failed)
 
     def start() -> int:
+        nonlocal failed
         atexit.register(summarise)
         try:
             return run_script(command)
-        except SystemExit:
+        except ScriptError:
+            atexit.unregister(summarise)  # it was never started
             raise
-        except Exception:
-            # The script was never started, or its error was told already by the runner.
-            atexit.unregister(summarise)
+        except BaseException as ended:
+            failed = not isinstance(ended, SystemExit) or bool(ended.code)
             raise
 
     return start
 
 
-def _summary(patch: Patch, attached: int, as_json: bool) -> None:
+def _summary(patch: Patch, attached: int, as_json: bool, failed: bool) -> None:
     runs = [_last(folder) for folder in TRACE.folders]
     if as_json:
         print(json.dumps({"adapter": patch.plugin.name, "models_attached": attached, "runs": runs}))
         return
-    if not attached and patch.settings.get("mode") != "off":
+    # After a traceback that is what matters, and it explains why no model was built.
+    if not attached and not failed and patch.settings.get("mode") != "off":
         upstream = patch.plugin.upstream
         models = ", ".join(upstream.models) if upstream else ""
         print(f"ace: no model was attached: the script built none of {models}", file=sys.stderr)
