@@ -40,12 +40,9 @@ class Tap:
     """Dotted path of the submodule; "" is the model itself; None is the module of the site that reads."""
 
 
-@dataclass(frozen=True)
-class Stem:
-    """A part that several branches share: computed once in a forward, added nowhere, without a gamma."""
+class _Features:
+    """A feature vector is one or several trailing dimensions; its width is their product."""
 
-    name: str
-    reads: Tap | str
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
 
@@ -59,7 +56,17 @@ class Stem:
 
 
 @dataclass(frozen=True)
-class Site:
+class Stem(_Features):
+    """A part that several branches share: computed once in a forward, added nowhere, without a gamma."""
+
+    name: str
+    reads: Tap | str
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Site(_Features):
     """One place of the model where ``gamma * branch`` is added.
 
     ``shape_in`` and ``shape_out`` are the trailing dimensions that make one feature vector: (d,) for plain
@@ -76,14 +83,6 @@ class Site:
     """Where the branch reads: by default the first argument of ``module``; a name is a stem or a site."""
     output: int | str | None = None
     """Which of the submodule's outputs: an index of a tuple, a key of a dict, None for a single tensor."""
-
-    @property
-    def width_in(self) -> int:
-        return prod(self.shape_in)
-
-    @property
-    def width_out(self) -> int:
-        return prod(self.shape_out)
 
 
 Node = Site | Stem

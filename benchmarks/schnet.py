@@ -14,10 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.nn import SchNet
 
 from ace_plugins import attach, steps
-from ace_schnet.neighbours import RadiusGraph
+from ace_schnet.paper import schnet
 
 Timed = Callable[[], None]
 
@@ -109,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     data = batch(options.molecules, options.atoms)
-    plain = SchNet(64, 64, 6, 50, interaction_graph=RadiusGraph(10.0))
+    plain = schnet()
     print(f"SchNet 64/64/6/50, {options.molecules} molecules of {options.atoms} atoms, {options.rounds} rounds")
     for dual, mode in (("sgd", "strict"), ("adam", "strict"), ("adam", "resilient")):
         model: Any = attach(copy.deepcopy(plain), mode=mode, dual_optimizer=dual, trace=False)

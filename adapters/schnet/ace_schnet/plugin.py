@@ -91,19 +91,12 @@ def ace_shims() -> Sequence[Shim]:
 @hookimpl
 def ace_example(seed: int) -> Example:
     import torch
-    from torch_geometric.nn import SchNet
 
-    from .neighbours import RadiusGraph
+    from .paper import schnet
 
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = SchNet(
-            hidden_channels=64,
-            num_filters=64,
-            num_interactions=6,
-            num_gaussians=50,
-            interaction_graph=RadiusGraph(10.0),
-        )
+        model = schnet()
         sizes = torch.tensor([9, 12, 5, 17])
         batch = torch.arange(len(sizes)).repeat_interleave(sizes)
         z = torch.tensor([1, 6, 7, 8, 9])[torch.randint(5, (len(batch),))]

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss
-from torch_geometric.nn import SchNet
 
 from ace_plugins import attach, equivariance_error, use_branches
 
-from .neighbours import RadiusGraph
+from .paper import schnet
 from .qm9 import Molecules
 
 LR = 4e-3
@@ -125,14 +124,7 @@ def start(name: str, settings: Mapping[str, Any], steps: int, seed: int, device:
     """A model with upstream's initial weights for this seed, and ACE on it if there are settings."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = SchNet(
-            hidden_channels=64,
-            num_filters=64,
-            num_interactions=6,
-            num_gaussians=50,
-            cutoff=10.0,
-            interaction_graph=RadiusGraph(10.0),
-        ).to(device)
+        model = schnet().to(device)
         if settings:
             attach(model, adapter="schnet", trace=False, **settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
