@@ -12,7 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .attaching import SiteStatus, Status, attach, equivariance_error, project, status, use_branches
+    from .attaching import attach, equivariance_error, project, use_branches
     from .checkpoints import export
     from .config import Config
     from .contract import Example, Shim, Site, Stem, Tap, Upstream
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .errors import AceError, AceWarning
     from .hookspecs import hookimpl
     from .patching import patched
+    from .site_status import SiteStatus, Status, status
     from .trace import read_trace
 
 __version__ = "0.1.0"
@@ -27,11 +28,11 @@ __version__ = "0.1.0"
 _HOME = {
     "attach": "attaching",
     "project": "attaching",
-    "status": "attaching",
+    "status": "site_status",
     "use_branches": "attaching",
     "equivariance_error": "attaching",
-    "Status": "attaching",
-    "SiteStatus": "attaching",
+    "Status": "site_status",
+    "SiteStatus": "site_status",
     "export": "checkpoints",
     "patched": "patching",
     "Config": "config",

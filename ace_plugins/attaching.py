@@ -1,11 +1,9 @@
-"""attach and project: put ACE on a model, take it off again; and what the model's ACE is doing."""
+"""attach and project: put ACE on a model, take it off again; and measure it with and without its branches."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -14,16 +12,17 @@ from torch import nn
 from . import branches as default_branches
 from .checkpoints import CheckpointHook
 from .config import Config, build
-from .contract import Node, Site, Stem, Tap, class_path
+from .contract import Node, class_path
 from .equivariance import EquivarianceError, measure
 from .errors import AdapterError, AttachError
 from .forwards import install, sync, uninstall
+from .nodes import checked
+from .observers import tell
 from .plugins import Plugin, registry
-from .relaxation import NAME, Ace, find, key
+from .relaxation import NAME, Ace, find, unwrapped
 from .shims import apply_shims
 from .steps import unwatch, watch
-from .taps import Argument, resolve
-from .trace import observers
+from .taps import Argument
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -46,7 +45,7 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
     if hasattr(model, NAME):
         raise AttachError(f"{class_path(type(model))} has an attribute {NAME!r} of its own; ACE needs that name")
     nodes = list(plugin.call("ace_layers", model=model) or ())
-    arguments = _checked(nodes, model, plugin)
+    arguments = checked(nodes, model, plugin.name)
     if settings.mode == "off":
         apply_shims(plugin)
         return model
@@ -56,7 +55,7 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
     hook = CheckpointHook()
     ace.permanent.append(model.register_load_state_dict_pre_hook(hook))  # type: ignore[no-untyped-call]
     watch(ace)
-    observers().ace_attached(model=model)
+    tell("ace_attached", model=model)
     return model
 
 
@@ -69,7 +68,7 @@ def project(model: M) -> M:
     """Remove ACE in place: what stays is plain upstream, f_eq, with its own parameters and keys."""
     ace = attached(model)
     if ace.duals.count:
-        observers().ace_finished(model=model)
+        tell("ace_finished", model=model)
     unwatch(ace)
     uninstall(ace, model)
     return model
@@ -79,8 +78,8 @@ def attached(model: nn.Module) -> Ace:
     """The model's ACE, or an error that says how it gets one."""
     ace = find(model)
     if ace is None:
-        inner = getattr(model, "module", None)
-        hint = "pass the model inside the wrapper" if isinstance(inner, nn.Module) else "call attach(model) first"
+        inner = unwrapped(model) is not model
+        hint = "pass the model inside the wrapper" if inner else "call attach(model) first"
         raise AttachError(f"{type(model).__name__} has no ACE attached: expected model.{NAME}; {hint}")
     return ace
 
@@ -88,62 +87,16 @@ def attached(model: nn.Module) -> Ace:
 @contextmanager
 def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
     """Evaluate f_eq (``on=False``) or f_eq + gamma f_neq (``on=True``), whatever the mode says."""
+    model = unwrapped(model)
     ace = attached(model)
     before, ace.forced = ace.forced, on
     sync(ace, model)
     try:
         yield
     finally:
-        ace.forced = before
-        sync(ace, model)
-
-
-@dataclass(frozen=True)
-class SiteStatus:
-    """One site: its gamma, lambda and u, and how many parameters its branch has."""
-
-    name: str
-    module: str
-    gamma: float
-    lambda_: float
-    u: float
-    branch_parameters: int
-
-
-@dataclass(frozen=True)
-class Status:
-    """What ACE is doing to a model. In mode "off" there are no sites."""
-
-    adapter: str
-    mode: str
-    steps: int
-    landed: bool
-    upstream_parameters: int
-    ace_parameters: int
-    stem_parameters: int
-    sites: tuple[SiteStatus, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, with lambda under its own name."""
-        plain = dataclasses.asdict(self)
-        plain["sites"] = [{("lambda" if k == "lambda_" else k): v for k, v in site.items()} for site in plain["sites"]]
-        return plain
-
-
-def status(model: nn.Module) -> Status:
-    """Per site gamma, lambda, u and branch parameters. A model without ACE has mode "off" and no sites."""
-    ace = find(model)
-    total = sum(p.numel() for p in model.parameters())
-    if ace is None:
-        return Status("", "off", 0, False, total, 0, 0, ())
-    added = sum(p.numel() for p in ace.parameters())
-    values = zip(ace.gamma.tolist(), ace.duals.lambda_.tolist(), ace.duals.u.tolist(), strict=True)
-    sites = tuple(
-        SiteStatus(site.name, site.module, gamma, lambda_, u, _count(ace.branch(site.name)))
-        for site, (gamma, lambda_, u) in zip(ace.sites, values, strict=True)
-    )
-    stems = sum(_count(ace.branch(name)) for name, node in ace.nodes.items() if isinstance(node, Stem))
-    return Status(ace.adapter, ace.config.mode, ace.duals.count, ace.landed, total - added, added, stems, sites)
+        if find(model) is ace:  # it may have been projected inside
+            ace.forced = before
+            sync(ace, model)
 
 
 def equivariance_error(
@@ -155,6 +108,7 @@ def equivariance_error(
     model's forward. ``branches_on`` measures f_eq + gamma f_neq (True) or f_eq (False); by default what the
     mode deploys. Works on plain upstream models too, as long as an adapter claims them.
     """
+    model = unwrapped(model)
     ace = find(model)
     plugin = registry().adapter(ace.adapter) if ace is not None else registry().claiming(type(model))
     action = plugin.call("ace_group_action", model=model)
@@ -162,53 +116,6 @@ def equivariance_error(
         return measure(model, action, batch, samples=samples, seed=seed)
     with use_branches(model, branches_on):
         return measure(model, action, batch, samples=samples, seed=seed)
-
-
-def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
-
-
-def _checked(nodes: Sequence[Node], model: nn.Module, plugin: Plugin) -> dict[str, Argument]:
-    """Every node against the model; all problems in one error. Returns what each node's tap means."""
-    who = f"adapter {plugin.name!r}"
-    if not any(isinstance(node, Site) for node in nodes):
-        raise AdapterError(
-            f"{who} finds no site in {class_path(type(model))}: ace_layers returned {len(nodes)} nodes, expected at "
-            "least one Site; check that the model has its layers and that the adapter is the right one"
-        )
-    arguments: dict[str, Argument] = {}
-    seen: dict[str, str] = {}
-    problems: list[str] = []
-    for node in nodes:
-        if key(node.name) in seen:
-            problems.append(f"two nodes are named {node.name!r} (or {seen[key(node.name)]!r})")
-        if isinstance(node, Site):
-            try:
-                model.get_submodule(node.module)
-            except AttributeError:
-                problems.append(f"site {node.name!r} names submodule {node.module!r}, which does not exist")
-                continue
-        if isinstance(node.reads, str):
-            if key(node.reads) not in seen:
-                problems.append(f"{node.name!r} reads {node.reads!r}, which is no earlier stem or site")
-        else:
-            try:
-                arguments[node.name] = _argument(node, node.reads, model)
-            except (AttributeError, AdapterError) as error:
-                problems.append(str(error))
-        seen[key(node.name)] = node.name
-    if problems:
-        raise AdapterError(f"{who} does not fit {class_path(type(model))}: {'; '.join(problems)}")
-    return arguments
-
-
-def _argument(node: Node, tap: Tap, model: nn.Module) -> Argument:
-    path = tap.module
-    if path is None:
-        if not isinstance(node, Site):
-            raise AdapterError(f"stem {node.name!r} must say which module it reads from")
-        path = node.module
-    return resolve(tap, model.get_submodule(path), repr(node.name))
 
 
 def _made(

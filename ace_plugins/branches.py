@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,30 @@ class Flat(nn.Module):
         return result.reshape(*lead, *self.shape_out)
 
 
+class Norm(nn.BatchNorm1d):
+    """Batch normalisation over rows that a script's habits cannot trip over.
+
+    A single row, which has no spread, is normalised by the running statistics. There is no step counter: with
+    a fixed momentum nothing reads it, and averaging checkpoints chokes on its integers.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.num_batches_tracked = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and x.shape[0] == 1:
+            return nn.functional.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        return super().forward(x)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state_dict.pop(prefix + "num_batches_tracked", None)
+        # Not BatchNorm's own, which would put the counter back.
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
+
+
 def _shaped(inner: nn.Module, node: Node) -> nn.Module:
     plain = len(node.shape_in) == len(node.shape_out) == 1
     return inner if plain else Flat(inner, node.shape_in, node.shape_out)
@@ -46,7 +71,7 @@ def mlp(node: Node) -> nn.Module:
 
 def norm_linear(node: Node) -> nn.Module:
     """BatchNorm(d_in) Linear(d_in, d): one link of a chain."""
-    return _shaped(nn.Sequential(nn.BatchNorm1d(node.width_in), nn.Linear(node.width_in, node.width_out)), node)
+    return _shaped(nn.Sequential(Norm(node.width_in), nn.Linear(node.width_in, node.width_out)), node)
 
 
 def bound(branch: nn.Module) -> None:

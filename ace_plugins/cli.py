@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import click
 
 from . import __version__
 from .config import Config
-from .errors import AceError, one_of
+from .errors import AceError, AceWarning, one_of
 from .plugins import Plugin, registry
 
 
@@ -52,7 +53,8 @@ def main(prog_name: str = "ace-patch") -> None:
     try:
         result = cli.main(prog_name=prog_name, standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else prog_name
+        click.echo(f"ace-patch: {' '.join(error.format_message().split())} See '{where} --help'", err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         click.echo("Aborted!", err=True)
@@ -85,12 +87,14 @@ def list_(as_json: bool) -> None:
     if as_json:
         _print_json([_described(plugin) for plugin in plugins])
         return
-    if not plugins:
+    if not plugins and "ACE_LOAD_PLUGINS" not in os.environ:
         click.echo("no plugins found: install an adapter, for example pip install ace-schnet")
         return
     from .tables import print_plugins
 
     print_plugins(plugins)
+    if registry().left_out:
+        click.echo(f"not loaded: {registry().left_out}")
 
 
 def _described(plugin: Plugin) -> dict[str, Any]:
@@ -144,26 +148,33 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RunCommand(click.Command):
+    """ADAPTER and options first; from the script's name on, every word is the script's, with or without '--'."""
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if "--" in args:
-                raise
-            raise AceError(f"{error.format_message()} The script and its own options go after '--'") from None
+        ctx.allow_interspersed_args = False
+        named = bool(args) and not args[0].startswith("-")
+        rest = super().parse_args(ctx, args[1:] if named else args)
+        words = list(ctx.params["words"])
+        adapter = args[0] if named else words.pop(0) if words else None
+        if adapter is None:
+            raise AceError("no adapter given: expected ace-patch run ADAPTER -- script.py; 'ace-patch list' shows them")
+        if words and words[0].startswith("-") and words[0] not in ("--", "-m", "-c"):
+            raise AceError(f"option {words[0]!r}: expected options before the adapter, or between it and '--'")
+        ctx.params["words"] = (adapter, *(words[1:] if words[:1] == ["--"] else words))
+        return rest
 
 
-@cli.command(cls=RunCommand)
+@cli.command(cls=RunCommand, options_metavar="ADAPTER [OPTIONS]")
 @config_options
 @as_json
-@click.argument("adapter")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...")
-def run(adapter: str, as_json: bool, command: tuple[str, ...], **options: Any) -> Callable[[], int]:
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...")
+def run(as_json: bool, words: tuple[str, ...], **options: Any) -> Callable[[], int]:
     """Run a training script with every model of ADAPTER attached. Nothing of it is changed on disk.
 
     The script sees the same sys.argv, __main__, sys.path and exit code as without ACE:
     ace-patch run schnet --mode resilient -- train.py --epochs 10
     """
+    adapter, *command = words
     settings = {name: value for name, value in options.items() if value is not None}
     registry().adapter(adapter)
     from .running import prepared
@@ -177,15 +188,21 @@ def run(adapter: str, as_json: bool, command: tuple[str, ...], **options: Any) -
 @as_json
 def export(checkpoint: str, output: str, as_json: bool) -> None:
     """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
-    from .running import export_file
+    import warnings
 
-    told = export_file(checkpoint, output)
+    from .checkpoints import exported
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AceWarning)
+        done = exported(checkpoint, output)
+    notices = [str(warning.message) for warning in caught if issubclass(warning.category, AceWarning)]
     if as_json:
-        _print_json(told)
-    else:
-        click.echo(f"{told['output']}: {told['kept']} entries kept, {told['removed']} of ACE removed")
-        for warning in told["warnings"]:
-            click.echo(f"ace-patch: {warning}", err=True)
+        told = {"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed}
+        _print_json({**told, "warnings": notices})
+        return
+    click.echo(f"{output}: {done.kept} entries kept, {done.removed} of ACE removed")
+    for notice in notices:
+        click.echo(f"ace-patch: {notice}", err=True)
 
 
 class Demos(click.Group):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConfigError, one_of
 
+LARGEST = 1e30
+"""Past this a number is as good as infinite: gamma and the duals are float32 in most models."""
 MODES = ("strict", "bounded", "resilient", "off")
 DUAL_OPTIMIZERS = ("sgd", "adam", "nupi")
 EVAL_BRANCHES = ("auto", "on", "off")
@@ -27,7 +30,9 @@ class Config:
         "strict", "strict: gamma = 0; bounded: |gamma| <= epsilon; resilient: |gamma| <= u, u learned; off"
     )
     dual_optimizer: str = _setting("sgd", "what moves lambda: sgd (as printed), adam (as the authors ran), nupi")
-    dual_lr: float | str = _setting("1x", "dual learning rate: a number, or a multiple of gamma's live one: 1x")
+    dual_lr: float | str = _setting(
+        "1x", "dual learning rate: a number, or a multiple of the live one of gamma's parameter group: 1x"
+    )
     gamma_init: float = _setting(1.0, "where every gamma starts")
     gamma_lr: float = _setting(1.0, "gamma's learning rate, as a multiple of its parameter group's live one")
     gamma_weight_decay: bool = _setting(False, "let the optimizer's weight decay act on gamma too")
@@ -72,7 +77,7 @@ class Config:
             yield from self._range(name, 0.0, 1.0)
         for name, least in (("land_at", 0), ("trace_every", 1)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 yield f"{name} {value!r}: expected an integer of at least {least}"
         for field in dataclasses.fields(self):
             if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
@@ -81,8 +86,8 @@ class Config:
             yield f"land_at {self.land_at!r}: expected 0 in mode {self.mode!r}, where gamma need not be 0"
 
     def _range(self, name: str, low: float, high: float, *, positive: bool = False) -> Any:
-        value = getattr(self, name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        value: Any = getattr(self, name)
+        number = not isinstance(value, bool) and isinstance(value, numbers.Real) and abs(float(value)) <= LARGEST
         if not number or not low <= value < high or (positive and value == 0):
             bounds = "" if low == -math.inf else " above 0" if positive else f" of at least {low:g}"
             below = f" and below {high:g}" if high != math.inf else ""
@@ -109,7 +114,7 @@ def parse_rate(rate: object) -> tuple[float, bool]:
         value = float(text[:-1] if relative else text)
     except ValueError:
         raise ConfigError(f"dual_lr {rate!r}: expected a number, or a multiple such as '1x'") from None
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= LARGEST:
         raise ConfigError(f"dual_lr {rate!r}: expected a finite number of at least 0, or a multiple such as '1x'")
     return value, relative
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from .attaching import attach, equivariance_error, status
+from .attaching import attach, equivariance_error
 from .contract import Example, Site, Stem
 from .equivariance import Call, EquivarianceError
 from .plugins import registry
 from .shims import applied, shims
+from .site_status import status
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def _part(node: Site | Stem, branch: torch.nn.Module) -> Part:
     elif node.reads.module is None:
         reads = f"its input {node.reads.argument!r}" if node.reads.argument else "its input"
     else:
-        reads = f"{node.reads.module or 'the model'}({node.reads.argument})"
+        which = f"argument {node.reads.argument}" if isinstance(node.reads.argument, int) else node.reads.argument
+        reads = f"{which} of {node.reads.module or 'the model'}"
     layers = " ".join(type(m).__name__ for m in branch.modules() if not list(m.children()))
     return Part(
         name=node.name,

@@ -43,7 +43,7 @@ class Duals(nn.Module):
         zeros = torch.zeros(sites, dtype=dtype, device=device)
         self.register_buffer("lambda_", zeros.clone())
         self.register_buffer("u", zeros + (config.epsilon if config.mode == "bounded" else 0.0))
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=device))
+        self.register_buffer("steps", torch.zeros((), device=device))
         self.register_buffer("mean", zeros.clone())
         self.register_buffer("square", zeros.clone())
         self.register_buffer("error", zeros.clone())
@@ -71,7 +71,7 @@ class Duals(nn.Module):
     def ascend(self, gamma: Tensor, eta_p: float | Tensor) -> None:
         """Move lambda, and u in resilient mode, from the gamma before the step and the live primal rate."""
         self.count += 1
-        self.steps += 1
+        self.steps.fill_(self.count)
         slack = self.slack(gamma)
         lambda_before = self.lambda_.clone() if self.config.mode == "resilient" else self.lambda_
         self._move(slack, self.config.dual_rate(eta_p))
@@ -123,7 +123,8 @@ class Duals(nn.Module):
     def _load_from_state_dict(self, *args: Any) -> None:
         """The buffers come from a checkpoint: what is derived from them follows."""
         super()._load_from_state_dict(*args)
-        self.count = int(self.steps)
+        if not self.steps.is_meta:
+            self.count = round(float(self.steps))
         self._nupi = None
 
     def __getstate__(self) -> dict[str, Any]:

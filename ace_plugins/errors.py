@@ -40,5 +40,5 @@ def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> s
     near = difflib.get_close_matches(str(given), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     tail = f"; {do}" if do else ""
-    listed = ", ".join(names) if names else "none is available"
-    return f"unknown {what} {given!r}: expected one of {listed}{hint}{tail}"
+    expected = f"expected one of {', '.join(names)}" if names else "there is none"
+    return f"unknown {what} {given!r}: {expected}{hint}{tail}"

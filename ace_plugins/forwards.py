@@ -43,8 +43,9 @@ class Forward:
             else:
                 where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
                 raise AttachError(
-                    f"{name!r} reads {where}, which this forward has not seen; "
-                    "call the model itself rather than one of its submodules"
+                    f"{name!r} reads {where}, which this call has not seen: a submodule was called outside its model's "
+                    "forward (on its own, taken into another model, or recomputed by activation checkpointing); call "
+                    "the model itself, or project(model) first"
                 )
             self.values[name] = self.ace.branch(name)(read)
         return self.values[name]
@@ -80,6 +81,8 @@ class OpenHook:
         if active != bool(ace.handles) or (active and not ace.verified):
             sync(ace, model)
         if active:
+            # A forward that was interrupted (Ctrl-C) never closed.
+            _forwards.open[:] = [forward for forward in _forwards.open if forward.ace is not ace]
             forward = Forward(ace)
             for name in ace.from_model:
                 forward.tapped[name] = ace.arguments[name].pick(args, kwargs)
@@ -146,7 +149,7 @@ def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor) -> Any:
 
 
 def install(ace: Ace, model: nn.Module) -> None:
-    """Make ``ace`` a submodule of the model. Nothing here can fail: everything was checked before."""
+    """Make ``ace`` a submodule of the model, with its hooks. Everything that could fail was checked before."""
     ace.train(model.training)
     model.add_module(NAME, ace)
     ace.belong_to(model)
@@ -161,6 +164,7 @@ def uninstall(ace: Ace, model: nn.Module) -> None:
     for handle in ace.permanent:
         handle.remove()
     ace.permanent = []
+    ace.forget()
     del model._modules[NAME]
 
 

@@ -7,6 +7,7 @@ it before, under which name. A module that is not imported yet is met when it is
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -34,8 +35,6 @@ class Patch(AbstractContextManager["Patch"]):
     def __init__(self, plugin: Plugin, settings: Mapping[str, Any]) -> None:
         self.plugin = plugin
         self.settings = dict(settings)
-        self.models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        """What was attached under this patch and is still alive."""
 
     def undo(self) -> None:
         for patches in _patches.values():
@@ -88,20 +87,63 @@ def _meet(module: ModuleType) -> None:
             )
         apply_shims(plugin)
         if cls not in _wrapped:
-            _wrapped.add(cls)
-            wrapt.wrap_function_wrapper(cls, "__init__", _Born(path))
+            _wrap(cls, _Born(path))
+            # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.
+            _watch_subclasses(cls, path)
+            for subclass in _subclasses(cls):
+                _wrap(subclass, _Born(path))
+
+
+def _wrap(cls: type, born: _Born) -> None:
+    _wrapped.add(cls)
+    if "__init__" in vars(cls):
+        wrapt.wrap_function_wrapper(cls, "__init__", born)
+
+
+def _subclasses(cls: type) -> list[type]:
+    direct: list[type] = cls.__subclasses__()
+    return [each for one in direct for each in (one, *_subclasses(one))]
+
+
+def _watch_subclasses(cls: Any, path: str) -> None:
+    """Wrap the constructors of classes that are derived later."""
+    own = vars(cls).get("__init_subclass__")
+
+    def init_subclass(subclass: Any, /, **options: Any) -> None:
+        if own is not None:
+            own.__get__(None, subclass)(**options)
+        else:
+            super(cls, subclass).__init_subclass__(**options)
+        _wrap(subclass, _Born(path))
+
+    cls.__init_subclass__ = classmethod(init_subclass)
+
+
+class _UnderConstruction(threading.local):
+    def __init__(self) -> None:
+        self.models: set[int] = set()
+
+
+_under_construction = _UnderConstruction()
 
 
 class _Born:
-    """Wrapper of a model's ``__init__``."""
+    """Wrapper of a model's ``__init__``: attaches when the outermost constructor of a model returns."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def __call__(self, init: Any, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        init(*args, **kwargs)
-        patches = _patches[self.path]
+        building = _under_construction.models
+        if id(model) in building:
+            init(*args, **kwargs)
+            return
+        building.add(id(model))
+        try:
+            init(*args, **kwargs)
+        finally:
+            building.discard(id(model))
+        patches = _patches.get(self.path)
         if patches and find(model) is None:
             patch = patches[-1]
             attach(model, patch.plugin.name, **patch.settings)
-            patch.models.add(model)

@@ -60,13 +60,16 @@ class Plugin:
         unmet = [r for r in self.requires if not r.met]
         return bool(unmet) and all(r.upstream and r.found is None for r in unmet)
 
+    def check_usable(self) -> None:
+        if self.problem is not None:
+            raise AdapterError(f"adapter {self.name!r} ({self.distribution} {self.version}): {self.problem}")
+
     def has(self, hook: str) -> bool:
         return hook in self.hooks
 
     def call(self, hook: str, **arguments: Any) -> Any:
         """This plugin's own answer to a hook, without asking the others."""
-        if self.problem is not None:
-            raise AdapterError(f"adapter {self.name!r} ({self.distribution} {self.version}): {self.problem}")
+        self.check_usable()
         if not self.has(hook) or self.manager is None:
             raise AdapterError(
                 f"adapter {self.name!r} ({self.distribution} {self.version}) does not implement {hook}; "
@@ -87,6 +90,8 @@ class Registry:
         self.plugins: dict[str, Plugin] = {}
         self.shadowed: list[Plugin] = []
         """Entry points whose name an earlier one had taken."""
+        self.left_out = ""
+        """What ACE_LOAD_PLUGINS keeps out or names in vain, in words."""
         for entry_point in sorted(entry_points, key=lambda ep: (ep.name, ep.value)):
             self._load(entry_point)
 
@@ -103,9 +108,9 @@ class Registry:
         plugin = self.plugins.get(name)
         if plugin is None:
             names = [p.name for p in self.plugins.values()]
-            raise AdapterError(one_of("adapter", name, names, do="'ace-patch list' shows them"))
-        if plugin.problem is not None:
-            raise AdapterError(f"adapter {name!r} ({plugin.distribution} {plugin.version}): {plugin.problem}")
+            why = f"; not loaded: {self.left_out}" if self.left_out else ""
+            raise AdapterError(one_of("adapter", name, names, do=f"'ace-patch list' shows them{why}"))
+        plugin.check_usable()
         if plugin.upstream is None:
             raise AdapterError(f"plugin {name!r} ({plugin.distribution}) is an observer, not an adapter")
         return plugin
@@ -139,8 +144,7 @@ class Registry:
     def remove(self, name: str) -> None:
         """Take out a plugin that `add` put in."""
         self.plugins.pop(name, None)
-        if self.manager.has_plugin(name):
-            self.manager.unregister(name=name)
+        self._forget(name)
 
     def _load(self, entry_point: importlib.metadata.EntryPoint) -> None:
         dist = entry_point.dist
@@ -246,18 +250,24 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
-def chosen(names: Iterable[str]) -> set[str]:
-    """Which of these entry point names ``ACE_LOAD_PLUGINS`` lets in: unset all, empty none."""
+def chosen(names: Iterable[str]) -> tuple[set[str], str]:
+    """Which of these entry point names ``ACE_LOAD_PLUGINS`` lets in (unset all, empty none), and what it does not."""
+    known = set(names)
     value = os.environ.get("ACE_LOAD_PLUGINS")
     if value is None:
-        return set(names)
+        return known, ""
     wanted = {name.strip() for name in value.split(",") if name.strip()}
-    return wanted.intersection(names)
+    told = [one_of("plugin in ACE_LOAD_PLUGINS", name, known) for name in sorted(wanted - known)]
+    if known - wanted:
+        told.append(f"{', '.join(sorted(known - wanted))} (ACE_LOAD_PLUGINS is {value!r})")
+    return wanted & known, "; ".join(told)
 
 
 @cache
 def registry() -> Registry:
     """The plugins of this process, loaded on first use."""
     found = list(importlib.metadata.entry_points(group=GROUP))
-    allowed = chosen(ep.name for ep in found)
-    return Registry(ep for ep in found if ep.name in allowed)
+    allowed, left_out = chosen(ep.name for ep in found)
+    loaded = Registry(ep for ep in found if ep.name in allowed)
+    loaded.left_out = left_out
+    return loaded

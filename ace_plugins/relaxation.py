@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,8 @@ class Ace(nn.Module):
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
         about = {"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]}
         text = json.dumps(about).encode()
-        self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.uint8, device=device))
+        # As floats: scripts that average checkpoints do so with every entry, and expect floats.
+        self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32, device=device))
         self.forced: bool | None = None
         """Branches on or off whatever the mode says; None leaves it to the mode."""
         self.in_eval = config.branches_in_eval
@@ -71,7 +72,7 @@ class Ace(nn.Module):
         if self.forced is not None:
             return self.forced
         # In this order: plain evaluation in strict mode should cost nothing.
-        return (self.training or self.in_eval) and not self.landed
+        return (self.training or self.in_eval) and (not self.landed or (self.training and _distributed()))
 
     def branch(self, name: str) -> nn.Module:
         return self.branches[key(name)]
@@ -84,6 +85,24 @@ class Ace(nn.Module):
     def belong_to(self, model: nn.Module) -> None:
         self._root = weakref.ref(model)
 
+    def forget(self) -> None:
+        """The model is no longer this one's."""
+        self._root = None
+        self.forced = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ace:
+        """``model.half()`` reaches the branches; gamma and the duals take steps too small for half precision."""
+
+        def precise(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            narrow = moved.is_floating_point() and moved.dtype.itemsize < 4
+            return tensor.to(moved.device) if narrow else moved
+
+        self.branches._apply(fn)  # type: ignore[no-untyped-call]
+        self.duals._apply(precise)  # type: ignore[no-untyped-call]
+        super()._apply(precise, recurse=False)  # type: ignore[no-untyped-call]
+        return self
+
     def train(self, mode: bool = True) -> Ace:
         super().train(mode)
         if self.root is not None:
@@ -94,7 +113,8 @@ class Ace(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
-        return {**self.__dict__, "_root": None, "verified": False}
+        # The override is of the block that made it, not of a copy taken inside.
+        return {**self.__dict__, "_root": None, "forced": None, "verified": False}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -106,6 +126,11 @@ class Ace(nn.Module):
         return f"adapter={self.adapter!r}, mode={self.config.mode!r}, sites={len(self.sites)}"
 
 
+def _distributed() -> bool:
+    """DistributedDataParallel wants every parameter in every backward: branches of landed sites stay, times 0."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def key(name: str) -> str:
     """A site's name as a key of the ModuleDict, which allows no dots."""
     return name.replace(".", "_")
@@ -115,3 +140,14 @@ def find(model: nn.Module) -> Ace | None:
     """The model's ACE, if it is attached."""
     ace = model._modules.get(NAME) if isinstance(model, nn.Module) else None
     return ace if isinstance(ace, Ace) else None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DataParallel, DDP, AveragedModel or torch.compile, where it is the one that is attached."""
+    inner = model
+    while find(inner) is None:
+        within = getattr(inner, "_orig_mod", getattr(inner, "module", None))
+        if not isinstance(within, nn.Module):
+            return model
+        inner = within
+    return inner

@@ -1,121 +1,145 @@
-"""``ace-patch run`` and ``ace-patch export``: the steps between the command line and the modules."""
+"""``ace-patch run``: patch, run the script, tell what was attached and what came of it."""
 
 from __future__ import annotations
 
 import atexit
 import json
+import multiprocessing.spawn
+import multiprocessing.util
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import wrapt
+from torch import Tensor, nn
 
-from .attaching import status
-from .checkpoints import export
-from .errors import AceWarning
+from .duals import Duals
 from .hookspecs import hookimpl
-from .patching import Patch, patched
+from .observers import rank
+from .patching import patched
 from .plugins import registry
+from .relaxation import find
 from .runner import ScriptError, run_script
-from .trace import ABOUT, TRACE, read_trace
+from .site_status import status
+from .trace import TRACE
 
 
-class Announcer:
-    """Tells on stderr, as it happens, which models were attached: stdout is the script's."""
+@dataclass
+class Attached:
+    """The small part of an attached model that says how it ended, also when the model itself is gone."""
 
-    def __init__(self) -> None:
-        self.models = 0
+    model: str
+    adapter: str
+    mode: str
+    sites: list[str]
+    gamma: Tensor
+    duals: Duals
+
+    def to_dict(self) -> dict[str, Any]:
+        values = zip(self.sites, self.gamma.tolist(), self.duals.lambda_.tolist(), self.duals.u.tolist(), strict=True)
+        folder = TRACE.folders.get(self.duals)
+        return {
+            "model": self.model,
+            "adapter": self.adapter,
+            "mode": self.mode,
+            "steps": self.duals.count,
+            "folder": None if folder is None else os.path.relpath(folder),
+            "sites": [{"name": name, "gamma": g, "lambda": la, "u": u} for name, g, la, u in values],
+        }
+
+
+class Session:
+    """One ``ace-patch run``, in the process of the command or in one that its script spawned."""
+
+    def __init__(self, adapter: str, settings: Mapping[str, Any], *, as_json: bool = False) -> None:
+        self.adapter = adapter
+        self.settings = dict(settings)
+        self.as_json = as_json
+        self.attached: list[Attached] = []
+        self.spawned = False
+        """The script has started processes whose models are theirs to tell of."""
+        self.failed = False
+        self.process = os.getpid()
+        self.patch = patched(adapter, **settings)
+        registry().manager.register(self, name="ace_plugins.run")
+        wrapt.wrap_function_wrapper(multiprocessing.spawn, "get_preparation_data", self._prepare)
 
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
-        self.models += 1
+        ace = find(model)
+        assert ace is not None
         now = status(model)
-        print(
-            f"ace: attached to {type(model).__name__}: {len(now.sites)} sites, mode {now.mode}, "
-            f"{now.upstream_parameters:,} + {now.ace_parameters:,} parameters",
-            file=sys.stderr,
-        )
+        sites = [site.name for site in now.sites]
+        self.attached.append(Attached(type(model).__name__, now.adapter, now.mode, sites, ace.gamma, ace.duals))
+        if rank() == 0:  # on stderr: stdout is the script's
+            print(
+                f"ace: attached to {type(model).__name__}: {len(sites)} sites, mode {now.mode}, "
+                f"{now.upstream_parameters:,} + {now.ace_parameters:,} parameters",
+                file=sys.stderr,
+            )
+
+    def _prepare(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        """What a spawned process gets before it imports the script: unpickling our entry patches it too."""
+        self.spawned = True
+        return {**wrapped(*args, **kwargs), "ace_plugins": Inherited(self.adapter, self.settings)}
+
+    def summarise(self) -> None:
+        if os.getpid() != self.process or rank() != 0:  # a forked worker of the script inherits this
+            return
+        if self.as_json:
+            runs = [each.to_dict() for each in self.attached]
+            print(json.dumps({"adapter": self.adapter, "models_attached": len(runs), "runs": runs}))
+            return
+        # After a traceback that is what matters, and it explains why no model was built.
+        told = self.failed or self.spawned or self.settings.get("mode") == "off"
+        if not self.attached and not told:
+            models = ", ".join(self.patch.plugin.upstream.models) if self.patch.plugin.upstream else ""
+            print(f"ace: no model was attached: the script built none of {models}", file=sys.stderr)
+        for each in self.attached:
+            if each.duals.count:
+                from .tables import print_run
+
+                print_run(each.to_dict())
+        idle = sorted({each.model for each in self.attached if not each.duals.count})
+        if idle and len(idle) == len({each.model for each in self.attached}) and not told:
+            print(
+                f"ace: attached to {', '.join(idle)}, but its dual loop made no step: expected optimizer.step() of a "
+                "torch.optim optimizer after a backward in model.train()",
+                file=sys.stderr,
+            )
+
+
+class Inherited:
+    """Pickled as a call: where it is unpickled, models are attached as in the process that sent it."""
+
+    def __init__(self, adapter: str, settings: Mapping[str, Any]) -> None:
+        self.arguments = (adapter, dict(settings))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_inherit, self.arguments)
+
+
+def _inherit(adapter: str, settings: Mapping[str, Any]) -> None:
+    session = Session(adapter, settings)
+    session.spawned = True  # a worker without a model, as of a data loader, is nothing to tell
+    multiprocessing.util.Finalize(None, session.summarise, exitpriority=0)
 
 
 def prepared(adapter: str, settings: Mapping[str, Any], command: Sequence[str], *, as_json: bool) -> Callable[[], int]:
     """Patch, and return what runs the script. The summary comes when the process ends, after the script's own exits."""
-    patch = patched(adapter, **settings)
-    announcer = Announcer()
-    registry().manager.register(announcer, name="ace_plugins.announcer")
-    pid = os.getpid()
-
-    failed = False
-
-    def summarise() -> None:
-        if os.getpid() == pid:  # a forked worker of the script inherits this
-            _summary(patch, announcer.models, as_json, failed)
+    session = Session(adapter, settings, as_json=as_json)
 
     def start() -> int:
-        nonlocal failed
-        atexit.register(summarise)
+        atexit.register(session.summarise)
         try:
             return run_script(command)
         except ScriptError:
-            atexit.unregister(summarise)  # it was never started
+            atexit.unregister(session.summarise)  # it was never started
             raise
         except BaseException as ended:
-            failed = not isinstance(ended, SystemExit) or bool(ended.code)
+            session.failed = not isinstance(ended, SystemExit) or bool(ended.code)
             raise
 
     return start
-
-
-def _summary(patch: Patch, attached: int, as_json: bool, failed: bool) -> None:
-    runs = [_last(folder) for folder in TRACE.folders]
-    if as_json:
-        print(json.dumps({"adapter": patch.plugin.name, "models_attached": attached, "runs": runs}))
-        return
-    # After a traceback that is what matters, and it explains why no model was built.
-    if not attached and not failed and patch.settings.get("mode") != "off":
-        upstream = patch.plugin.upstream
-        models = ", ".join(upstream.models) if upstream else ""
-        print(f"ace: no model was attached: the script built none of {models}", file=sys.stderr)
-    if runs:
-        from .tables import print_run
-
-        for run in runs:
-            print_run(run)
-
-
-def _last(folder: Path) -> dict[str, Any]:
-    """What a run came to, from its trace: the model itself may be gone by now."""
-    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    end = read_trace(folder)[-1]
-    values = zip(about["sites"], end["gamma"], end["lambda"], end["u"], strict=True)
-    return {
-        "folder": os.path.relpath(folder),
-        "adapter": about["adapter"],
-        "mode": about["config"]["mode"],
-        "steps": end["step"],
-        "sites": [{"name": name, "gamma": g, "lambda": la, "u": u} for name, g, la, u in values],
-    }
-
-
-def export_file(checkpoint: str, output: str) -> dict[str, Any]:
-    """Export and count what was removed; notices come back with the answer."""
-    import torch
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", AceWarning)
-        cleaned = export(checkpoint, output)
-    before = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    kept = _entries(cleaned)
-    return {
-        "checkpoint": checkpoint,
-        "output": output,
-        "kept": kept,
-        "removed": _entries(before) - kept,
-        "warnings": [str(w.message) for w in caught if issubclass(w.category, AceWarning)],
-    }
-
-
-def _entries(content: Any) -> int:
-    return sum(map(_entries, content.values())) if isinstance(content, Mapping) else 1

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import atexit
 import gc
+import inspect
+import os
 import warnings
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +23,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from .errors import AceWarning, StepError
+from .observers import tell
 from .relaxation import NAME, Ace
-from .trace import observers
 
 _live: weakref.WeakSet[Ace] = weakref.WeakSet()
 _changes = 0
@@ -34,23 +37,43 @@ class Owned:
 
     ace: Ace
     group: int
+    index: int
     before: Tensor | None = None
+    """gamma as it was when the step began; None when no step is under way."""
     grad: Tensor | None = None
+    """The script's own gradient, ..."""
+    pulled: Tensor | None = None
+    """... the one put in its place, ..."""
+    version: int = 0
+    """... and how often that had been written to by then."""
     params: list[Any] | None = None
-    """The group's own list of parameters while gamma steps in a group of its own."""
+    """The group's own list of parameters, while gamma steps ..."""
+    own: dict[str, Any] | None = None
+    """... in a group of its own."""
+
+    def holds(self, optimizer: Optimizer) -> bool:
+        """gamma is still where it was found."""
+        params = optimizer.param_groups[self.group]["params"]
+        return self.index < len(params) and params[self.index] is self.ace.gamma
 
     def begin(self, optimizer: Optimizer) -> None:
         gamma = self.ace.gamma
         if gamma.grad is None or not gamma.requires_grad:
             return  # the model took no part in this step, or its gamma is frozen
+        outer = _under_way.get(self.ace)
+        if outer is not None:
+            # This optimizer is driven by another one's step (ZeroRedundancyOptimizer, Lookahead): it moves gamma.
+            outer[0].restore(outer[1])
         self.before = gamma.detach().clone()
         self.grad = gamma.grad
         pull = self.ace.duals.pull(self.before)
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
             pull = pull * scale  # a fused optimizer divides by it inside its kernel
-        gamma.grad = self.grad + pull
+        gamma.grad = self.pulled = self.grad + pull
+        self.version = self.pulled._version
         self._separate(optimizer)
+        _under_way[self.ace] = (self, optimizer)
 
     def _separate(self, optimizer: Optimizer) -> None:
         """Let gamma step as a group of its own, where its rate or weight decay differ from its group's.
@@ -63,35 +86,43 @@ class Owned:
         decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
         if not decays and config.gamma_lr == 1:
             return
-        own = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
+        self.own = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
         if decays:
-            own["weight_decay"] = 0.0
+            self.own["weight_decay"] = 0.0
         self.params = group["params"]
         group["params"] = [p for p in self.params if p is not self.ace.gamma]
-        optimizer.param_groups.append(own)
+        optimizer.param_groups.append(self.own)
 
     def restore(self, optimizer: Optimizer) -> None:
         """Gradient and groups as the script had them."""
-        if self.before is not None:
-            self.ace.gamma.grad = self.grad
+        if self.before is None:
+            return
+        gamma = self.ace.gamma
+        # After a step that raised, the script may have zeroed or computed a gradient since: then it is its own.
+        if gamma.grad is self.pulled and self.pulled is not None and self.pulled._version == self.version:
+            gamma.grad = self.grad
         if self.params is not None:
-            optimizer.param_groups.pop()
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not self.own]
             optimizer.param_groups[self.group]["params"] = self.params
-        self.before = self.grad = self.params = None
+        self.before = self.grad = self.pulled = self.params = self.own = None
+        _under_way.pop(self.ace, None)
 
-    def finish(self, optimizer: Optimizer) -> None:
+    def finish(self, optimizer: Optimizer) -> bool:
+        """After the script's step: move the duals. Says whether they moved."""
         before = self.before
         self.restore(optimizer)
         if before is None:
-            return
+            return False
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
-            return  # the fused kernel skipped the step, so the duals do too
-        self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
+            return False  # the fused kernel skipped the step, so the duals do too
+        moves = not self.ace.landed
+        if moves:
+            self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
         if self.ace.landed:
             with torch.no_grad():
                 self.ace.gamma.zero_()
-        _tell(self.ace)
+        return moves
 
 
 @dataclass
@@ -102,6 +133,8 @@ class Ownership:
     owned: list[Owned] = field(default_factory=list)
 
 
+_under_way: weakref.WeakKeyDictionary[Ace, tuple[Owned, Optimizer]] = weakref.WeakKeyDictionary()
+"""The steps between their two hooks."""
 _ownership: weakref.WeakKeyDictionary[Optimizer, Ownership] = weakref.WeakKeyDictionary()
 
 
@@ -126,29 +159,41 @@ def _seen(optimizer: Optimizer) -> tuple[int, ...]:
 def _owned(optimizer: Optimizer) -> list[Owned]:
     known = _ownership.get(optimizer)
     if known is not None:
-        for owned in reversed(known.owned):
-            if owned.before is not None:
-                owned.restore(optimizer)  # the step before raised in the middle
-        if known.seen == _seen(optimizer):
+        _recover(optimizer)
+        if known.seen == _seen(optimizer) and all(owned.holds(optimizer) for owned in known.owned):
             return known.owned
-    known = Ownership(_seen(optimizer), _look(optimizer))
-    _ownership[optimizer] = known
-    return known.owned
+    found = _look(optimizer)
+    if found and known is None:
+        # Between a step that raised and the next one, a saved state must not show what was put aside.
+        optimizer.register_state_dict_pre_hook(_recover)
+    _ownership[optimizer] = Ownership(_seen(optimizer), found)
+    return found
+
+
+def _recover(optimizer: Optimizer) -> None:
+    """Undo what a step that raised in the middle left behind."""
+    known = _ownership.get(optimizer)
+    for owned in reversed(known.owned if known else ()):
+        owned.restore(optimizer)
 
 
 def _look(optimizer: Optimizer) -> list[Owned]:
-    places = {id(parameter): g for g, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+    places = {
+        id(parameter): (g, i)
+        for g, group in enumerate(optimizer.param_groups)
+        for i, parameter in enumerate(group["params"])
+    }
     owned = []
     for ace in list(_live):
         if id(ace.gamma) in places:
-            owned.append(Owned(ace, places[id(ace.gamma)]))
+            owned.append(Owned(ace, *places[id(ace.gamma)]))
             _check_branches(ace, places)
         else:
             _check_not_missed(ace, optimizer, places)
     return owned
 
 
-def _check_not_missed(ace: Ace, optimizer: Optimizer, places: dict[int, int]) -> None:
+def _check_not_missed(ace: Ace, optimizer: Optimizer, places: dict[int, tuple[int, int]]) -> None:
     """An optimizer with the model's weights but without its gamma: fine only if another has gamma."""
     model = ace.root
     if model is None or not ace.gamma.requires_grad:
@@ -165,7 +210,7 @@ def _check_not_missed(ace: Ace, optimizer: Optimizer, places: dict[int, int]) ->
     )
 
 
-def _check_branches(ace: Ace, places: dict[int, int]) -> None:
+def _check_branches(ace: Ace, places: dict[int, tuple[int, int]]) -> None:
     missed = [p for p in ace.branches.parameters() if p.requires_grad and id(p) not in places]
     if missed and not any(_owns(other, missed[0]) for other in _optimizers()):
         warnings.warn(
@@ -186,52 +231,79 @@ def _owns(optimizer: Optimizer, parameter: Tensor) -> bool:
     return any(p is parameter for group in groups for p in group["params"])
 
 
-def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _live:
-        return
+        return None
     owned = _owned(optimizer)
     if not owned:
-        return
+        return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is not None:
+    if closure is None:
+        for each in owned:
+            each.begin(optimizer)
+        return None
+    if inspect.signature(type(optimizer).step).parameters["closure"].default is inspect.Parameter.empty:
         raise StepError(
-            f"{type(optimizer).__name__}.step(closure) computes its gradients inside the step, where the dual loop "
-            "cannot add lambda; expected loss.backward() and then optimizer.step(), as SGD and Adam allow"
+            f"{type(optimizer).__name__} computes gradients again and again inside its step, where the dual loop has "
+            "no single gamma to go by; expected an optimizer that takes one gradient a step, such as SGD or Adam"
         )
-    for each in owned:
-        each.begin(optimizer)
+    after = AfterClosure(closure, optimizer, owned)
+    return ((args[0], after, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": after})
+
+
+@dataclass
+class AfterClosure:
+    """A closure after which the step's gradients are there: that is where the pull is added."""
+
+    closure: Callable[[], Any]
+    optimizer: Optimizer
+    owned: list[Owned]
+    called: bool = False
+
+    def __call__(self) -> Any:
+        if self.called:
+            raise StepError(
+                f"{type(self.optimizer).__name__} called its closure twice in one step, and the dual loop can follow "
+                "only one gradient a step; use an optimizer that calls it once, such as SGD or Adam"
+            )
+        self.called = True
+        result = self.closure()
+        for each in self.owned:
+            each.begin(self.optimizer)
+        return result
 
 
 def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     known = _ownership.get(optimizer)
-    if known is not None:
-        # In reverse, so that groups appended last are taken out first.
-        for owned in reversed(known.owned):
-            owned.finish(optimizer)
-
-
-def _tell(ace: Ace) -> None:
-    model = ace.root
-    if model is not None:
-        observers().ace_stepped(model=model, step=ace.duals.count)
+    if known is None:
+        return
+    # All of them before anyone is told, in reverse, so that groups appended last are taken out first.
+    moved = [owned.ace for owned in reversed(known.owned) if owned.finish(optimizer)]
+    for ace in reversed(moved):
+        model = ace.root
+        if model is not None:
+            tell("ace_stepped", model=model, step=ace.duals.count)
 
 
 def _finish_all() -> None:
-    """At exit: tell the observers that the runs are over."""
+    """At exit: tell the observers that the runs are over. A forked child's exit is not the end of its parent's."""
+    if os.getpid() != _installed:
+        return
     for ace in list(_live):
         model = ace.root
         if model is not None and ace.duals.count:
-            observers().ace_finished(model=model)
+            tell("ace_finished", model=model)
 
 
-_installed = False
+_installed = 0
+"""The process that has the global hooks."""
 
 
 def _install() -> None:
     """The global hooks, with the first attached model: a process without one pays nothing."""
     global _installed
     if not _installed:
-        _installed = True
+        _installed = os.getpid()
         register_optimizer_step_pre_hook(_before_step)
         register_optimizer_step_post_hook(_after_step)
         atexit.register(_finish_all)

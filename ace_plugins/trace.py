@@ -21,8 +21,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from .duals import Duals
 from .errors import AceWarning, AttachError
 from .hookspecs import hookimpl
+from .observers import rank
 from .relaxation import Ace, find
 
 RUNS = Path(".ace") / "runs"
@@ -44,8 +46,10 @@ class Run:
             "torch": torch.__version__,
         }
         (self.folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        self.process = os.getpid()
         self.warned = False
         self.finished = False
+        self.at_the_end: weakref.finalize[Any, Any] | None = None
 
     def write(self, ace: Ace, **more: Any) -> None:
         step = ace.duals.count
@@ -69,8 +73,10 @@ class Run:
 
     def finish(self, ace: Ace) -> None:
         """The last line, once: when the process ends, the model is projected, or nobody holds it any more."""
-        if not self.finished:
+        if not self.finished and self.process == os.getpid():  # a forked child ends without ending the run
             self.finished = True
+            if self.at_the_end is not None:
+                self.at_the_end.detach()  # it holds ace
             try:
                 self.write(ace, finished=True)
             except OSError as error:
@@ -82,8 +88,8 @@ class Trace:
 
     def __init__(self) -> None:
         self.runs: weakref.WeakKeyDictionary[nn.Module, Run | None] = weakref.WeakKeyDictionary()
-        self.folders: list[Path] = []
-        """Every folder this process wrote to, also of models that are gone."""
+        self.folders: weakref.WeakKeyDictionary[Duals, Path] = weakref.WeakKeyDictionary()
+        """Where the run of a model went, by its duals, which people may hold longer than the model."""
 
     @hookimpl
     def ace_stepped(self, model: nn.Module, step: int) -> None:
@@ -94,7 +100,7 @@ class Trace:
             run = self.runs[model] = self._open(ace)
             if run is not None:
                 # Holds ace, never the model: a model dropped inside a function still gets its last line.
-                weakref.finalize(model, run.finish, ace)
+                run.at_the_end = weakref.finalize(model, run.finish, ace)
         run = self.runs[model]
         if run is not None and not run.finished:
             try:
@@ -111,31 +117,20 @@ class Trace:
             run.finish(ace)
 
     def _open(self, ace: Ace) -> Run | None:
-        if os.environ.get("ACE_TRACE") == "0" or _rank() != 0:
+        if os.environ.get("ACE_TRACE") == "0" or rank() != 0:
             return None
         try:
             run = Run(ace, Path(os.environ.get("ACE_RUNS", RUNS)))
-            self.folders.append(run.folder)
+            self.folders[ace.duals] = run.folder
             return run
         except OSError as error:
             # A full disk or a read-only folder must not cost anyone their training run.
             _no_trace(error)
             return None
 
-    def folder(self, model: nn.Module) -> Path | None:
-        run = self.runs.get(model)
-        return None if run is None else run.folder
-
 
 def _no_trace(error: OSError) -> None:
     warnings.warn(f"no trace is written: {error}; training goes on", AceWarning, stacklevel=2)
-
-
-def _rank() -> int:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
-    return int(os.environ.get("RANK", "0") or 0)
 
 
 def _fresh(runs: Path, name: str) -> Path:
@@ -165,13 +160,3 @@ def _whole_lines(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
 
 
 TRACE = Trace()
-
-
-def observers() -> Any:
-    """The hook callers of every observer, the trace among them."""
-    from .plugins import registry
-
-    manager = registry().manager
-    if not manager.is_registered(TRACE):
-        manager.register(TRACE, name="ace_plugins.trace")
-    return manager.hook

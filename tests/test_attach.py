@@ -106,7 +106,9 @@ def test_forward_that_raises_leaves_no_forward_open() -> None:
 
 def test_submodule_called_alone_says_why_it_cannot() -> None:
     model = attach(Layered())
-    with pytest.raises(AceError, match="'stem' reads the model's own input, which this forward has not seen"):
+    with pytest.raises(
+        AceError, match="'stem' reads the model's own input, which this call has not seen: .*activation checkpointing"
+    ):
         model.layers[0](torch.randn(4, 8))
     assert attach(VectorMaps()).map_to_feat(torch.randn(2, 3, 4)).shape == (2, 3, 4)
 
@@ -181,6 +183,61 @@ def test_copies_name_their_own_model() -> None:
     assert status(twin).mode == "strict"
 
 
+def test_project_inside_use_branches_leaves_no_hook() -> None:
+    model = attach(Layered())
+    ace = model.ace
+    with use_branches(model, False):
+        project(model)
+    ace.train()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    model(torch.randn(2, 3))
+
+
+def test_a_copy_made_inside_use_branches_is_free_of_it() -> None:
+    model = attach(Layered())
+    with use_branches(model, False):
+        twin = copy.deepcopy(model)
+    x = torch.randn(2, 3)
+    assert torch.equal(twin.train()(x), model.train()(x))
+
+
+def test_an_interrupted_forward_is_forgotten() -> None:
+    from ace_plugins import forwards
+
+    model = attach(Layered())
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.layers[1].register_forward_pre_hook(interrupt)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.randn(2, 3))
+    handle.remove()
+    assert len(forwards._forwards.open) == 1
+    model(torch.randn(2, 3))
+    assert forwards._forwards.open == []
+
+
+def test_wrappers_are_seen_through() -> None:
+    model = attach(Layered())
+    for wrapper in (nn.DataParallel(model), torch.optim.swa_utils.AveragedModel(model)):
+        assert status(wrapper).mode == "strict"
+        assert equivariance_error(wrapper, (torch.randn(4, 3),)).relative < 1e-5
+        with use_branches(wrapper, False):
+            pass
+        with pytest.raises(AceError, match="has no ACE attached.*pass the model inside the wrapper"):
+            project(wrapper)
+    assert status(nn.Sequential(nn.Linear(2, 2))).mode == "off"
+
+
+def test_half_precision_reaches_the_branches_only() -> None:
+    model = attach(Layered()).half()
+    assert model.ace.branch("stem")[0].weight.dtype == torch.float16
+    assert {t.dtype for t in (model.ace.gamma, model.ace.duals.lambda_, model.ace.duals.steps)} == {torch.float32}
+    assert model.double().ace.gamma.dtype == torch.float64
+
+
 def test_spectral_norm_bounds_every_linear_map() -> None:
     torch.manual_seed(0)
     model = attach(Layered(), spectral_norm=True)
@@ -251,6 +308,10 @@ class Odd(Adapter):
         ([Site("a", "mix", (1,), (1,), reads=Tap("y"))], r"'a' reads argument 'y' of a forward that takes \(input\)"),
         ([Site("a", "mix", (1,), (1,), reads=Tap(3))], r"'a' reads argument 3 of a forward that takes \(input\)"),
         ([Site("a.b", "mix", (1,), (1,)), Site("a_b", "mix", (1,), (1,))], "two nodes are named 'a_b' \\(or 'a.b'\\)"),
+        (
+            [Site("a", "mix", (1,), (1,)), Site("b", "mix", (1,), (1,))],
+            "sites 'a' and 'b' are one and the same submodule",
+        ),
         ([Stem("s", Tap(), (1,), (1,)), Site("a", "mix", (1,), (1,))], "stem 's' must say which module it reads"),
     ],
 )

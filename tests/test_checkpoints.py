@@ -99,9 +99,11 @@ def test_checkpoints_of_other_architectures_change_nothing() -> None:
     model = trained()
     before = copy.deepcopy(model.state_dict())
     others = {
-        "checkpoint of another architecture: 0 of the 10 weights of Layered": VectorMaps(),
-        "checkpoint of another architecture: 0 of the 10 weights": attach(TwoOutputs()),
-        "checkpoint of another architecture: 1 of the 10 weights .*nothing was loaded": Layered(width=16),
+        "checkpoint of another architecture: 0 of its 2 weights fit Layered": VectorMaps(),
+        "checkpoint of another architecture: 0 of its .* weights fit": attach(TwoOutputs()),
+        "checkpoint of another architecture: 1 of its 10 weights fit Layered by name and shape.*nothing was loaded into Layered": Layered(
+            width=16
+        ),
         "holds ACE of other sites .*layers.3.*expected layered: layers.0, layers.1, layers.2": attach(
             Layered(layers=4)
         ),
@@ -114,11 +116,82 @@ def test_checkpoints_of_other_architectures_change_nothing() -> None:
         assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
+def test_parts_of_checkpoints_load_when_not_strict() -> None:
+    model = trained()
+    weight = torch.randn_like(model.head.weight)
+    with pytest.warns(AceWarning, match="checkpoint without ACE"):
+        model.load_state_dict({"head.weight": weight}, strict=False)
+    assert torch.equal(model.head.weight, weight)
+    model.load_state_dict({"ace.gamma": torch.zeros(3)}, strict=False)
+    assert model.ace.gamma.tolist() == [0, 0, 0]
+
+
+def test_resilient_says_that_eval_is_another_function() -> None:
+    with pytest.warns(AceWarning, match=r"model.eval\(\) is not the checkpoint's function"):
+        trained(mode="resilient").load_state_dict(Layered().state_dict())
+
+
+def test_averaged_checkpoints_load() -> None:
+    states = [trained().state_dict() for _ in range(3)]
+    model = trained()
+    model.load_state_dict({k: sum(state[k] for state in states) / 3 for k in states[0]})
+    ema = copy.deepcopy(states[0])
+    for name, value in states[1].items():
+        ema[name].mul_(0.999).add_(value, alpha=0.001)
+    model.load_state_dict(ema)
+
+
+def test_loading_on_the_meta_device() -> None:
+    state = trained().state_dict()
+    with torch.device("meta"):
+        model = Layered()
+    attach(model)
+    model.load_state_dict(state, assign=True)
+    assert torch.equal(model.ace.gamma, state["ace.gamma"])
+
+
+def test_export_keeps_the_kind_of_container_and_finds_lists() -> None:
+    from collections import defaultdict
+
+    state = trained().state_dict()
+    assert quietly(state)._metadata == state._metadata
+    kept = quietly(defaultdict(list, {"models": [state, {"x": 1}]}))
+    assert isinstance(kept, defaultdict)
+    Layered().load_state_dict(kept["models"][0])
+
+
+def test_export_tells_of_optimizers_and_nan() -> None:
+    model = trained(trace=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    with torch.no_grad():
+        model.ace.gamma.fill_(float("nan"))
+    with pytest.warns(AceWarning) as caught:
+        export({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    told = " ".join(str(warning.message) for warning in caught)
+    assert "max |gamma| is nan" in told
+    assert "still counts ACE's parameters" in told
+
+
+def test_export_over_itself_and_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    torch.save(trained(trace=False).state_dict(), path)
+    mode = path.stat().st_mode
+    quietly(path, path)
+    assert path.stat().st_mode == mode
+    Layered().load_state_dict(torch.load(path))
+    assert list(tmp_path.glob("*")) == [path]
+
+
 def test_export_refusals(tmp_path: Path) -> None:
     refused("the state_dict holds no ACE: expected keys such as 'ace.manifest'", lambda: export(Layered().state_dict()))
     refused("no checkpoint at .*none.pt", lambda: export(tmp_path / "none.pt"))
     (tmp_path / "text.pt").write_text("not a checkpoint")
     refused("cannot read .*text.pt as a checkpoint", lambda: export(tmp_path / "text.pt"))
+    state = trained().state_dict()
+    for place in (tmp_path / "no" / "x.pt", tmp_path, ""):
+        refused(
+            "cannot write .*: expected a file name in a folder that exists", lambda place=place: quietly(state, place)
+        )
     torch.save(trained(), tmp_path / "whole.pt")
     refused("cannot read .*whole.pt as a checkpoint of tensors", lambda: export(tmp_path / "whole.pt"))
 

@@ -92,6 +92,51 @@ def test_the_scripts_errors_are_its_own(folder: Path) -> None:
     assert "ace_plugins" not in plain.stderr
 
 
+SPAWN = """
+import torch
+from torch_geometric.nn import SchNet
+def work(rank):
+    model = SchNet(16, 16, 2, 10)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.tensor([1, 6]), torch.randn(2, 3)).sum().backward()
+    optimizer.step()
+    print("attached", hasattr(model, "ace"), model.ace.config.mode, model.ace.duals.count)
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, nprocs=1)
+"""
+
+
+def test_models_built_in_spawned_workers_are_attached(folder: Path) -> None:
+    (folder / "spawn.py").write_text(SPAWN)
+    done = call(folder, "run", "schnet", "--mode", "resilient", "--", "spawn.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "attached True resilient 1\n"
+    assert "no model was attached" not in done.stderr
+    assert "ace: attached to SchNet: 2 sites, mode resilient" in done.stderr
+    assert "ACE resilient, 1 steps" in done.stderr
+
+
+def test_the_scripts_own_options_are_its_own(folder: Path) -> None:
+    (folder / "args.py").write_text("import sys; print(sys.argv)")
+    words = ["args.py", "--mode", "fast", "--epsilon", "7", "--json", "--", "x"]
+    for before in (["run", "schnet", "--mode", "off"], ["run", "--mode", "off", "schnet"]):
+        for dashes in ([], ["--"]):
+            done = call(folder, *before, *dashes, *words)
+            assert done.stdout == f"{words}\n", done.stderr
+
+
+def test_run_says_when_the_dual_loop_never_ran(folder: Path) -> None:
+    (folder / "idle.py").write_text("from torch_geometric.nn import SchNet\nmodel = SchNet(16, 16, 2, 10)\n")
+    done = call(folder, "run", "schnet", "--", "idle.py")
+    assert "ace: attached to SchNet, but its dual loop made no step: expected optimizer.step()" in done.stderr
+
+
+def test_the_summary_needs_no_trace(folder: Path) -> None:
+    done = call(folder, "run", "schnet", "--no-trace", "--", "train.py")
+    assert "ACE strict, 3 steps" in done.stderr
+    assert not (folder / ".ace").exists()
+
+
 def test_run_says_when_nothing_was_attached(folder: Path) -> None:
     (folder / "empty.py").write_text("print('hello')")
     done = call(folder, "run", "schnet", "--", "empty.py")
@@ -134,8 +179,16 @@ def test_export(folder: Path) -> None:
         (["run", "schnet", "--gamma-lr", "nan", "--", "train.py"], "gamma_lr nan: expected a finite number"),
         (["run", "schnet", "--", "trian.py"], "trian.py"),
         (["run", "schnet"], "no script given"),
-        (["run", "schnet", "train.py", "--steps", "3"], "The script and its own options go after '--'"),
-        (["export", "none.pt", "-o", "x.pt"], "no checkpoint at none.pt"),
+        (
+            ["run", "--mode", "strict", "schnet", "--rho", "2", "--", "train.py"],
+            "option '--rho': expected options before",
+        ),
+        (["run", "schnet", "--prest", "x", "--", "train.py"], "--prest"),
+        (["run", "schnet", "--land-at", "1e3", "--", "train.py"], "--land-at"),
+        (["run"], "no adapter given"),
+        (["doctor"], "Missing argument 'ADAPTER'"),
+        (["export", "train.py", "-o", "x.pt"], "cannot read train.py as a checkpoint"),
+        (["export", "none.pt", "-o", "x.pt"], "no checkpoint at 'none.pt'"),
         (["lst"], "unknown command 'lst': expected one of demo, doctor, export, list, run (did you mean 'list'?)"),
         (["schnet"], "run 'ace-patch run schnet -- your_script.py'"),
         (["demo", "--target", "energy"], "unknown QM9 target 'energy': expected one of "),

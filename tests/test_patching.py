@@ -69,11 +69,10 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Ne
 
 
 def test_before_the_upstream_is_imported(adapter: type[NetAdapter]) -> None:
-    with patched("net", mode="resilient") as patch:
+    with patched("net", mode="resilient"):
         assert "upstream_net" not in sys.modules, "patching imports nothing"
         net = importlib.import_module("upstream_net").Net()
         assert status(net).mode == "resilient"
-        assert list(patch.models) == [net]
         assert adapter.shimmed == ["applied"]
     plain = importlib.import_module("upstream_net").Net()
     assert status(plain).mode == "off"
@@ -107,6 +106,36 @@ def test_subclasses_are_attached_once(adapter: type[NetAdapter]) -> None:
         model = Deeper()
         assert len(status(model).sites) == 1
         assert not torch.equal(model(torch.ones(1, 6)), model.eval()(torch.ones(1, 6)))
+
+
+def test_a_subclass_is_attached_when_its_own_constructor_is_done(adapter: type[NetAdapter]) -> None:
+    upstream = importlib.import_module("upstream_net")
+
+    class Wide(upstream.Net):
+        def __init__(self) -> None:
+            super().__init__(4)
+            assert status(self).mode == "off"
+            self.layer = nn.Linear(4, 9)
+
+    with patched("net"):
+
+        class Wider(Wide):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = nn.Linear(4, 12)
+
+        for cls, width in ((Wide, 9), (Wider, 12), (upstream.Net, 4)):
+            model = cls()
+            assert model.ace.sites[0].width_out == width
+    assert status(Wider()).mode == "off"
+
+
+def test_a_constructor_that_fails_leaves_nothing(adapter: type[NetAdapter]) -> None:
+    Net = importlib.import_module("upstream_net").Net
+    with patched("net"):
+        with pytest.raises(TypeError):
+            Net("wide")
+        assert status(Net()).mode == "strict"
 
 
 def test_settings_are_checked_at_once(adapter: type[NetAdapter]) -> None:

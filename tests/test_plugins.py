@@ -153,7 +153,10 @@ def test_load_plugins_chooses(everything_broken: Path) -> None:
     for value, expected in {"good": ["good"], " good , nothing": ["good"], "": []}.items():
         done = listing(everything_broken, "list", "--json", ACE_LOAD_PLUGINS=value)
         assert [plugin["name"] for plugin in json.loads(done.stdout)] == expected
-    assert "no plugins found" in listing(everything_broken, "list", ACE_LOAD_PLUGINS="").stdout
+    done = listing(everything_broken, "list", ACE_LOAD_PLUGINS="goood")
+    assert "unknown plugin in ACE_LOAD_PLUGINS 'goood': expected one of " in done.stdout
+    done = listing(everything_broken, "doctor", "good", ACE_LOAD_PLUGINS="goood")
+    assert "not loaded: unknown plugin in ACE_LOAD_PLUGINS 'goood'" in done.stderr
 
 
 def test_help_and_list_do_not_import_torch(everything_broken: Path) -> None:

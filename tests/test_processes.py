@@ -35,16 +35,39 @@ def worker(rank: int, port: int, model: Any, x: torch.Tensor, folder: str) -> No
     torch.distributed.destroy_process_group()
 
 
+def landing_worker(rank: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    registry().add(ADAPTERS["layered"](), "layered")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=1)
+    torch.manual_seed(0)
+    model = attach(Layered(), land_at=2, trace=False)
+    train(nn.parallel.DistributedDataParallel(model), torch.randn(8, 3), steps=5)
+    assert status(model).landed
+    assert status(model).steps == 2
+    assert model.ace.gamma.tolist() == [0, 0, 0]
+    torch.distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_landing_under_ddp(tmp_path: Path) -> None:
+    """DDP wants every parameter in every backward, also those of branches that count no more."""
+    torch.multiprocessing.spawn(landing_worker, args=(free_port(), str(tmp_path)), nprocs=1)
+
+
 def test_a_model_trained_by_two_processes_is_the_model_trained_by_one(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = attach(Layered().double(), mode="resilient", dual_lr=0.05, gamma_lr=3.0)
     x = torch.randn(16, 3, dtype=torch.float64)
     alone = copy.deepcopy(model)
     train(alone, x)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(worker, args=(port, model, x, str(tmp_path)), nprocs=2)
+    torch.multiprocessing.spawn(worker, args=(free_port(), model, x, str(tmp_path)), nprocs=2)
     one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert all(torch.allclose(v.double(), one[name].double(), atol=1e-12) for name, v in alone.state_dict().items())

@@ -175,22 +175,54 @@ def test_branches_nobody_owns_are_reported() -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("how", ["lbfgs", "positional", "keyword"])
-def test_closures_are_an_error_and_nothing_moves(how: str) -> None:
-    model, x = model_and_batch()
-    make = torch.optim.LBFGS if how == "lbfgs" else torch.optim.SGD
-    optimizer = make(model.parameters(), lr=0.1)
-    before = copy.deepcopy(model.state_dict())
-
+def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> Any:
     def closure() -> Tensor:
         optimizer.zero_grad()
         loss = loss_of(model, x)
         loss.backward()
         return loss
 
-    with pytest.raises(AceError, match=rf"{make.__name__}.step\(closure\)"):
-        optimizer.step(closure=closure) if how == "keyword" else optimizer.step(closure)
+    return closure
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_closure_called_once_is_as_good_as_a_backward_before(make: Any, keyword: bool) -> None:
+    """As trainers do that hand a closure to every optimizer."""
+    plain, x = model_and_batch(gamma_lr=3.0)
+    closed = copy.deepcopy(plain)
+    one, two = (make(model.parameters(), lr=0.01, weight_decay=0.1) for model in (plain, closed))
+    for _ in range(5):
+        closure_of(plain, one, x)()
+        one.step()
+        closure = closure_of(closed, two, x)
+        loss = two.step(closure=closure) if keyword else two.step(closure)
+        assert loss is not None
+    assert same(plain, closed)
+    assert status(closed).steps == 5
+    assert len(two.param_groups) == 1
+
+
+def test_lbfgs_is_an_error_and_nothing_moves() -> None:
+    model, x = model_and_batch()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(AceError, match="LBFGS computes gradients again and again inside its step"):
+        optimizer.step(closure_of(model, optimizer, x))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+class Twice(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        return super().step(closure)
+
+
+def test_a_closure_called_twice_is_an_error() -> None:
+    model, x = model_and_batch()
+    optimizer = Twice(model.parameters(), lr=0.1)
+    with pytest.raises(AceError, match="Twice called its closure twice in one step"):
+        optimizer.step(closure_of(model, optimizer, x))
 
 
 def test_closures_of_other_models_are_fine() -> None:
@@ -232,6 +264,82 @@ def test_a_step_that_raises_leaves_groups_and_gradients_whole() -> None:
     loss_of(twin, x).backward()
     optimizer.step()
     assert same(model, twin)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_after_a_step_that_raised_a_new_gradient_counts(set_to_none: bool) -> None:
+    model, x = model_and_batch(gamma_lr=2.0)
+    optimizer = Failing(model.parameters(), lr=0.01)
+    loss_of(model, x).backward()
+    optimizer.fail = True
+    with pytest.raises(RuntimeError, match="kernel failed"):
+        optimizer.step()
+    assert len(optimizer.state_dict()["param_groups"]) == 1, "a state saved on the way out can be loaded"
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(RuntimeError, match="kernel failed"):
+        optimizer.step()
+    optimizer.fail = False
+    optimizer.zero_grad(set_to_none=set_to_none)
+    (1000 * loss_of(model, x)).backward()
+    wanted = model.ace.gamma.grad.clone()
+    before = model.ace.gamma.detach().clone()
+    optimizer.step()
+    assert torch.allclose(model.ace.gamma, before - 0.02 * wanted)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """As ZeroRedundancyOptimizer and Lookahead: an optimizer whose step is another one's."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([p for group in inner.param_groups for p in group["params"]], {"lr": 0.5})
+        self.inner = inner
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+def test_an_optimizer_inside_an_optimizer_counts_once() -> None:
+    plain, x = model_and_batch(gamma_lr=2.0)
+    wrapped = copy.deepcopy(plain)
+    one = torch.optim.SGD(plain.parameters(), lr=0.01, weight_decay=0.1)
+    inner = torch.optim.SGD(wrapped.parameters(), lr=0.01, weight_decay=0.1)
+    outer = Wrapping(inner)
+    for model, optimizer in ((plain, one), (wrapped, outer)):
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss_of(model, x).backward()
+            optimizer.step()
+    assert same(plain, wrapped)
+    assert status(wrapped).steps == 4
+    assert len(outer.param_groups) == len(inner.param_groups) == 1
+
+
+def test_failing_observers_cost_no_training() -> None:
+    from ace_plugins import hookimpl
+    from ace_plugins.plugins import registry
+
+    class Offline:
+        @hookimpl
+        def ace_attached(self, model: Any) -> None:
+            raise ConnectionError("no network")
+
+        @hookimpl
+        def ace_stepped(self, model: Any) -> None:
+            raise ConnectionError("no network")
+
+    registry().add(Offline(), "dashboard")
+    try:
+        with pytest.warns(AceWarning, match="observer 'dashboard' failed in ace_attached: ConnectionError: no network"):
+            one, x = model_and_batch()
+        two = copy.deepcopy(one)
+        optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.01, weight_decay=0.1)
+        (loss_of(one, x) + loss_of(two, x)).backward()
+        with pytest.warns(AceWarning, match="observer 'dashboard' failed in ace_stepped"):
+            optimizer.step()
+    finally:
+        registry().remove("dashboard")
+    assert status(one).steps == status(two).steps == 1
+    assert len(optimizer.param_groups) == 1
 
 
 def test_a_projected_model_trains_as_plain_upstream() -> None:

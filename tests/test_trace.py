@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,29 @@ def test_lines_survive_a_kill(tmp_path: Path) -> None:
     with (folder / "trace.jsonl").open("a") as file:
         file.write('{"step": 8, "gam')
     assert len(read_trace(folder)) == 7, "a torn last line is left out"
+
+
+def test_a_forked_child_does_not_end_the_run(tmp_path: Path) -> None:
+    model = attach(Layered())
+    train(model, 2)
+    child = os.fork()
+    if child == 0:
+        from ace_plugins import steps
+
+        steps._finish_all()
+        os._exit(0)
+    os.waitpid(child, 0)
+    (folder,) = runs(tmp_path)
+    assert not any("finished" in line for line in read_trace(folder))
+
+
+def test_project_frees_the_branches(tmp_path: Path) -> None:
+    model = attach(Layered())
+    train(model, 2)
+    ace = weakref.ref(model.ace)
+    project(model)
+    gc.collect()
+    assert ace() is None
 
 
 def test_no_trace_is_an_error(tmp_path: Path) -> None:

@@ -198,6 +198,43 @@ def test_symmetry_is_broken_by_gamma_alone() -> None:
     assert errors[0] < 1e-10 < errors[1] < errors[2]
 
 
+class OnData(SchNet):
+    """A forward of its own, as PyG scripts like to have it."""
+
+    def forward(self, data: Any) -> Tensor:
+        out: Tensor = super().forward(data.z, data.pos, data.batch)
+        return out
+
+
+def test_subclasses_with_a_forward_of_their_own() -> None:
+    from torch_geometric.data import Data
+
+    z, pos, batch = molecules()
+    with patched("schnet"):
+        model = OnData(16, 16, 2, 10)
+    data = Data(z=z, pos=pos, batch=batch)
+    assert not torch.equal(model.train()(data), model.eval()(data))
+
+
+def test_an_interaction_graph_that_is_a_function() -> None:
+    graph = RadiusGraph(10.0)
+    model = attach(SchNet(16, 16, 2, 10, interaction_graph=lambda pos, batch: graph(pos, batch)))
+    assert not torch.equal(model.train()(*molecules()), model.eval()(*molecules()))
+
+
+def test_shared_interactions_are_refused() -> None:
+    model = small()
+    model.interactions[1] = model.interactions[0]
+    with pytest.raises(AceError, match="'interactions.0' and 'interactions.1' are one and the same submodule"):
+        attach(model)
+
+
+def test_a_single_atom_trains() -> None:
+    model = attach(small())
+    model(torch.tensor([6]), torch.zeros(1, 3)).sum().backward()
+    assert torch.isfinite(model.ace.gamma.grad).all()
+
+
 def test_a_schnet_without_interactions_has_no_site() -> None:
     with pytest.raises(AceError, match="adapter 'schnet' finds no site in .*schnet:SchNet"):
         attach(SchNet(16, 16, 0, 10))
@@ -225,7 +262,7 @@ def test_equals_the_authors_fork(monkeypatch: pytest.MonkeyPatch) -> None:
         ours.load_state_dict(state)
     ours.ace.branch("lift").load_state_dict(theirs.pos_linear.state_dict())
     for i, link in enumerate(theirs.pos_interactions):
-        ours.ace.branch(f"interactions.{i}").load_state_dict(link.state_dict())
+        ours.ace.branch(f"interactions.{i}").load_state_dict(link.state_dict(), strict=True)
     z, pos, batch = molecules()
     one, two = theirs(z, pos, batch, disable_equivariance=True), ours(z, pos, batch)
     assert torch.allclose(one, two, atol=1e-5)

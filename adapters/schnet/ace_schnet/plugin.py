@@ -32,9 +32,14 @@ def ace_upstream() -> Upstream:
 
 @hookimpl
 def ace_layers(model: Any) -> Sequence[Node]:
+    from torch import nn
+
     interactions = getattr(model, "interactions", None) or ()
     width = int(getattr(model, "hidden_channels", 0))
-    nodes: list[Node] = [Stem(LIFT, Tap("pos", ""), (3,), (width,))]
+    # Where the positions pass in any case: subclasses like to have forwards of their own, as forward(data).
+    graph = isinstance(getattr(model, "interaction_graph", None), nn.Module)
+    positions = Tap(0, "interaction_graph") if graph else Tap("pos", "")
+    nodes: list[Node] = [Stem(LIFT, positions, (3,), (width,))]
     before = LIFT
     for number in range(len(interactions)):
         name = f"interactions.{number}"
