@@ -44,11 +44,11 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
         )
     if hasattr(model, NAME):
         raise AttachError(f"{class_path(type(model))} has an attribute {NAME!r} of its own; ACE needs that name")
-    nodes = list(plugin.call("ace_layers", model=model) or ())
-    arguments = checked(nodes, model, plugin.name)
     if settings.mode == "off":
         apply_shims(plugin)
         return model
+    nodes = list(plugin.call("ace_layers", model=model) or ())
+    arguments = checked(nodes, model, plugin.name)
     ace = _made(model, plugin, settings, nodes, arguments)
     apply_shims(plugin)
     install(ace, model)

@@ -93,13 +93,14 @@ class Owned:
         group["params"] = [p for p in self.params if p is not self.ace.gamma]
         optimizer.param_groups.append(self.own)
 
-    def restore(self, optimizer: Optimizer) -> None:
+    def restore(self, optimizer: Optimizer, *, stepped: bool = False) -> None:
         """Gradient and groups as the script had them."""
-        if self.before is None:
+        if self.before is None or self.pulled is None:
             return
         gamma = self.ace.gamma
         # After a step that raised, the script may have zeroed or computed a gradient since: then it is its own.
-        if gamma.grad is self.pulled and self.pulled is not None and self.pulled._version == self.version:
+        # In a step that went well only the optimizer can have written to it (fused ones unscale in place).
+        if gamma.grad is self.pulled and (stepped or self.pulled._version == self.version):
             gamma.grad = self.grad
         if self.params is not None:
             optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not self.own]
@@ -110,7 +111,7 @@ class Owned:
     def finish(self, optimizer: Optimizer) -> bool:
         """After the script's step: move the duals. Says whether they moved."""
         before = self.before
-        self.restore(optimizer)
+        self.restore(optimizer, stepped=True)
         if before is None:
             return False
         found_inf = getattr(optimizer, "found_inf", None)

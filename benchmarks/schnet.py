@@ -50,17 +50,11 @@ def trainer(model: Any, data: tuple[Tensor, Tensor, Tensor]) -> Timed:
     return step
 
 
-def without_duals(model: Any, step: Timed) -> Timed:
+def switched(model: Any, step: Timed, on: bool) -> Timed:
+    """The step with or without the dual loop: the optimizer hooks pass by a process without live models."""
+
     def run() -> None:
-        steps.unwatch(model.ace)
-        step()
-
-    return run
-
-
-def with_duals(model: Any, step: Timed) -> Timed:
-    def run() -> None:
-        steps.watch(model.ace)
+        (steps._live.add if on else steps._live.discard)(model.ace)
         step()
 
     return run
@@ -118,8 +112,11 @@ def main() -> None:
         print(f"dual loop, {mode:9} {dual:4}: {share:7.2%} of a training step (at most 1 % wanted)")
     model = attach(copy.deepcopy(plain), mode="strict", trace=False)
     step = trainer(model, data)
-    both = with_duals(model, step), without_duals(model, step)
-    ratio = interleaved(*both, options.rounds)
+    on, off = switched(model, step, True), switched(model, step, False)
+    ratio = interleaved(on, switched(model, step, True), options.rounds)
+    print(f"noise, a training step against itself:       {ratio:.4f}")
+    ratio = interleaved(on, off, options.rounds)
+    steps._live.add(model.ace)
     print(f"training step, with / without the dual loop: {ratio:.4f}")
     ratio = interleaved(step, trainer(copy.deepcopy(plain), data), options.rounds)
     print(f"training step, ACE / upstream:               {ratio:.4f}")
