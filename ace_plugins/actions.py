@@ -138,7 +138,7 @@ def _o3() -> Any:
     try:
         from e3nn import o3
     except ImportError as error:
-        raise AdapterError("Irreps: e3nn is not installed; pip install ace-plugins[irreps]") from error
+        raise AdapterError("Irreps: e3nn is not installed; pip install e3nn") from error
     return o3
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -13,8 +14,9 @@ from . import branches as default_branches
 from .checkpoints import CheckpointHook
 from .config import Config, build
 from .contract import Node, class_path
+from .duals import cooper
 from .equivariance import EquivarianceError, measure
-from .errors import AdapterError, AttachError
+from .errors import AceWarning, AdapterError, AttachError
 from .forwards import install, sync, uninstall
 from .nodes import checked
 from .observers import tell
@@ -61,12 +63,23 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
 
 def configured(plugin: Plugin, settings: Mapping[str, Any]) -> Config:
     """The settings over the adapter's presets, checked."""
-    return build(settings, plugin.call("ace_preset") if plugin.has("ace_preset") else None)
+    config = build(settings, plugin.call("ace_preset") if plugin.has("ace_preset") else None)
+    if config.dual_optimizer == "nupi":
+        cooper()  # missing is told now, not at the first model
+    return config
 
 
 def project(model: M) -> M:
     """Remove ACE in place: what stays is plain upstream, f_eq, with its own parameters and keys."""
     ace = attached(model)
+    largest = float(ace.gamma.detach().abs().max())
+    if ace.in_eval and not largest <= 1e-3:
+        warnings.warn(
+            f"projecting {type(model).__name__} to f_eq although max |gamma| is {largest:.3g} and mode "
+            f"{ace.config.mode!r} deploys the branches: model.eval() changes",
+            AceWarning,
+            stacklevel=2,
+        )
     if ace.duals.count:
         tell("ace_finished", model=model)
     unwatch(ace)

@@ -98,7 +98,7 @@ def export(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.Path
 
 @dataclass
 class Exported:
-    """What an export came to."""
+    """What an export came to; ``kept`` and ``removed`` count tensors."""
 
     content: Any = None
     kept: int = 0
@@ -111,7 +111,7 @@ class Exported:
         if isinstance(content, (list, tuple)) and type(content) in (list, tuple):
             return type(content)(self.clean(item) for item in content)
         if not isinstance(content, Mapping):
-            self.kept += 1
+            self.kept += isinstance(content, Tensor)
             return content
         if {"state", "param_groups"} <= content.keys():
             self.optimizers += 1
@@ -131,6 +131,10 @@ class Exported:
 
 def exported(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Exported:
     """`export`, with the counts."""
+    if isinstance(source, nn.Module):
+        raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
+    if to is not None and isinstance(source, (str, os.PathLike)) and Path(to).resolve() == Path(source).resolve():
+        raise CheckpointError(f"{str(to)!r} is the checkpoint itself: ACE's part would be lost; choose another name")
     where = "the state_dict"
     content: Any = source
     if isinstance(source, (str, os.PathLike)):
@@ -168,10 +172,9 @@ def _read(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"cannot read {path} as a checkpoint of tensors and plain containers: {first}; save model.state_dict() "
-            "or pass the dict itself"
+            f"cannot read {path} as a checkpoint of tensors and containers ({type(error).__name__} in torch.load): "
+            "expected what torch.save(model.state_dict(), path) writes, alone or in a dict"
         ) from None
 
 

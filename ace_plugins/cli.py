@@ -48,10 +48,17 @@ def cli() -> None:
     """Train the equivariant models you already use under ACE, with the scripts you already have."""
 
 
+# Older clicks print the help themselves.
+_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+
+
 def main(prog_name: str = "ace-patch") -> None:
     """The console script. ``run`` hands its script back, so that it runs with no trace of click around it."""
     try:
         result = cli.main(prog_name=prog_name, standalone_mode=False)
+    except _NO_ARGUMENTS as error:
+        error.show()
+        sys.exit(error.exit_code)
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else prog_name
         click.echo(f"ace-patch: {' '.join(error.format_message().split())} See '{where} --help'", err=True)
@@ -131,6 +138,8 @@ def doctor(adapter: str, as_json: bool) -> None:
         from .tables import print_diagnosis
 
         print_diagnosis(found)
+    if found.problems:
+        sys.exit(1)
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,7 +209,7 @@ def export(checkpoint: str, output: str, as_json: bool) -> None:
         told = {"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed}
         _print_json({**told, "warnings": notices})
         return
-    click.echo(f"{output}: {done.kept} entries kept, {done.removed} of ACE removed")
+    click.echo(f"{output}: {done.kept} tensors kept, {done.removed} of ACE removed")
     for notice in notices:
         click.echo(f"ace-patch: {notice}", err=True)
 
@@ -220,7 +229,9 @@ class Demos(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = self.list_commands(ctx)
         if not names:
-            raise AceError("no installed adapter has a demo: expected one such as pip install 'ace-schnet[demo]'")
+            raise AceError("no installed adapter has a demo: expected one that implements ace_demo, such as ace-schnet")
+        if args and args[0] not in names and not args[0].startswith("-"):
+            raise AceError(one_of("demo", args[0], names, do="these adapters have one"))
         if not args or args[0] not in names:
             args = [names[0], *args]
         return super().parse_args(ctx, args)

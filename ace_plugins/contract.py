@@ -30,6 +30,15 @@ class Upstream:
     models: tuple[str, ...]
     """Model classes as "module:Class". Matched by name along the class's bases, so nothing is imported."""
 
+    def __post_init__(self) -> None:
+        named = (tuple, list)
+        if not isinstance(self.models, named) or not self.models:
+            raise ValueError(f"models {self.models!r}: expected a tuple of 'module:Class', as ('mynet.model:MyNet',)")
+        for path in self.models:
+            module, colon, name = str(path).partition(":")
+            if not (colon and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))):
+                raise ValueError(f"models: expected 'module:Class', as 'mynet.model:MyNet', found {path!r}")
+
 
 @dataclass(frozen=True)
 class Tap:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .attaching import attach, equivariance_error
-from .contract import Example, Site, Stem
+from .contract import Site, Stem, class_path
 from .equivariance import Call, EquivarianceError
-from .plugins import registry
+from .errors import AceError, AdapterError
+from .plugins import Plugin, one_line, registry
 from .shims import applied, shims
 from .site_status import status
+
+SYMMETRIC = 1e-3
+"""Largest relative equivariance error of plain upstream, in float32."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,9 @@ class Diagnosis:
     error_at_0: EquivarianceError
     error_at_1: EquivarianceError
     shims: tuple[Repair, ...]
+    presets: dict[str, dict[str, Any]]
+    problems: tuple[str, ...]
+    """What is wrong with the adapter; none if it is healthy."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -60,14 +68,21 @@ def diagnose(name: str, seed: int = 0) -> Diagnosis:
     """Build the adapter's example, attach it, and measure its symmetry with the branches at 0 and at 1."""
     plugin = registry().adapter(name)
     assert plugin.upstream is not None
-    example: Example = plugin.call("ace_example", seed=seed)
-    model: Any = attach(example.model, name, trace=False)
+    example = plugin.example(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # the same branches, and so the same numbers, each time
+        model: Any = attach(example.model, name, trace=False)
     now = status(model)
     errors = []
     for gamma in (0.0, 1.0):
         with torch.no_grad():
             model.ace.gamma.fill_(gamma)
-        errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
+        try:
+            errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
+        except AceError:
+            raise
+        except Exception as error:
+            raise AdapterError(f"adapter {name!r}: its example does not run: {one_line(error)}") from error
     return Diagnosis(
         adapter=name,
         upstream=plugin.upstream.title,
@@ -80,13 +95,30 @@ def diagnose(name: str, seed: int = 0) -> Diagnosis:
         error_at_0=errors[0],
         error_at_1=errors[1],
         shims=tuple(Repair(shim.name, shim.reason, applied(plugin, shim)) for shim in shims(plugin)),
+        presets={k: dict(v) for k, v in plugin.call("ace_preset").items()} if plugin.has("ace_preset") else {},
+        problems=tuple(_problems(plugin, model, *errors)),
     )
+
+
+def _problems(plugin: Plugin, model: torch.nn.Module, zero: EquivarianceError, one: EquivarianceError) -> Iterator[str]:
+    assert plugin.upstream is not None
+    bases = [class_path(base) for base in type(model).__mro__]
+    if not set(bases).intersection(plugin.upstream.models):
+        named = ", ".join(plugin.upstream.models)
+        yield f"its example is a {bases[0]}, which is not among the models it names ({named})"
+    if not zero.relative < SYMMETRIC:
+        yield (
+            f"at gamma = 0 the relative equivariance error is {zero.relative:.3g}, expected below {SYMMETRIC:g}: "
+            "ace_group_action does not fit the model, or the model is not equivariant"
+        )
+    if not one.relative > 2 * zero.relative:
+        yield "at gamma = 1 the symmetry is as at gamma = 0: the branches break nothing, so they relax nothing"
 
 
 def _part(node: Site | Stem, branch: torch.nn.Module) -> Part:
     site = isinstance(node, Site)
     if isinstance(node.reads, str):
-        reads = node.reads
+        reads = f"branch of {node.reads}"
     elif node.reads.module is None:
         reads = f"its input {node.reads.argument!r}" if node.reads.argument else "its input"
     else:

@@ -38,7 +38,7 @@ class Duals(nn.Module):
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         if config.dual_optimizer == "nupi":
-            _cooper()
+            cooper()
         self.config = config
         zeros = torch.zeros(sites, dtype=dtype, device=device)
         self.register_buffer("lambda_", zeros.clone())
@@ -104,16 +104,16 @@ class Duals(nn.Module):
         """cooper's nuPI over the live buffers; made anew after ``.to()``, which replaces them."""
         made = self._nupi
         if made is None or made.param_groups[0]["params"][0] is not self.lambda_:
-            cooper = _cooper()
+            library = cooper()
             # ZEROS: with the default initialisation cooper-optim 1.0.1 mishandles the second step.
-            made = self._nupi = cooper.nuPI(
+            made = self._nupi = library.nuPI(
                 [self.lambda_],
                 lr=0.0,
                 # As tensors of lambda's own precision: cooper would make float32 ones.
                 Kp=torch.full((), self.config.nupi_kp, dtype=self.lambda_.dtype, device=self.lambda_.device),
                 Ki=torch.full((), self.config.nupi_ki, dtype=self.lambda_.dtype, device=self.lambda_.device),
                 ema_nu=self.config.nupi_nu,
-                init_type=cooper.nuPIInitType.ZEROS,
+                init_type=library.nuPIInitType.ZEROS,
                 maximize=True,
             )
             if self.config.nupi_kp:
@@ -131,12 +131,13 @@ class Duals(nn.Module):
         return {**self.__dict__, "_nupi": None}
 
 
-def _cooper() -> Any:
+def cooper() -> Any:
+    """The optional library that has nuPI."""
     try:
         import cooper.optim
     except ImportError as error:
         raise ConfigError(
             f"dual_optimizer 'nupi': expected the package cooper-optim, found {error}; "
-            "run pip install 'ace-plugins[nupi]', or choose sgd or adam"
+            "run pip install cooper-optim, or choose sgd or adam"
         ) from None
     return cooper.optim

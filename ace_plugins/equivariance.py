@@ -121,6 +121,13 @@ def _measure(
         raise ConfigError(f"samples: expected at least 1, found {samples}")
     args, kwargs = as_call(batch)
     names = forward_names(model)
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"batch does not fit {type(model).__name__}.forward({', '.join(names)}): {error}; pass a tuple of "
+            "positional arguments, a dict of keyword arguments, or Call(args, kwargs)"
+        ) from None
     generator = torch.Generator().manual_seed(seed)
     absolute, relative = [], []
     with torch.no_grad(), _in_eval(model):

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .contract import Site, Tap
+from .contract import Node, Site, Tap
 from .errors import AdapterError, AttachError
 from .parts import part_of, with_part
 from .relaxation import NAME, Ace
@@ -47,8 +47,16 @@ class Forward:
                     "forward (on its own, taken into another model, or recomputed by activation checkpointing); call "
                     "the model itself, or project(model) first"
                 )
-            self.values[name] = self.ace.branch(name)(read)
+            self.values[name] = self.branch(node, read)
         return self.values[name]
+
+    def branch(self, node: Node, read: Any) -> Tensor:
+        """The node's module on what it reads, which must be features of the shape the adapter says."""
+        found = tuple(read.shape[-len(node.shape_in) :]) if isinstance(read, Tensor) else type(read).__name__
+        if found != node.shape_in:
+            raise AdapterError(f"{node.name!r} reads features of shape {found}, expected shape_in {node.shape_in}")
+        value: Tensor = self.ace.branch(node.name)(read)
+        return value
 
 
 class _Forwards(threading.local):
@@ -127,7 +135,7 @@ class SiteHook:
         assert isinstance(site, Site)
         if isinstance(site.reads, Tap) and site.reads.module is None:
             # Not cached: the module may be called several times in a forward, with other inputs.
-            branch = forward.ace.branch(site.name)(forward.ace.arguments[site.name].pick(args, kwargs))
+            branch = forward.branch(site, forward.ace.arguments[site.name].pick(args, kwargs))
             forward.values[site.name] = branch
         else:
             branch = forward.value(site.name)

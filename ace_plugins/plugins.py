@@ -13,8 +13,8 @@ import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
 
 from . import hookspecs
-from .contract import Upstream, class_path
-from .errors import AdapterError, one_of
+from .contract import Example, Upstream, class_path
+from .errors import AceError, AdapterError, one_of
 
 GROUP = "ace_plugins"
 UPSTREAM_EXTRA = "upstream"
@@ -67,6 +67,18 @@ class Plugin:
     def has(self, hook: str) -> bool:
         return hook in self.hooks
 
+    def example(self, seed: int) -> Example:
+        """The adapter's own small model and batch."""
+        made = self.call("ace_example", seed=seed)
+        if not isinstance(made, Example) or not isinstance(made.args, tuple):
+            found = (
+                "Example with args of " + type(made.args).__name__ if isinstance(made, Example) else type(made).__name__
+            )
+            raise AdapterError(
+                f"adapter {self.name!r}: ace_example returned {found}, expected Example(model, args as a tuple, kwargs)"
+            )
+        return made
+
     def call(self, hook: str, **arguments: Any) -> Any:
         """This plugin's own answer to a hook, without asking the others."""
         self.check_usable()
@@ -77,7 +89,14 @@ class Plugin:
             )
         me = self.manager.get_plugin(self.name)
         others = [plugin for plugin in self.manager.get_plugins() if plugin is not me]
-        answers = self.manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+        try:
+            answers = self.manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+        except AceError:
+            raise
+        except Exception as error:
+            raise AdapterError(
+                f"adapter {self.name!r} ({self.distribution} {self.version}): {hook} failed: {one_line(error)}"
+            ) from error
         return answers[0] if answers else None
 
 
@@ -170,7 +189,7 @@ class Registry:
             try:
                 plugin = entry_point.load()
             except (Exception, SystemExit) as error:
-                record = _with(record, problem=f"could not be imported: {_one_line(error)}")
+                record = _with(record, problem=f"could not be imported: {one_line(error)}")
             else:
                 record = self._register(record, plugin)
         self.plugins[record.name] = record
@@ -187,7 +206,7 @@ class Registry:
             self.manager.register(plugin, name=record.name)
         except Exception as error:
             self._forget(record.name)
-            return _with(record, problem=f"could not be registered: {_one_line(error)}")
+            return _with(record, problem=f"could not be registered: {one_line(error)}")
         callers = self.manager.get_hookcallers(plugin) or []
         misspelt = [
             caller.name
@@ -208,7 +227,8 @@ class Registry:
                 raise TypeError(f"ace_upstream returned {type(upstream).__name__}, expected Upstream")
         except Exception as error:
             self._forget(record.name)
-            return _with(record, problem=f"ace_upstream failed: {_one_line(error)}")
+            cause = error.__cause__ or error
+            return _with(record, problem=f"ace_upstream failed: {one_line(cause)}")
         return _with(record, upstream=upstream)
 
     def _forget(self, name: str) -> None:
@@ -222,7 +242,7 @@ def _with(record: Plugin, **changes: Any) -> Plugin:
     return dataclasses.replace(record, **changes)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text}"
 

@@ -8,6 +8,7 @@ import multiprocessing.spawn
 import multiprocessing.util
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ import wrapt
 from torch import Tensor, nn
 
 from .duals import Duals
+from .errors import AceWarning
 from .hookspecs import hookimpl
 from .observers import rank
 from .patching import patched
@@ -23,6 +25,9 @@ from .plugins import registry
 from .relaxation import find
 from .runner import ScriptError, run_script
 from .site_status import status
+
+# Not when it is needed, at exit: an import there makes Python forget that it was ended by Ctrl-C.
+from .tables import print_run
 from .trace import TRACE
 
 
@@ -45,9 +50,32 @@ class Attached:
             "adapter": self.adapter,
             "mode": self.mode,
             "steps": self.duals.count,
+            "landed": 0 < self.duals.config.land_at <= self.duals.count,
+            "verdict": self.verdict(),
             "folder": None if folder is None else os.path.relpath(folder),
             "sites": [{"name": name, "gamma": g, "lambda": la, "u": u} for name, g, la, u in values],
         }
+
+    def verdict(self) -> str:
+        """What the user should know about how the run ended; empty if there is nothing to say."""
+        gamma = self.gamma.detach().abs()
+        largest = float(gamma.max())
+        if not largest < float("inf"):
+            return "gamma is not finite: the run has diverged; lower the learning rate"
+        if self.mode == "strict" and largest > FAR:
+            return (
+                f"|gamma| is still up to {largest:.2f}: the f_eq that model.eval() shows is not yet the model that "
+                "trains, and early stopping or a falling learning rate can leave it there; on a short budget let gamma "
+                f"move faster and land: --gamma-lr 10 --augmented 5 --land-at {max(1, self.duals.count // 5)}"
+            )
+        if self.mode != "strict":
+            most = int(self.duals.u.argmax())
+            return f"{self.sites[most]} keeps the most slack: u = {float(self.duals.u[most]):.3g}"
+        return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
+
+
+FAR = 0.05
+"""A strict run whose gamma is larger than this at its end has not converged."""
 
 
 class Session:
@@ -64,7 +92,16 @@ class Session:
         self.process = os.getpid()
         self.patch = patched(adapter, **settings)
         registry().manager.register(self, name="ace_plugins.run")
+        self._plain_warning = warnings.showwarning
+        warnings.showwarning = self._warn
         wrapt.wrap_function_wrapper(multiprocessing.spawn, "get_preparation_data", self._prepare)
+
+    def _warn(self, message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        """ACE's own notices without the line of torch they came from."""
+        if issubclass(category, AceWarning):
+            print(f"ace: {message}", file=sys.stderr)
+        else:
+            self._plain_warning(message, category, *where, **more)
 
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
@@ -98,9 +135,10 @@ class Session:
             models = ", ".join(self.patch.plugin.upstream.models) if self.patch.plugin.upstream else ""
             print(f"ace: no model was attached: the script built none of {models}", file=sys.stderr)
         for each in self.attached:
-            if each.duals.count:
-                from .tables import print_run
-
+            if each.duals.count and self.failed:
+                if each.duals in TRACE.folders:  # a line, not a table: the traceback above is what matters
+                    print(f"ace: trace in {os.path.relpath(TRACE.folders[each.duals])}", file=sys.stderr)
+            elif each.duals.count:
                 print_run(each.to_dict())
         idle = sorted({each.model for each in self.attached if not each.duals.count})
         if idle and len(idle) == len({each.model for each in self.attached}) and not told:
@@ -139,7 +177,7 @@ def prepared(adapter: str, settings: Mapping[str, Any], command: Sequence[str], 
             atexit.unregister(session.summarise)  # it was never started
             raise
         except BaseException as ended:
-            session.failed = not isinstance(ended, SystemExit) or bool(ended.code)
+            session.failed = isinstance(ended, SystemExit) and ended.code == 1
             raise
 
     return start

@@ -37,6 +37,19 @@ class Status:
     stem_parameters: int
     sites: tuple[SiteStatus, ...]
 
+    def __str__(self) -> str:
+        """A few lines for people."""
+        if not self.sites:
+            return f"no ACE: {self.upstream_parameters:,} parameters"
+        width = max(len(site.name) for site in self.sites)
+        landed = ", landed" if self.landed else ""
+        head = (
+            f"ACE {self.mode} ({self.adapter}), {self.steps:,} steps{landed}, "
+            f"{self.upstream_parameters:,} + {self.ace_parameters:,} parameters"
+        )
+        rows = (f"  {s.name:{width}}  gamma {s.gamma:8.4f}  lambda {s.lambda_:8.4f}  u {s.u:7.4f}" for s in self.sites)
+        return "\n".join([head, *rows])
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with lambda under its own name."""
         plain = dataclasses.asdict(self)

@@ -84,19 +84,31 @@ def print_diagnosis(found: Diagnosis) -> None:
             f"(relative {error.relative:.3g}, {error.samples} random elements)",
             soft_wrap=True,
         )
+    for name, settings in found.presets.items():
+        said = ", ".join(f"{key}={value}" for key, value in settings.items())
+        default = " (default)" if name == "paper" else ""
+        console.print(f"preset {escape(name)}{default}: {escape(said)}", soft_wrap=True)
     for shim in found.shims:
         state = "applied" if shim.applied else "not needed here"
         console.print(f"shim {escape(shim.name)}: {state} ({escape(shim.reason)})", soft_wrap=True)
 
+    for problem in found.problems:
+        console.print(f"[red]not healthy[/]: {escape(problem)}", soft_wrap=True)
+    if not found.problems:
+        console.print("[green]healthy[/]")
+
 
 def print_run(run: Mapping[str, Any]) -> None:
     console = _console(stderr=True)
-    title = f"ACE {run['mode']}, {run['steps']:,} steps, trace in {run['folder']}"
-    console.print(escape(title), soft_wrap=True)
+    steps = f"{run['steps']:,} step{'' if run['steps'] == 1 else 's'}"
+    where = f", trace in {run['folder']}" if run["folder"] else ""
+    console.print(f"ACE {run['mode']}, {steps}{', landed' if run['landed'] else ''}{escape(where)}", soft_wrap=True)
     table = _table("", "site", "gamma", "lambda", "u", numbers=("gamma", "lambda", "u"))
     for site in run["sites"]:
         table.add_row(escape(site["name"]), *(_number(site[key]) for key in ("gamma", "lambda", "u")))
     console.print(table)
+    if run["verdict"]:
+        console.print(escape(run["verdict"]), soft_wrap=True)
 
 
 def _number(value: float | None) -> str:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from .duals import Duals
-from .errors import AceWarning, AttachError
+from .errors import AceError, AceWarning
 from .hookspecs import hookimpl
 from .observers import rank
 from .relaxation import Ace, find
@@ -149,7 +149,7 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a run. A last line cut off by a kill is left out."""
     path = Path(folder) / LINES
     if not path.is_file():
-        raise AttachError(f"no trace in {folder}: expected {LINES}; runs are under {RUNS}")
+        raise AceError(f"no trace in {folder}: expected {LINES}; runs are under {RUNS}")
     return list(_whole_lines(path.read_text(encoding="utf-8").splitlines(keepends=True)))
 
 

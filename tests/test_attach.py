@@ -13,7 +13,19 @@ import torch
 from torch import nn
 from toy import ADAPTERS, Adapter, Layered, Pair, TwoOutputs, VectorMaps
 
-from ace_plugins import AceError, Site, Stem, Tap, attach, equivariance_error, hookimpl, project, status, use_branches
+from ace_plugins import (
+    AceError,
+    AceWarning,
+    Site,
+    Stem,
+    Tap,
+    attach,
+    equivariance_error,
+    hookimpl,
+    project,
+    status,
+    use_branches,
+)
 from ace_plugins.contract import Node
 from ace_plugins.plugins import registry
 from ace_plugins.testing import CHECKS, AdapterCheckError, Kit, check_adapter
@@ -339,6 +351,58 @@ def test_branch_of_the_wrong_shape_is_named() -> None:
             check_adapter("odd")
     finally:
         registry().remove("odd")
+
+
+def test_features_of_another_shape_are_named() -> None:
+    odd = Odd()
+    odd.nodes = [Site("mix", "mix", (5,), (4,))]
+    registry().add(odd, "odd")
+    try:
+        model = attach(Pair(4))
+        with pytest.raises(AceError, match=r"'mix' reads features of shape \(4,\), expected shape_in \(5,\)"):
+            model(torch.randn(2, 3), torch.randn(2, 4))
+    finally:
+        registry().remove("odd")
+
+
+def test_a_hook_that_fails_is_named() -> None:
+    class Failing(Odd):
+        @hookimpl
+        def ace_layers(self) -> Sequence[Node]:
+            raise KeyError("blocks")
+
+        @hookimpl
+        def ace_example(self) -> Any:
+            return (Pair(4), ())
+
+    registry().add(Failing(), "odd")
+    try:
+        refused("adapter 'odd' .*: ace_layers failed: KeyError: 'blocks'", Pair(4))
+        with pytest.raises(AdapterCheckError) as caught:
+            check_adapter("odd")
+        lines = str(caught.value).splitlines()
+        assert len(lines) == 2, "one cause is told once"
+        assert "ace_example returned tuple, expected Example(model, args as a tuple, kwargs)" in lines[1]
+    finally:
+        registry().remove("odd")
+
+
+def test_a_batch_that_is_no_call_is_explained() -> None:
+    with pytest.raises(AceError, match=r"batch does not fit TwoOutputs.forward\(x, h\): .*pass a tuple"):
+        equivariance_error(attach(TwoOutputs()), torch.randn(2, 3))
+
+
+def test_status_reads_well() -> None:
+    text = str(status(attach(Layered())))
+    assert text.splitlines()[0].startswith("ACE strict (layered), 0 steps, ")
+    assert "layers.0  gamma   1.0000  lambda   0.0000" in text
+    assert str(status(Layered())).startswith("no ACE: ")
+
+
+def test_project_warns_where_the_branches_are_deployed() -> None:
+    with pytest.warns(AceWarning, match=r"projecting Layered to f_eq although max \|gamma\| is 1 and mode 'resilient'"):
+        project(attach(Layered(), mode="resilient"))
+    project(attach(Layered()))
 
 
 class Keeping(ADAPTERS["layered"]):  # type: ignore[name-defined,misc]

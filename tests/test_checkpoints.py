@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from toy import Layered, TwoOutputs, VectorMaps
 
-from ace_plugins import AceError, AceWarning, attach, export, project, status
+from ace_plugins import AceError, AceWarning, attach, export, status
 
 
 def trained(**config: Any) -> Layered:
@@ -173,15 +173,15 @@ def test_export_tells_of_optimizers_and_nan() -> None:
 def test_export_over_itself_and_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(trained(trace=False).state_dict(), path)
-    mode = path.stat().st_mode
-    quietly(path, path)
-    assert path.stat().st_mode == mode
-    Layered().load_state_dict(torch.load(path))
-    assert list(tmp_path.glob("*")) == [path]
+    refused("is the checkpoint itself: ACE's part would be lost", lambda: quietly(path, tmp_path / "." / "model.pt"))
+    quietly(path, tmp_path / "plain.pt")
+    assert (tmp_path / "plain.pt").stat().st_mode == path.stat().st_mode
+    assert sorted(p.name for p in tmp_path.glob("*")) == ["model.pt", "plain.pt"]
 
 
 def test_export_refusals(tmp_path: Path) -> None:
     refused("the state_dict holds no ACE: expected keys such as 'ace.manifest'", lambda: export(Layered().state_dict()))
+    refused("cannot export Layered itself: expected its state_dict", lambda: export(trained()))
     refused("no checkpoint at .*none.pt", lambda: export(tmp_path / "none.pt"))
     (tmp_path / "text.pt").write_text("not a checkpoint")
     refused("cannot read .*text.pt as a checkpoint", lambda: export(tmp_path / "text.pt"))
@@ -210,4 +210,3 @@ def test_resume_across_modes() -> None:
     resumed.load_state_dict(model.state_dict())
     assert status(resumed).steps == 1
     assert status(resumed).sites[0].lambda_ == pytest.approx(0.5)
-    project(resumed)

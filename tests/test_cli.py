@@ -92,6 +92,28 @@ def test_the_scripts_errors_are_its_own(folder: Path) -> None:
     assert "ace_plugins" not in plain.stderr
 
 
+def test_strict_runs_that_did_not_converge_are_told_so(folder: Path) -> None:
+    done = call(folder, "run", "schnet", "--", "train.py", "--steps", "10")
+    assert "|gamma| is still up to 1.0" in done.stderr or "|gamma| is still up to 0.99" in done.stderr
+    assert "--gamma-lr 10 --augmented 5 --land-at 2" in done.stderr
+    done = call(folder, "run", "schnet", "--land-at", "3", "--", "train.py", "--steps", "5")
+    assert "ACE strict, 3 steps, landed, trace in" in done.stderr
+    assert "the symmetry holds: gamma is at 0" in done.stderr
+
+
+def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
+    text = SCRIPT.replace("sys.exit(7)", "import signal; os.kill(os.getpid(), signal.SIGINT)")
+    (folder / "train.py").write_text(text)
+    done = call(folder, "run", "schnet", "--", "train.py")
+    assert done.returncode == -2, done.stderr
+    assert "ACE strict, 3 steps" in done.stderr
+
+
+def test_without_a_word_the_command_shows_its_help(folder: Path) -> None:
+    done = call(folder)
+    assert "Commands:\n  demo " in done.stdout + done.stderr
+
+
 SPAWN = """
 import torch
 from torch_geometric.nn import SchNet
@@ -113,7 +135,7 @@ def test_models_built_in_spawned_workers_are_attached(folder: Path) -> None:
     assert done.stdout == "attached True resilient 1\n"
     assert "no model was attached" not in done.stderr
     assert "ace: attached to SchNet: 2 sites, mode resilient" in done.stderr
-    assert "ACE resilient, 1 steps" in done.stderr
+    assert "ACE resilient, 1 step," in done.stderr
 
 
 def test_the_scripts_own_options_are_its_own(folder: Path) -> None:
@@ -153,6 +175,9 @@ def test_doctor(folder: Path) -> None:
     assert [part["name"] for part in told["parts"]][:2] == ["lift", "interactions.0"]
     table = call(folder, "doctor", "schnet")
     assert "parameters: 127,553 before, 153,543 after" in table.stdout
+    assert "preset paper (default): dual_optimizer=adam, dual_lr=0.0005" in table.stdout
+    assert table.stdout.rstrip().endswith("healthy")
+    assert call(folder, "doctor", "schnet", "--json").stdout == done.stdout, "the same numbers each time"
     assert list(folder.iterdir()) == [folder / "train.py"], "doctor leaves nothing behind"
 
 

@@ -58,6 +58,8 @@ BROKEN = {
         GOOD + "@hookimpl\ndef ace_layers(net): pass\n",
         "could not be registered: PluginValidationError: .*net",
     ),
+    "dotted": (GOOD.replace("goodnet:Net", "goodnet.Net"), "ace_upstream failed: ValueError: .*found 'goodnet.Net'"),
+    "string": (GOOD.replace('("goodnet:Net",)', '"goodnet:Net"'), "ace_upstream failed: .*expected a tuple of"),
     "answers": (GOOD.replace("Upstream(title", "dict(title"), "ace_upstream failed: TypeError: .*returned dict"),
 }
 

@@ -34,7 +34,7 @@ def runs(tmp_path: Path) -> list[Path]:
 
 
 def test_every_tenth_step_and_the_last(tmp_path: Path) -> None:
-    model = attach(Layered(), mode="resilient")
+    model = attach(Layered(), mode="bounded", eval_branches="off")
     assert runs(tmp_path) == [], "a model that is not trained leaves nothing"
     train(model, 25)
     (folder,) = runs(tmp_path)
@@ -45,7 +45,7 @@ def test_every_tenth_step_and_the_last(tmp_path: Path) -> None:
     last = read_trace(folder)[-1]
     assert (last["step"], last["finished"], last["gamma"]) == (25, True, gamma)
     about = json.loads((folder / "run.json").read_text())
-    assert (about["adapter"], about["config"]["mode"]) == ("layered", "resilient")
+    assert (about["adapter"], about["config"]["mode"]) == ("layered", "bounded")
     assert about["sites"] == ["layers.0", "layers.1", "layers.2"]
 
 

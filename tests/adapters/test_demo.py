@@ -24,7 +24,7 @@ from ace_schnet.demo import demo
 try:
     importlib.metadata.distribution("qm9pack")
 except importlib.metadata.PackageNotFoundError:
-    pytest.skip("qm9pack is not installed (pip install 'ace-schnet[demo]')", allow_module_level=True)
+    pytest.skip("qm9pack is not installed (pip install qm9pack)", allow_module_level=True)
 
 
 def run(*arguments: str, folder: Path) -> Result:

@@ -27,7 +27,7 @@ def installed() -> bool:
     return True
 
 
-needs_data = pytest.mark.skipif(not installed(), reason="qm9pack is not installed (pip install 'ace-schnet[demo]')")
+needs_data = pytest.mark.skipif(not installed(), reason="qm9pack is not installed (pip install qm9pack)")
 
 
 @needs_data
@@ -136,5 +136,5 @@ def test_the_package_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
-    with pytest.raises(AdapterError, match=r"found no qm9pack; run pip install 'ace-schnet\[demo\]'"):
+    with pytest.raises(AdapterError, match=r"found no qm9pack; run pip install qm9pack matplotlib"):
         qm9.load(100, "alpha", 0)

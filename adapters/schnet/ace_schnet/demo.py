@@ -79,7 +79,7 @@ def demo(molecules: int, epochs: int, target: str, seed: int, device: str, pictu
         runs = _trained(task, epochs, seed, where)
         results = [training.judge(run, task) for run in runs]
     drawing.draw([run for run in runs if run.settings], f"SchNet on QM9 {target}, seed {seed}", picture)
-    told = conclusions(results, runs, about.unit)
+    told = conclusions(results, runs, about.unit, len(task.test))
     if as_json:
         report = {
             "target": target,
@@ -182,14 +182,23 @@ def table(results: Sequence[Result], title: str) -> Table:
     return made
 
 
-def conclusions(results: Sequence[Result], runs: Sequence[Run], unit: str) -> list[str]:
+ENOUGH = (500, 200)
+"""Steps and test molecules below which a comparison says nothing."""
+
+
+def conclusions(results: Sequence[Result], runs: Sequence[Run], unit: str, tested: int) -> list[str]:
     """What the numbers say, and no more."""
+    small = runs[0].step < ENOUGH[0] or tested < ENOUGH[1]
+    caution = (
+        f"After {runs[0].step} steps, on {tested} test molecules, the comparison means nothing."
+        if small
+        else "This is one seed: a few per cent either way can be chance."
+    )
     plain, *others = results
     against = "; ".join(_against(result, plain) for result in others)
     _, strict, resilient = zip(runs, results, strict=True)
     return [
-        f"Test MAE of the deployed models, upstream {plain.test_deployed:.4g} {unit}: {against}. "
-        "This is one seed: a few per cent either way can be chance.",
+        f"Test MAE of the deployed models, upstream {plain.test_deployed:.4g} {unit}: {against}. {caution}",
         _strict(*strict),
         _resilient(*resilient, unit),
     ]

@@ -28,7 +28,7 @@ def check(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"picture {str(path)!r}: expected an existing folder, found no {path.absolute().parent}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise AdapterError("picture: expected the package matplotlib, found none; run pip install 'ace-schnet[demo]'")
+        raise AdapterError("picture: expected the package matplotlib, found none; run pip install qm9pack matplotlib")
 
 
 def draw(runs: Sequence[Run], title: str, path: Path) -> None:
