@@ -258,7 +258,8 @@ def _requirements(declared: Sequence[str]) -> tuple[Requires, ...]:
         plain = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         upstream = not plain and requirement.marker.evaluate({"extra": UPSTREAM_EXTRA})  # type: ignore[union-attr]
         if plain or upstream:
-            wanted = f"{requirement.name}{requirement.specifier}"
+            # From the lowest up, as people write it.
+            wanted = requirement.name + ",".join(sorted(map(str, requirement.specifier), reverse=True))
             found.append(Requires(wanted, _installed(requirement.name), upstream))
     return tuple(found)
 

@@ -34,23 +34,19 @@ def _table(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
 
 def print_plugins(plugins: Sequence[Plugin]) -> None:
     console = _console()
-    table = _table("", "name", "patches", "from", "wants", "found", "state")
+    table = _table("", "name", "state", "what it patches, where it comes from, what it wants")
     for plugin in plugins:
-        wanted = [r for r in plugin.requires if r.upstream] or list(plugin.requires)
         if plugin.problem is None:
             state = "[green]ready[/]"
         elif plugin.missing_upstream:
             state = "[yellow]upstream not installed[/]"
         else:
             state = "[red]not usable[/]"
-        table.add_row(
-            escape(plugin.name),
-            escape(plugin.upstream.title if plugin.upstream else "(observer)" if plugin.problem is None else "?"),
-            escape(f"{plugin.distribution} {plugin.version}".strip()),
-            "\n".join(escape(r.requirement) for r in wanted),
-            "\n".join(escape(r.found or "-") for r in wanted),
-            state,
-        )
+        what = plugin.upstream.title if plugin.upstream else "observer" if plugin.problem is None else "?"
+        lines = [f"{what}, from {plugin.distribution} {plugin.version}".strip()]
+        wanted = [r for r in plugin.requires if r.upstream] or [r for r in plugin.requires if not r.met]
+        lines += [f"wants {r.requirement}, found {r.found or 'none installed'}" for r in wanted]
+        table.add_row(escape(plugin.name), state, escape("\n".join(lines)))
     console.print(table)
     for plugin in plugins:
         if plugin.problem is not None:
@@ -64,19 +60,18 @@ def print_diagnosis(found: Diagnosis) -> None:
     console.print(f"[bold]{escape(found.adapter)}[/]: {escape(found.upstream)}, from {escape(found.distribution)}")
     for requirement in found.requires:
         console.print(f"  requires {escape(requirement)}")
-    table = _table("", "name", "added to", "reads", "features", "branch", "parameters", numbers=("parameters",))
+    elsewhere = any(part.module not in ("", part.name) for part in found.parts)
+    added = ("added to",) if elsewhere else ()
+    table = _table("", "name", *added, "reads", "features", "branch", "parameters", numbers=("parameters",))
     for part in found.parts:
-        where = "nothing: shared" if part.kind == "stem" else "its output" if part.module == part.name else part.module
-        table.add_row(
-            *(escape(text) for text in (part.name, where, part.reads, part.features, part.branch)),
-            f"{part.parameters:,}",
-        )
+        cells = [part.name, *([part.module] if elsewhere else []), part.reads, part.features, part.branch]
+        table.add_row(*map(escape, cells), f"{part.parameters:,}")
     console.print(table)
     sites = sum(part.kind == "site" for part in found.parts)
-    added = found.parameters_after - found.parameters_before
+    more = found.parameters_after - found.parameters_before
     console.print(
         f"parameters: {found.parameters_before:,} before, {found.parameters_after:,} after "
-        f"({added:,} in branches and {sites} gammas)"
+        f"({more:,} in branches and {sites} gammas)"
     )
     for gamma, error in ((0, found.error_at_0), (1, found.error_at_1)):
         console.print(
