@@ -29,22 +29,33 @@ class Flat(nn.Module):
 
 
 class Norm(nn.BatchNorm1d):
-    """Batch normalisation over rows that a script's habits cannot trip over.
+    """Batch normalisation of the last dimension over all others, which a script's habits cannot trip over.
 
-    A single row, which has no spread, is normalised by the running statistics. There is no step counter: with
-    a fixed momentum nothing reads it, and averaging checkpoints chokes on its integers.
+    A single row, which has no spread, is normalised by the running statistics. There is no step counter
+    among its buffers: with a fixed momentum nothing reads it, and averaging checkpoints chokes on its integers.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.num_batches_tracked = None
 
+    def reset_running_stats(self) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+        self.seen = 0
+
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and x.shape[0] == 1:
-            return nn.functional.batch_norm(
-                x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
-            )
-        return super().forward(x)
+        rows = x.reshape(-1, x.shape[-1])
+        training = self.training and len(rows) > 1
+        self.seen += training
+        # Without a momentum, as torch.optim.swa_utils.update_bn has it, the statistics are plain averages.
+        factor = 1 / max(self.seen, 1) if self.momentum is None else self.momentum
+        result = nn.functional.batch_norm(
+            rows, self.running_mean, self.running_var, self.weight, self.bias, training, factor, self.eps
+        )
+        return result.reshape(x.shape)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)

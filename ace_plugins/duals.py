@@ -10,6 +10,7 @@ with ``gamma_before`` the gamma that the gradient was taken at.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -124,7 +125,10 @@ class Duals(nn.Module):
         """The buffers come from a checkpoint: what is derived from them follows."""
         super()._load_from_state_dict(*args)
         if not self.steps.is_meta:
-            self.count = round(float(self.steps))
+            steps = float(self.steps)
+            if math.isfinite(steps):  # a checkpoint in half precision may not hold it
+                self.count = round(steps)
+            self.steps.fill_(self.count)
         self._nupi = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -24,11 +24,12 @@ from .steps import watch
 class Forward:
     """One forward under way: the tensors tapped so far and the branch values computed so far."""
 
-    __slots__ = ("ace", "gammas", "tapped", "values")
+    __slots__ = ("ace", "fired", "gammas", "tapped", "values")
 
     def __init__(self, ace: Ace) -> None:
         self.ace = ace
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
+        self.fired: set[str] = set()
         self.tapped: dict[str, Any] = {}
         self.values: dict[str, Tensor] = {}
 
@@ -82,12 +83,13 @@ class OpenHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
-        if ace.root is not model and not getattr(model, "_is_replica", False):
-            ace.belong_to(model)
-            watch(ace)
         active = ace.active()
-        if active != bool(ace.handles) or (active and not ace.verified):
-            sync(ace, model)
+        if not getattr(model, "_is_replica", False):  # a replica of nn.DataParallel shares its model's hooks
+            if ace.root is not model:
+                ace.belong_to(model)
+                watch(ace)
+            if active != bool(ace.handles) or (active and not ace.verified):
+                sync(ace, model)
         if active:
             # A forward that was interrupted (Ctrl-C) never closed.
             _forwards.open[:] = [forward for forward in _forwards.open if forward.ace is not ace]
@@ -103,7 +105,9 @@ class CloseHook:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if _forwards.open and _forwards.open[-1].ace is model._modules[NAME]:
-            _forwards.open.pop()
+            forward = _forwards.open.pop()
+            if len(forward.fired) < len(forward.ace.sites):
+                forward.ace.verified = False  # its module may have been replaced: look before the next forward
 
 
 @dataclass(eq=False)
@@ -129,8 +133,12 @@ class SiteHook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if not self.ace.active():
             return None
-        # A submodule called on its own has no forward of the model around it.
-        forward = _current(self.ace) or Forward(self.ace)
+        forward = _current(self.ace)
+        if forward is None:
+            if _forwards.open or self.ace.root is None:
+                return None  # another model runs this module, which it shares or was given a copy of
+            forward = Forward(self.ace)  # a submodule called on its own
+        forward.fired.add(self.site)
         site = forward.ace.nodes[self.site]
         assert isinstance(site, Site)
         if isinstance(site.reads, Tap) and site.reads.module is None:
@@ -192,9 +200,19 @@ def sync(ace: Ace, model: nn.Module) -> None:
 
 
 def _in_place(ace: Ace, model: nn.Module) -> bool:
-    return bool(ace.handles) and all(
-        any(isinstance(h, SiteHook) and h.site == site.name for h in _module(site, model)._forward_hooks.values())
-        for site in ace.sites
+    """Every site and every tapped module carries this ace's hook, not one that came with a copied module."""
+    return (
+        bool(ace.handles)
+        and all(
+            any(isinstance(h, SiteHook) and h.ace is ace and h.site == site.name for h in hooks.values())
+            for site in ace.sites
+            for hooks in [_module(site, model)._forward_hooks]
+        )
+        and all(
+            any(isinstance(h, TapHook) and h.ace is ace and h.name == name for h in hooks.values())
+            for name, path in ace.from_others.items()
+            for hooks in [model.get_submodule(path)._forward_pre_hooks]
+        )
     )
 
 

@@ -30,9 +30,15 @@ def tell(hook: str, **arguments: Any) -> None:
             )
 
 
+_last_rank: int | None = None
+
+
 def rank() -> int:
     """Of this process among those that train one model; 0 where it trains alone."""
+    global _last_rank
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank()
+        _last_rank = distributed.get_rank()
+    if _last_rank is not None:
+        return _last_rank  # also after the script has ended its process group
     return int(os.environ.get("RANK", "0") or 0)

@@ -18,6 +18,7 @@ import wrapt
 from torch import nn
 
 from .attaching import attach, configured
+from .contract import class_path
 from .errors import AdapterError
 from .plugins import Plugin, registry
 from .relaxation import find
@@ -27,6 +28,7 @@ _patches: dict[str, list[Patch]] = {}
 """Per model class ("module:Class") the patches in force; the last one counts."""
 _hooked: set[str] = set()
 _wrapped: weakref.WeakSet[type] = weakref.WeakSet()
+_watched: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 class Patch(AbstractContextManager["Patch"]):
@@ -86,18 +88,18 @@ def _meet(module: ModuleType) -> None:
                 "version of the upstream does not fit"
             )
         apply_shims(plugin)
-        if cls not in _wrapped:
-            _wrap(cls, _Born(path))
-            # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.
-            _watch_subclasses(cls, path)
-            for subclass in _subclasses(cls):
-                _wrap(subclass, _Born(path))
+        _wrap(cls)
+        # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.
+        _watch_subclasses(cls)
+        for subclass in _subclasses(cls):
+            _wrap(subclass)
 
 
-def _wrap(cls: type, born: _Born) -> None:
-    _wrapped.add(cls)
-    if "__init__" in vars(cls):
-        wrapt.wrap_function_wrapper(cls, "__init__", born)
+def _wrap(cls: type) -> None:
+    if cls not in _wrapped:
+        _wrapped.add(cls)
+        if "__init__" in vars(cls):
+            wrapt.wrap_function_wrapper(cls, "__init__", _born)
 
 
 def _subclasses(cls: type) -> list[type]:
@@ -105,8 +107,11 @@ def _subclasses(cls: type) -> list[type]:
     return [each for one in direct for each in (one, *_subclasses(one))]
 
 
-def _watch_subclasses(cls: Any, path: str) -> None:
+def _watch_subclasses(cls: Any) -> None:
     """Wrap the constructors of classes that are derived later."""
+    if cls in _watched:
+        return
+    _watched.add(cls)
     own = vars(cls).get("__init_subclass__")
 
     def init_subclass(subclass: Any, /, **options: Any) -> None:
@@ -114,7 +119,7 @@ def _watch_subclasses(cls: Any, path: str) -> None:
             own.__get__(None, subclass)(**options)
         else:
             super(cls, subclass).__init_subclass__(**options)
-        _wrap(subclass, _Born(path))
+        _wrap(subclass)
 
     cls.__init_subclass__ = classmethod(init_subclass)
 
@@ -127,23 +132,19 @@ class _UnderConstruction(threading.local):
 _under_construction = _UnderConstruction()
 
 
-class _Born:
-    """Wrapper of a model's ``__init__``: attaches when the outermost constructor of a model returns."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __call__(self, init: Any, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        building = _under_construction.models
-        if id(model) in building:
-            init(*args, **kwargs)
-            return
-        building.add(id(model))
-        try:
-            init(*args, **kwargs)
-        finally:
-            building.discard(id(model))
-        patches = _patches.get(self.path)
+def _born(init: Any, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wrapper of ``__init__``: attaches when the outermost constructor of a model returns."""
+    building = _under_construction.models
+    if id(model) in building:
+        init(*args, **kwargs)
+        return
+    building.add(id(model))
+    try:
+        init(*args, **kwargs)
+    finally:
+        building.discard(id(model))
+    for base in type(model).__mro__:
+        patches = _patches.get(class_path(base))
         if patches and find(model) is None:
-            patch = patches[-1]
-            attach(model, patch.plugin.name, **patch.settings)
+            attach(model, patches[-1].plugin.name, **patches[-1].settings)
+            return

@@ -88,7 +88,8 @@ class Session:
         self.attached: list[Attached] = []
         self.spawned = False
         """The script has started processes whose models are theirs to tell of."""
-        self.failed = False
+        self.code: Any = None
+        """What the script exited with, if it did."""
         self.process = os.getpid()
         self.patch = patched(adapter, **settings)
         registry().manager.register(self, name="ace_plugins.run")
@@ -127,21 +128,22 @@ class Session:
             return
         if self.as_json:
             runs = [each.to_dict() for each in self.attached]
-            print(json.dumps({"adapter": self.adapter, "models_attached": len(runs), "runs": runs}))
+            told = {"adapter": self.adapter, "models_attached": len(runs), "spawned": self.spawned, "runs": runs}
+            print(json.dumps(told))
             return
         # After a traceback that is what matters, and it explains why no model was built.
-        told = self.failed or self.spawned or self.settings.get("mode") == "off"
-        if not self.attached and not told:
+        quiet = self.code not in (None, 0) or self.spawned or self.settings.get("mode") == "off"
+        if not self.attached and not quiet:
             models = ", ".join(self.patch.plugin.upstream.models) if self.patch.plugin.upstream else ""
-            print(f"ace: no model was attached: the script built none of {models}", file=sys.stderr)
+            print(f"ace: no model was attached: this process built none of {models}", file=sys.stderr)
         for each in self.attached:
-            if each.duals.count and self.failed:
+            if each.duals.count and self.code == 1:
                 if each.duals in TRACE.folders:  # a line, not a table: the traceback above is what matters
                     print(f"ace: trace in {os.path.relpath(TRACE.folders[each.duals])}", file=sys.stderr)
             elif each.duals.count:
                 print_run(each.to_dict())
         idle = sorted({each.model for each in self.attached if not each.duals.count})
-        if idle and len(idle) == len({each.model for each in self.attached}) and not told:
+        if idle and len(idle) == len({each.model for each in self.attached}) and not quiet:
             print(
                 f"ace: attached to {', '.join(idle)}, but its dual loop made no step: expected optimizer.step() of a "
                 "torch.optim optimizer after a backward in model.train()",
@@ -177,7 +179,7 @@ def prepared(adapter: str, settings: Mapping[str, Any], command: Sequence[str], 
             atexit.unregister(session.summarise)  # it was never started
             raise
         except BaseException as ended:
-            session.failed = isinstance(ended, SystemExit) and ended.code == 1
+            session.code = ended.code if isinstance(ended, SystemExit) else None
             raise
 
     return start

@@ -11,10 +11,12 @@ import atexit
 import gc
 import inspect
 import os
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import torch
@@ -67,6 +69,8 @@ class Owned:
         self.before = gamma.detach().clone()
         self.grad = gamma.grad
         pull = self.ace.duals.pull(self.before)
+        if optimizer.param_groups[self.group].get("maximize"):
+            pull = -pull  # the optimizer turns every gradient round, and this one is of a minimisation
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
             pull = pull * scale  # a fused optimizer divides by it inside its kernel
@@ -81,6 +85,8 @@ class Owned:
         Only for the length of the step: schedulers, saved optimizer states and the script never see it. It is
         exact for every optimizer, which correcting gamma afterwards is not.
         """
+        if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
+            return  # a wrapper: the optimizer inside is the one that moves gamma, in groups of its own
         config = self.ace.config
         group = optimizer.param_groups[self.group]
         decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
@@ -167,6 +173,7 @@ def _owned(optimizer: Optimizer) -> list[Owned]:
     if found and known is None:
         # Between a step that raised and the next one, a saved state must not show what was put aside.
         optimizer.register_state_dict_pre_hook(_recover)
+        optimizer.register_load_state_dict_pre_hook(_recover_before_load)
     _ownership[optimizer] = Ownership(_seen(optimizer), found)
     return found
 
@@ -178,23 +185,42 @@ def _recover(optimizer: Optimizer) -> None:
         owned.restore(optimizer)
 
 
+def _recover_before_load(optimizer: Optimizer, state: Any) -> None:
+    _recover(optimizer)
+
+
+def _nested(optimizer: Optimizer) -> bool:
+    """Whether a step of this very optimizer is under way around this one: a subclass calling ``super().step()``.
+
+    Asked only when something is put aside, to tell that from a step before that raised.
+    """
+    steps = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        steps += frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps > 1
+
+
 def _look(optimizer: Optimizer) -> list[Owned]:
     places = {
         id(parameter): (g, i)
         for g, group in enumerate(optimizer.param_groups)
         for i, parameter in enumerate(group["params"])
     }
-    owned = []
-    for ace in list(_live):
-        if id(ace.gamma) in places:
-            owned.append(Owned(ace, *places[id(ace.gamma)]))
-            _check_branches(ace, places)
-        else:
-            _check_not_missed(ace, optimizer, places)
+    live = list(_live)
+    owned = [Owned(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
+    for each in owned:
+        _check_branches(each.ace, places)
+    # Weights that a model shares with one whose gamma is here are here for that one.
+    shared = {id(p) for each in owned if each.ace.root is not None for p in each.ace.root.parameters()}
+    for ace in live:
+        if id(ace.gamma) not in places:
+            _check_not_missed(ace, optimizer, places.keys() - shared)
     return owned
 
 
-def _check_not_missed(ace: Ace, optimizer: Optimizer, places: dict[int, tuple[int, int]]) -> None:
+def _check_not_missed(ace: Ace, optimizer: Optimizer, places: set[int]) -> None:
     """An optimizer with the model's weights but without its gamma: fine only if another has gamma."""
     model = ace.root
     if model is None or not ace.gamma.requires_grad:
@@ -235,6 +261,9 @@ def _owns(optimizer: Optimizer, parameter: Tensor) -> bool:
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not _live:
         return None
+    known = _ownership.get(optimizer)
+    if known is not None and any(o.before is not None for o in known.owned) and _nested(optimizer):
+        return None  # the pull is in already
     owned = _owned(optimizer)
     if not owned:
         return None
@@ -243,7 +272,8 @@ def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, 
         for each in owned:
             each.begin(optimizer)
         return None
-    if inspect.signature(type(optimizer).step).parameters["closure"].default is inspect.Parameter.empty:
+    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if parameter is not None and parameter.default is inspect.Parameter.empty:
         raise StepError(
             f"{type(optimizer).__name__} computes gradients again and again inside its step, where the dual loop has "
             "no single gamma to go by; expected an optimizer that takes one gradient a step, such as SGD or Adam"

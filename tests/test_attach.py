@@ -164,6 +164,31 @@ def test_replaced_submodules_get_their_branch_too() -> None:
         model(x)
 
 
+def test_a_copied_layer_brings_no_branch_of_its_own() -> None:
+    model = attach(VectorMaps())
+    x = torch.randn(5, 3, 4)
+    model(x)
+    model.map_to_feat = copy.deepcopy(model.map_to_feat)
+    model(x)  # notices that a site did not fire
+    model.zero_grad()
+    model(x).sum().backward()
+    assert (model.ace.gamma.grad != 0).all()
+    with use_branches(model, False):
+        plain = model(x)
+    with torch.no_grad():
+        model.ace.gamma.zero_()
+    assert torch.equal(model(x), plain)
+
+
+def test_a_layer_copied_out_of_an_attached_model_is_a_plain_layer() -> None:
+    model, plain = attach(Layered()), Layered()
+    plain.layers = copy.deepcopy(model.layers)
+    with use_branches(model, False):
+        expected = model.layers[0](torch.ones(1, 8))
+    assert torch.equal(plain.layers[0](torch.ones(1, 8)), expected)
+    plain(torch.randn(2, 3))
+
+
 def test_no_hooks_on_the_sites_while_f_eq_is_evaluated() -> None:
     def hooked(model: nn.Module) -> int:
         return sum(bool(layer._forward_hooks) for layer in model.layers)

@@ -163,7 +163,7 @@ def test_run_says_when_nothing_was_attached(folder: Path) -> None:
     (folder / "empty.py").write_text("print('hello')")
     done = call(folder, "run", "schnet", "--", "empty.py")
     assert (done.returncode, done.stdout) == (0, "hello\n")
-    assert "no model was attached: the script built none of torch_geometric.nn.models.schnet:SchNet" in done.stderr
+    assert "no model was attached: this process built none of torch_geometric.nn.models.schnet:SchNet" in done.stderr
 
 
 def test_doctor(folder: Path) -> None:

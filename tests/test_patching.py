@@ -130,6 +130,21 @@ def test_a_subclass_is_attached_when_its_own_constructor_is_done(adapter: type[N
     assert status(Wider()).mode == "off"
 
 
+def test_adapters_of_related_classes(adapter: type[NetAdapter]) -> None:
+    upstream = importlib.import_module("upstream_net")
+    registry().add(type("Deep", (NetAdapter,), {"models": ("upstream_net:Deeper",), "shimmed": []})(), "deep")
+    try:
+        deep = patched("deep", mode="bounded")
+        with patched("net"):
+            assert status(upstream.Net()).mode == "strict"
+            assert status(upstream.Deeper()).mode == "bounded", "the nearest class counts"
+        assert status(upstream.Deeper()).mode == "bounded"
+        deep.undo()
+        assert status(upstream.Deeper()).mode == "off"
+    finally:
+        registry().remove("deep")
+
+
 def test_a_constructor_that_fails_leaves_nothing(adapter: type[NetAdapter]) -> None:
     Net = importlib.import_module("upstream_net").Net
     with patched("net"):

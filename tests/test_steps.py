@@ -274,6 +274,9 @@ def test_after_a_step_that_raised_a_new_gradient_counts(set_to_none: bool) -> No
     optimizer.fail = True
     with pytest.raises(RuntimeError, match="kernel failed"):
         optimizer.step()
+    optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.01).state_dict())
+    with pytest.raises(RuntimeError, match="kernel failed"):
+        optimizer.step()
     assert len(optimizer.state_dict()["param_groups"]) == 1, "a state saved on the way out can be loaded"
     assert len(optimizer.param_groups) == 1
     with pytest.raises(RuntimeError, match="kernel failed"):
@@ -312,6 +315,85 @@ def test_an_optimizer_inside_an_optimizer_counts_once() -> None:
     assert same(plain, wrapped)
     assert status(wrapped).steps == 4
     assert len(outer.param_groups) == len(inner.param_groups) == 1
+
+
+class Sharing(Wrapping):
+    """A wrapper that shows the groups of the optimizer inside as its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner)
+        self.param_groups = inner.param_groups
+
+
+class Rescaling(torch.optim.SGD):
+    """Touches the gradients before it hands over to the step it inherits, which has hooks of its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], 1e9)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Sharing, Rescaling])
+def test_other_optimizers_around_a_step(kind: Any) -> None:
+    plain, x = model_and_batch(gamma_lr=2.0)
+    plain.ace.duals.lambda_.fill_(1.0)
+    other, twin = copy.deepcopy(plain), copy.deepcopy(plain)
+    settings = {"lr": 0.001, "weight_decay": 0.1}
+    one = torch.optim.SGD([*plain.parameters(), *twin.parameters()], **settings)
+    third = copy.deepcopy(other)
+    both = [*other.parameters(), *third.parameters()]
+    two = Sharing(torch.optim.SGD(both, **settings)) if kind is Sharing else Rescaling(both, **settings)
+    for models, optimizer in (((plain, twin), one), ((other, third), two)):
+        for _ in range(3):
+            optimizer.zero_grad()
+            sum(loss_of(model, x) for model in models).backward()
+            optimizer.step()
+    assert same(plain, other, 1e-12)
+    assert status(other).steps == status(third).steps == 3
+    assert [len(group["params"]) for group in two.param_groups] == [len(both)]
+
+
+def test_zero_redundancy_optimizer() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    plain, x = model_and_batch(gamma_lr=2.0)
+    sharded = copy.deepcopy(plain)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        one = torch.optim.SGD(plain.parameters(), lr=0.01, weight_decay=0.1)
+        two = ZeroRedundancyOptimizer(sharded.parameters(), torch.optim.SGD, lr=0.01, weight_decay=0.1)
+        for model, optimizer in ((plain, one), (sharded, two)):
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss_of(model, x).backward()
+                optimizer.step()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert same(plain, sharded, 1e-12)
+    assert status(sharded).steps == 3
+
+
+def test_an_optimizer_that_maximizes() -> None:
+    down, x = model_and_batch(gamma_lr=2.0)
+    up = copy.deepcopy(down)
+    for model, sign in ((down, 1), (up, -1)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, maximize=sign < 0)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (sign * loss_of(model, x)).backward()
+            optimizer.step()
+    assert same(down, up, 1e-12)
+
+
+def test_a_model_that_shares_weights_with_a_trained_one_is_no_reason_to_refuse() -> None:
+    one, x = model_and_batch()
+    two = attach(Layered().double())
+    two.lift = one.lift
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.01)
+    loss_of(one, x).backward()
+    optimizer.step()
+    assert status(one).steps == 1
 
 
 def test_failing_observers_cost_no_training() -> None:

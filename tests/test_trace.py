@@ -69,6 +69,7 @@ def test_two_models_two_folders_and_off_switches(tmp_path: Path, monkeypatch: py
     train(attach(Layered()), 1)
     monkeypatch.setenv("ACE_TRACE", "1")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("ace_plugins.observers._last_rank", None)
     train(attach(Layered()), 1)
     assert len(runs(tmp_path)) == 2
 
