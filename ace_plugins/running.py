@@ -78,7 +78,7 @@ FAR = 0.05
 """A strict run whose gamma is larger than this at its end has not converged."""
 
 
-class Session:
+class PatchedRun:
     """One ``ace-patch run``, in the process of the command or in one that its script spawned."""
 
     def __init__(self, adapter: str, settings: Mapping[str, Any], *, as_json: bool = False) -> None:
@@ -162,24 +162,24 @@ class Inherited:
 
 
 def _inherit(adapter: str, settings: Mapping[str, Any]) -> None:
-    session = Session(adapter, settings)
-    session.spawned = True  # a worker without a model, as of a data loader, is nothing to tell
-    multiprocessing.util.Finalize(None, session.summarise, exitpriority=0)
+    patched_run = PatchedRun(adapter, settings)
+    patched_run.spawned = True  # a worker without a model, as of a data loader, is nothing to tell
+    multiprocessing.util.Finalize(None, patched_run.summarise, exitpriority=0)
 
 
 def prepared(adapter: str, settings: Mapping[str, Any], command: Sequence[str], *, as_json: bool) -> Callable[[], int]:
     """Patch, and return what runs the script. The summary comes when the process ends, after the script's own exits."""
-    session = Session(adapter, settings, as_json=as_json)
+    patched_run = PatchedRun(adapter, settings, as_json=as_json)
 
     def start() -> int:
-        atexit.register(session.summarise)
+        atexit.register(patched_run.summarise)
         try:
             return run_script(command)
         except ScriptError:
-            atexit.unregister(session.summarise)  # it was never started
+            atexit.unregister(patched_run.summarise)  # it was never started
             raise
         except BaseException as ended:
-            session.code = ended.code if isinstance(ended, SystemExit) else None
+            patched_run.code = ended.code if isinstance(ended, SystemExit) else None
             raise
 
     return start
