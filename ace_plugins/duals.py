@@ -52,6 +52,11 @@ class Duals(nn.Module):
         """``steps`` as a Python number, so that no step has to wait for the device to know it."""
         self._nupi: Any = None
 
+    @property
+    def landed(self) -> bool:
+        """The step after which gamma is 0 for good has been made."""
+        return 0 < self.config.land_at <= self.count
+
     def slack(self, gamma: Tensor) -> Tensor:
         """The constraint's value: 0 wanted in strict mode, at most 0 in the others."""
         return gamma if self.config.mode == "strict" else gamma.abs() - self.u

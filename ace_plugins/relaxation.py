@@ -65,7 +65,7 @@ class Ace(nn.Module):
     @property
     def landed(self) -> bool:
         """gamma was set to 0 for good: the model is plain upstream from here on."""
-        return 0 < self.config.land_at <= self.duals.count
+        return self.duals.landed
 
     def active(self) -> bool:
         """Whether the branches take part in a forward now."""

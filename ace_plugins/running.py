@@ -50,7 +50,7 @@ class Attached:
             "adapter": self.adapter,
             "mode": self.mode,
             "steps": self.duals.count,
-            "landed": 0 < self.duals.config.land_at <= self.duals.count,
+            "landed": self.duals.landed,
             "verdict": self.verdict(),
             "folder": None if folder is None else os.path.relpath(folder),
             "sites": [{"name": name, "gamma": g, "lambda": la, "u": u} for name, g, la, u in values],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -336,6 +337,17 @@ class Odd(Adapter):
         return self.nodes
 
 
+@contextmanager
+def odd_adapter(nodes: Sequence[Node]) -> Iterator[None]:
+    odd = Odd()
+    odd.nodes = nodes
+    registry().add(odd, "odd")
+    try:
+        yield
+    finally:
+        registry().remove("odd")
+
+
 @pytest.mark.parametrize(
     ("nodes", "match"),
     [
@@ -353,20 +365,12 @@ class Odd(Adapter):
     ],
 )
 def test_adapters_that_do_not_fit(nodes: Sequence[Node], match: str) -> None:
-    odd = Odd()
-    odd.nodes = nodes
-    registry().add(odd, "odd")
-    try:
+    with odd_adapter(nodes):
         refused(match, Pair(4))
-    finally:
-        registry().remove("odd")
 
 
 def test_branch_of_the_wrong_shape_is_named() -> None:
-    odd = Odd()
-    odd.nodes = [Site("mix", "mix", (4,), (3,))]
-    registry().add(odd, "odd")
-    try:
+    with odd_adapter([Site("mix", "mix", (4,), (3,))]):
         model = attach(Pair(4))
         with pytest.raises(
             AceError, match=r"site 'mix': its branch gives shape \(2, 3\), expected \(2, 4\) as mix gives"
@@ -374,20 +378,13 @@ def test_branch_of_the_wrong_shape_is_named() -> None:
             model(torch.randn(2, 3), torch.randn(2, 4))
         with pytest.raises(AdapterCheckError, match=r"adapter 'odd' fails \d+ of \d+ checks:\n  check_"):
             check_adapter("odd")
-    finally:
-        registry().remove("odd")
 
 
 def test_features_of_another_shape_are_named() -> None:
-    odd = Odd()
-    odd.nodes = [Site("mix", "mix", (5,), (4,))]
-    registry().add(odd, "odd")
-    try:
+    with odd_adapter([Site("mix", "mix", (5,), (4,))]):
         model = attach(Pair(4))
         with pytest.raises(AceError, match=r"'mix' reads features of shape \(4,\), expected shape_in \(5,\)"):
             model(torch.randn(2, 3), torch.randn(2, 4))
-    finally:
-        registry().remove("odd")
 
 
 def test_a_hook_that_fails_is_named() -> None:
