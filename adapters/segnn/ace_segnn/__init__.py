@@ -1,0 +1,1 @@
+"""ACE for the Steerable E(3) GNNs, SEGNN and SEConv."""
