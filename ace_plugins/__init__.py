@@ -9,13 +9,15 @@ Names are loaded on first use, so that ``ace-patch --help`` does not wait for to
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
 if TYPE_CHECKING:
+    from typing import Any
+
     from .attaching import attach, equivariance_error, project, use_branches
     from .checkpoints import export
     from .config import Config
-    from .contract import Example, Shim, Site, Stem, Tap, Upstream
+    from .contract import Checkout, Example, Shim, Site, StandIn, Stem, Tap, Upstream
     from .equivariance import Call, EquivarianceError
     from .errors import AceError, AceWarning
     from .hookspecs import hookimpl
@@ -37,6 +39,8 @@ _HOME = {
     "patched": "patching",
     "Config": "config",
     "Upstream": "contract",
+    "Checkout": "contract",
+    "StandIn": "contract",
     "Site": "contract",
     "Stem": "contract",
     "Tap": "contract",
@@ -54,12 +58,14 @@ __all__ = [
     "AceError",
     "AceWarning",
     "Call",
+    "Checkout",
     "Config",
     "EquivarianceError",
     "Example",
     "Shim",
     "Site",
     "SiteStatus",
+    "StandIn",
     "Status",
     "Stem",
     "Tap",

@@ -47,12 +47,14 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
     if hasattr(model, NAME):
         raise AttachError(f"{class_path(type(model))} has an attribute {NAME!r} of its own; ACE needs that name")
     if settings.mode == "off":
-        apply_shims(plugin)
+        if settings.shims:
+            apply_shims(plugin)
         return model
     nodes = list(plugin.call("ace_layers", model=model) or ())
     arguments = checked(nodes, model, plugin.name)
     ace = _made(model, plugin, settings, nodes, arguments)
-    apply_shims(plugin)
+    if settings.shims:
+        apply_shims(plugin)
     install(ace, model)
     hook = CheckpointHook()
     ace.permanent.append(model.register_load_state_dict_pre_hook(hook))  # type: ignore[no-untyped-call]

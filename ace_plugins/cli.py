@@ -9,15 +9,21 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from . import __version__
 from .config import Config
-from .errors import AceError, AceWarning, one_of
+from .environment import settings_in
+from .errors import AceError, AceWarning, CheckoutError, one_of
 from .plugins import Plugin, registry
+
+if TYPE_CHECKING:
+    from .checkouts import Plan
 
 
 class Commands(click.Group):
@@ -27,19 +33,33 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except AceError as error:
-            click.echo(_line(error), err=True)
+            _tell(error)
             ctx.exit(2)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return super().get_command(ctx, name) or _patch_command(name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_commands(ctx, formatter)
+        rows = [(p.name, f"Patch a checkout of {p.upstream.title}.") for p in _with_checkouts() if p.upstream]
+        if rows:
+            with formatter.section("Checkouts"):
+                formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
-            if name in registry().plugins:
-                raise AceError(
-                    f"'ace-patch {name}' does not exist: {name} has no checkout to patch; run 'ace-patch run {name} -- "
-                    f"your_script.py', or see 'ace-patch doctor {name}'"
-                )
-            raise AceError(one_of("command", name, self.commands, do="see 'ace-patch --help'"))
+            if name.replace("-", "_") in registry().plugins:
+                from .checkouts import checkout_of
+
+                checkout_of(registry().adapter(name))  # says why it has no such command
+            known = [*self.commands, *(p.name for p in _with_checkouts())]
+            raise AceError(one_of("command", name, known, do="see 'ace-patch --help'"))
         return super().resolve_command(ctx, args)
+
+
+def _with_checkouts() -> list[Plugin]:
+    return [p for p in registry().plugins.values() if p.upstream is not None and p.upstream.checkout is not None]
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -70,13 +90,18 @@ def main(prog_name: str = "ace-patch") -> None:
         try:
             result = result()
         except AceError as error:
-            click.echo(_line(error), err=True)
+            _tell(error)
             result = 2
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _line(error: AceError) -> str:
-    return f"ace-patch: {' '.join(str(error).split())}"
+def _tell(error: AceError) -> None:
+    """One line; only where there are many things to say, a line for each."""
+    details = error.details if isinstance(error, CheckoutError) else ()
+    message = error.message if isinstance(error, CheckoutError) else str(error)
+    click.echo(f"ace-patch: {' '.join(message.split())}{':' if details else ''}", err=True)
+    for detail in details:
+        click.echo(f"  {detail}", err=True)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -125,13 +150,17 @@ def _described(plugin: Plugin) -> dict[str, Any]:
 
 @cli.command()
 @click.argument("adapter")
+@click.argument("checkout", type=click.Path(path_type=Path), required=False)
 @as_json
-def doctor(adapter: str, as_json: bool) -> None:
-    """Attach ADAPTER to a small model: sites, branches, parameters, symmetry at gamma = 0 and 1."""
+def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
+    """Attach ADAPTER to a small model: sites, branches, parameters, symmetry at gamma = 0 and 1.
+
+    An upstream that is cloned is looked for in CHECKOUT, or in the current folder.
+    """
     registry().adapter(adapter)
     from .doctor import diagnose
 
-    found = diagnose(adapter)
+    found = diagnose(adapter, checkout=checkout)
     if as_json:
         _print_json(found.to_dict())
     else:
@@ -154,6 +183,108 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option = click.option(name, field.name, type=kind, default=None, help=field.metadata["help"])
         command = option(command)
     return click.option("--preset", default=None, help="The adapter's named settings to start from.")(command)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were given, with a dual learning rate that is a number as a number."""
+    given = {name: value for name, value in options.items() if value is not None}
+    with suppress(ValueError, KeyError):
+        given["dual_lr"] = float(given["dual_lr"])
+    return given
+
+
+def _patch_command(name: str) -> click.Command | None:
+    """``ace-patch segnn``: one command for every adapter whose upstream is a checkout."""
+    plugin = registry().plugins.get(name.replace("-", "_"))
+    if plugin is None or plugin.upstream is None or plugin.upstream.checkout is None:
+        return None
+    scripts = ", ".join(plugin.upstream.checkout.scripts)
+
+    @click.command(
+        name,
+        help=f"Patch CHECKOUT, a clone of {plugin.upstream.checkout.repository} (by default the current folder), so "
+        f"that its own scripts train with ACE. One marked line goes into {scripts}, and the settings into ace.toml. "
+        "Run again with options to change settings.",
+    )
+    @click.argument("checkout", type=click.Path(path_type=Path), default=".")
+    @config_options
+    @click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
+    @as_json
+    def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
+        from .checkouts import patching
+
+        adapter = registry().adapter(name)
+        settings = _given(options)
+        plan = patching(checkout, adapter, settings)
+        if dry_run and not as_json:
+            click.echo(plan.diff(), nl=False)
+            if not plan.changed:
+                click.echo(f"nothing to change: {plan.root} is patched already", err=True)
+            return
+        if not dry_run:
+            plan.carry_out()
+        if as_json:
+            _print_json(_planned(plan, dry_run) | {"commit": plan.print.commit, "known": plan.print.known})
+            return
+        from .tables import print_patching
+
+        print_patching(adapter, plan)
+
+    return patch
+
+
+def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
+    return {
+        "checkout": str(plan.root),
+        "changed": [plan.name(change) for change in plan.changed],
+        "kept": list(plan.kept),
+        "diff": plan.diff(),
+        "dry_run": dry_run,
+    }
+
+
+CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
+
+
+@cli.command()
+@CHECKOUT
+@click.option("--purge", is_flag=True, help="Remove ace.toml even if it was edited.")
+@click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
+@as_json
+def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
+    """Take ACE out of CHECKOUT again: the marked lines go, your own edits stay."""
+    from .checkouts import reverting
+
+    plan = reverting(checkout, purge=purge)
+    if not dry_run:
+        plan.carry_out()
+    if as_json:
+        _print_json(_planned(plan, dry_run))
+        return
+    if dry_run:
+        click.echo(plan.diff(), nl=False)
+    for change in () if dry_run else plan.changed:
+        click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'the marked line is gone'}")
+    if not plan.changed:
+        click.echo(f"nothing to revert in {plan.root}", err=dry_run)
+    for kept in plan.kept:
+        click.echo(f"kept {kept}", err=True)
+
+
+@cli.command()
+@CHECKOUT
+@as_json
+def status(checkout: Path, as_json: bool) -> None:
+    """How CHECKOUT is: whose it is, at which commit, patched or not, with which settings."""
+    from .checkouts import state
+
+    found = state(checkout, registry())
+    if as_json:
+        _print_json(found.to_dict())
+        return
+    from .tables import print_state
+
+    print_state(found)
 
 
 class RunCommand(click.Command):
@@ -184,8 +315,12 @@ def run(as_json: bool, words: tuple[str, ...], **options: Any) -> Callable[[], i
     ace-patch run schnet --mode resilient -- train.py --epochs 10
     """
     adapter, *command = words
-    settings = {name: value for name, value in options.items() if value is not None}
+    given = _given(options)
     registry().adapter(adapter)
+    environment, notices = settings_in(os.environ)
+    for notice in notices:
+        click.echo(f"ace: {notice}", err=True)
+    settings = {**environment, **given}
     from .running import prepared
 
     return prepared(adapter, settings, command, as_json=as_json)
@@ -238,3 +373,29 @@ class Demos(click.Group):
 
 
 cli.add_command(Demos("demo", help="See ACE at work on real data, in a few minutes."))
+
+
+class Datasets(click.Group):
+    """Data sets that upstreams read, made by the adapters that can."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_datasets())
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return _datasets().get(name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in _datasets() and not args[0].startswith("-"):
+            raise AceError(one_of("data set", args[0], _datasets(), do="installed adapters make these"))
+        return super().resolve_command(ctx, args)
+
+
+def _datasets() -> dict[str, click.Command]:
+    found: dict[str, click.Command] = {}
+    for plugin in registry().adapters:
+        if plugin.has("ace_datasets"):
+            found.update(plugin.call("ace_datasets"))
+    return found
+
+
+cli.add_command(Datasets("data", help="Make a data set that an upstream reads."))

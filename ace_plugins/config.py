@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from .errors import ConfigError, one_of
+
+TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
 LARGEST = 1e30
 """Past this a number is as good as infinite: gamma and the duals are float32 in most models."""
@@ -47,6 +50,7 @@ class Config:
     land_at: int = _setting(0, "strict: the step after which gamma is 0 for good; 0 for never")
     spectral_norm: bool = _setting(False, "bound every linear map of the branches by spectral norm 1")
     eval_branches: str = _setting("auto", "branches in model.eval(): auto (strict off, others on), on, off")
+    shims: bool = _setting(True, "repair what upstream needs and today's stack has not")
     trace: bool = _setting(True, "write gamma, lambda and u to .ace/runs/")
     trace_every: int = _setting(10, "steps between two lines of the trace")
 
@@ -54,20 +58,20 @@ class Config:
         """Say everything that is wrong at once, so that one look mends it."""
         problems = list(self._problems())
         if problems:
-            raise ConfigError("; ".join(problems))
+            raise ConfigError(problems=problems)
 
-    def _problems(self) -> Any:
+    def _problems(self) -> Iterator[tuple[str, str]]:
         for name, known in (
             ("mode", MODES),
             ("dual_optimizer", DUAL_OPTIMIZERS),
             ("eval_branches", EVAL_BRANCHES),
         ):
             if getattr(self, name) not in known:
-                yield one_of(name, getattr(self, name), known)
+                yield name, one_of(name, getattr(self, name), known)
         try:
             parse_rate(self.dual_lr)
         except ConfigError as error:
-            yield str(error)
+            yield "dual_lr", str(error)
         yield from self._range("gamma_init", -math.inf, math.inf)
         for name in ("gamma_lr", "augmented", "nupi_kp", "nupi_ki"):
             yield from self._range(name, 0.0, math.inf)
@@ -78,20 +82,20 @@ class Config:
         for name, least in (("land_at", 0), ("trace_every", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-                yield f"{name} {value!r}: expected an integer of at least {least}"
+                yield name, f"{name} {value!r}: expected an integer of at least {least}"
         for field in dataclasses.fields(self):
             if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
-                yield f"{field.name} {getattr(self, field.name)!r}: expected True or False"
+                yield field.name, f"{field.name} {getattr(self, field.name)!r}: expected True or False"
         if self.land_at and self.mode not in ("strict", "off"):
-            yield f"land_at {self.land_at!r}: expected 0 in mode {self.mode!r}, where gamma need not be 0"
+            yield "land_at", f"land_at {self.land_at!r}: expected 0 in mode {self.mode!r}, where gamma need not be 0"
 
-    def _range(self, name: str, low: float, high: float, *, positive: bool = False) -> Any:
+    def _range(self, name: str, low: float, high: float, *, positive: bool = False) -> Iterator[tuple[str, str]]:
         value: Any = getattr(self, name)
         number = not isinstance(value, bool) and isinstance(value, numbers.Real) and abs(float(value)) <= LARGEST
         if not number or not low <= value < high or (positive and value == 0):
             bounds = "" if low == -math.inf else " above 0" if positive else f" of at least {low:g}"
             below = f" and below {high:g}" if high != math.inf else ""
-            yield f"{name} {value!r}: expected a finite number{bounds}{below}"
+            yield name, f"{name} {value!r}: expected a finite number{bounds}{below}"
 
     def dual_rate(self, primal: Any) -> Any:
         """The dual learning rate beside a live primal one (a float or a tensor)."""
@@ -102,6 +106,9 @@ class Config:
     def branches_in_eval(self) -> bool:
         """Whether ``model.eval()`` keeps the branches: in strict mode the model that counts is f_eq."""
         return self.mode != "strict" if self.eval_branches == "auto" else self.eval_branches == "on"
+
+
+SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
 
 
 def parse_rate(rate: object) -> tuple[float, bool]:
@@ -127,14 +134,13 @@ def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] 
     presets = presets or {}
     if name not in (None, "none"):
         if name not in presets:
-            raise ConfigError(one_of("preset", name, [*presets, "none"]))
+            raise ConfigError(problems=[("preset", one_of("preset", name, [*presets, "none"]))])
         base = presets[name]
     elif name is None:
         base = presets.get("paper", {})
-    known = {field.name for field in dataclasses.fields(Config)}
-    for key in given:
-        if key not in known:
-            raise ConfigError(one_of("setting", key, [*known, "preset"]))
+    unknown = [key for key in given if key not in SETTINGS]
+    if unknown:
+        raise ConfigError(problems=[(key, one_of("setting", key, [*SETTINGS, "preset"])) for key in unknown])
     if given.get("mode", "strict") not in ("strict", "off") and "land_at" not in given:
         base = {key: value for key, value in base.items() if key != "land_at"}
     return Config(**{**base, **given})

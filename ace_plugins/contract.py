@@ -8,13 +8,45 @@ of one layer (EGNO) and several maps inside one layer sharing an input (VN-DGCNN
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from .imports import is_file
+
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from torch import nn
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """An upstream that people clone instead of installing: what its files look like and which of them people run.
+
+    Files are named relative to the checkout's root, with "/".
+    """
+
+    repository: str
+    """For people: "RobDHess/Steerable-E3-GNN"."""
+    scripts: tuple[str, ...]
+    """What people run. These files get the marked line."""
+    shape: Mapping[str, str]
+    """Per file the classes and signatures the adapter counts on, written as a stub: "class Net(Module): ..."."""
+    commits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Commits the adapter was tried on: per commit, the git blob ids of the files above."""
+
+    def __post_init__(self) -> None:
+        if not self.scripts or not self.shape:
+            raise ValueError(
+                "a checkout has scripts and a shape, as Checkout('me/net', ('main.py',), {'net.py': '...'})"
+            )
+        for stub in self.shape.values():
+            compile(textwrap.dedent(stub), "shape", "exec")
 
 
 @dataclass(frozen=True)
@@ -29,6 +61,9 @@ class Upstream:
     """For people: "SchNet (PyTorch Geometric)"."""
     models: tuple[str, ...]
     """Model classes as "module:Class". Matched by name along the class's bases, so nothing is imported."""
+    checkout: Checkout | None = None
+    """Set where the upstream is cloned: then "module" is the file's path in the checkout, with dots, and classes
+    are matched by that file, whatever name it is imported under."""
 
     def __post_init__(self) -> None:
         named = (tuple, list)
@@ -38,6 +73,21 @@ class Upstream:
             module, colon, name = str(path).partition(":")
             if not (colon and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))):
                 raise ValueError(f"models: expected 'module:Class', as 'mynet.model:MyNet', found {path!r}")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Where the model classes of a checkout are defined, relative to its root; nothing for a package."""
+        return () if self.checkout is None else tuple(dict.fromkeys(map(file_of, self.models)))
+
+    def claims(self, cls: type) -> bool:
+        """Whether this class, or one it is derived from, is among the model classes."""
+        return any(self._is(base, path) for base in cls.__mro__ for path in self.models)
+
+    def _is(self, cls: type, path: str) -> bool:
+        if self.checkout is None:
+            return class_path(cls) == path
+        spec = getattr(sys.modules.get(cls.__module__), "__spec__", None)
+        return cls.__qualname__ == path.partition(":")[2] and is_file(getattr(spec, "origin", None), file_of(path))
 
 
 @dataclass(frozen=True)
@@ -108,12 +158,34 @@ class Shim:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """A shim for a whole module that is not installed. Only upstream's own files get to import it."""
+
+    name: str
+    """The module: "torch_scatter"."""
+    reason: str
+    make: Callable[[], ModuleType]
+    """Called when upstream first imports it."""
+
+    def needed(self) -> bool:
+        return find_spec(self.name) is None
+
+
+AnyShim = Shim | StandIn
+
+
+@dataclass(frozen=True)
 class Example:
     """A small model and the arguments of one forward, made without data."""
 
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def file_of(path: str) -> str:
+    """Where the class "models.net:Net" of a checkout is defined: "models/net.py"."""
+    return f"{path.partition(':')[0].replace('.', '/')}.py"
 
 
 def class_path(cls: type) -> str:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .attaching import attach, equivariance_error
-from .contract import Site, Stem, class_path
+from .contract import AnyShim, Site, StandIn, Stem, Upstream, class_path
 from .equivariance import Call, EquivarianceError
 from .errors import AceError, AdapterError
+from .fingerprint import fingerprint
+from .importable import make_importable
 from .plugins import Plugin, one_line, registry
-from .shims import applied, shims
+from .shims import applied, offer_stand_ins, shims
 from .site_status import status
 
 SYMMETRIC = 1e-3
@@ -64,10 +67,13 @@ class Diagnosis:
         return dataclasses.asdict(self)
 
 
-def diagnose(name: str, seed: int = 0) -> Diagnosis:
+def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagnosis:
     """Build the adapter's example, attach it, and measure its symmetry with the branches at 0 and at 1."""
     plugin = registry().adapter(name)
+    name = plugin.name
     assert plugin.upstream is not None
+    root = make_importable(plugin, checkout)
+    offer_stand_ins(plugin)
     example = plugin.example(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the same branches, and so the same numbers, each time
@@ -85,7 +91,7 @@ def diagnose(name: str, seed: int = 0) -> Diagnosis:
             raise AdapterError(f"adapter {name!r}: its example does not run: {one_line(error)}") from error
     return Diagnosis(
         adapter=name,
-        upstream=plugin.upstream.title,
+        upstream=plugin.upstream.title + _commit(plugin.upstream, root),
         distribution=f"{plugin.distribution} {plugin.version}".strip(),
         requires=tuple(f"{r.requirement} (found {r.found})" for r in plugin.requires),
         model=type(model).__name__,
@@ -94,18 +100,26 @@ def diagnose(name: str, seed: int = 0) -> Diagnosis:
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
         error_at_1=errors[1],
-        shims=tuple(Repair(shim.name, shim.reason, applied(plugin, shim)) for shim in shims(plugin)),
+        shims=tuple(Repair(shim.name, shim.reason, _acts(plugin, shim)) for shim in shims(plugin)),
         presets={k: dict(v) for k, v in plugin.call("ace_preset").items()} if plugin.has("ace_preset") else {},
         problems=tuple(_problems(plugin, model, *errors)),
     )
 
 
+def _commit(upstream: Upstream, root: Path | None) -> str:
+    return f" {fingerprint(root, upstream.checkout)}" if root is not None and upstream.checkout is not None else ""
+
+
+def _acts(plugin: Plugin, shim: AnyShim) -> bool:
+    """A stand-in acts once upstream asks for it: here it counts that it would."""
+    return shim.needed() if isinstance(shim, StandIn) else applied(plugin, shim)
+
+
 def _problems(plugin: Plugin, model: torch.nn.Module, zero: EquivarianceError, one: EquivarianceError) -> Iterator[str]:
     assert plugin.upstream is not None
-    bases = [class_path(base) for base in type(model).__mro__]
-    if not set(bases).intersection(plugin.upstream.models):
+    if not plugin.upstream.claims(type(model)):
         named = ", ".join(plugin.upstream.models)
-        yield f"its example is a {bases[0]}, which is not among the models it names ({named})"
+        yield f"its example is a {class_path(type(model))}, which is not among the models it names ({named})"
     if not zero.relative < SYMMETRIC:
         yield (
             f"at gamma = 0 the relative equivariance error is {zero.relative:.3g}, expected below {SYMMETRIC:g}: "

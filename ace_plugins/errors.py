@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class AceError(Exception):
@@ -12,6 +13,21 @@ class AceError(Exception):
 
 class ConfigError(AceError, ValueError):
     """A setting that does not exist or has a value it cannot have."""
+
+    def __init__(self, message: str = "", problems: Iterable[tuple[str, str]] = ()) -> None:
+        self.problems = tuple(problems)
+        """Setting and what is wrong with it, where that is known, for those who know where the setting stands."""
+        super().__init__(message or "; ".join(text for _, text in self.problems))
+
+
+class CheckoutError(AceError):
+    """A checkout that is not what the adapter patches, or cannot be changed."""
+
+    def __init__(self, message: str, details: Iterable[str] = ()) -> None:
+        self.message = message
+        self.details = tuple(details)
+        """One line each, where there are many things to say."""
+        super().__init__(f"{message}: {'; '.join(self.details)}" if self.details else message)
 
 
 class AdapterError(AceError):
@@ -36,6 +52,8 @@ class AceWarning(UserWarning):
 
 def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> str:
     """``unknown mode 'strct': expected one of bounded, off (did you mean 'strict'?)``"""
+    import difflib
+
     names = sorted(known)
     near = difflib.get_close_matches(str(given), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

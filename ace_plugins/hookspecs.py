@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .actions import GroupAction
     from .config import Config
-    from .contract import Example, Node, Shim, Upstream
+    from .contract import AnyShim, Example, Node, Upstream
 
 hookspec = pluggy.HookspecMarker("ace_plugins")
 hookimpl = pluggy.HookimplMarker("ace_plugins")
@@ -48,7 +48,7 @@ def ace_preset() -> Mapping[str, Mapping[str, Any]]:  # type: ignore[empty-body]
 
 
 @hookspec
-def ace_shims() -> Sequence[Shim]:  # type: ignore[empty-body]
+def ace_shims() -> Sequence[AnyShim]:  # type: ignore[empty-body]
     """Repairs that let this upstream run on today's stack, each applied only where the thing is missing."""
 
 
@@ -60,6 +60,11 @@ def ace_example(seed: int) -> Example:  # type: ignore[empty-body]
 @hookspec
 def ace_demo() -> click.Command:  # type: ignore[empty-body]
     """A command that shows this adapter at work on real data: ``ace-patch demo``."""
+
+
+@hookspec
+def ace_datasets() -> Mapping[str, click.Command]:  # type: ignore[empty-body]
+    """Commands that make data sets this upstream reads: ``ace-patch data NAME``."""
 
 
 @hookspec

@@ -1,12 +1,12 @@
 """patched: models of an upstream, built from now on, are attached when their constructor returns.
 
 The class stays the class it is. Only its ``__init__`` is wrapped, in place, so it does not matter who imported
-it before, under which name. A module that is not imported yet is met when it is.
+it before, under which name. A module that is not imported yet is met when it is. Classes of a checkout are found by
+their file, since scripts import one file under several names.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -18,15 +18,18 @@ import wrapt
 from torch import nn
 
 from .attaching import attach, configured
-from .contract import class_path
+from .contract import Upstream, file_of
 from .errors import AdapterError
+from .imports import imported, when_imported
 from .plugins import Plugin, registry
 from .relaxation import find
-from .shims import apply_shims
+from .shims import apply_shims, offer_stand_ins, withdraw_stand_ins
 
 _patches: dict[str, list[Patch]] = {}
 """Per model class ("module:Class") the patches in force; the last one counts."""
-_hooked: set[str] = set()
+_hooked: set[tuple[str, bool]] = set()
+_paths: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+"""Of the model classes that were met, what adapters call them."""
 _wrapped: weakref.WeakSet[type] = weakref.WeakSet()
 _watched: weakref.WeakSet[type] = weakref.WeakSet()
 
@@ -34,14 +37,22 @@ _watched: weakref.WeakSet[type] = weakref.WeakSet()
 class Patch(AbstractContextManager["Patch"]):
     """A patch in force. Leave the ``with`` block, or call ``undo()``, to end it; attached models stay so."""
 
-    def __init__(self, plugin: Plugin, settings: Mapping[str, Any]) -> None:
+    def __init__(self, plugin: Plugin, settings: Mapping[str, Any], *, shims: bool) -> None:
         self.plugin = plugin
         self.settings = dict(settings)
+        self.shims = shims
+
+    @property
+    def upstream(self) -> Upstream:
+        assert self.plugin.upstream is not None
+        return self.plugin.upstream
 
     def undo(self) -> None:
         for patches in _patches.values():
             if self in patches:
                 patches.remove(self)
+        if not any(each.plugin is self.plugin for patches in _patches.values() for each in patches):
+            withdraw_stand_ins(self.plugin)
 
     def __enter__(self) -> Patch:
         return self
@@ -58,41 +69,52 @@ def patched(name: str, **config: Any) -> Patch:
     A context manager, or a plain call that stays in force. Settings are checked now, not at the first model.
     """
     plugin = registry().adapter(name)
-    configured(plugin, config)
-    assert plugin.upstream is not None
-    patch = Patch(plugin, config)
-    for path in plugin.upstream.models:
+    settings = configured(plugin, config)
+    patch = Patch(plugin, config, shims=settings.shims)
+    if patch.shims:
+        offer_stand_ins(plugin)
+    for path in patch.upstream.models:
         _patches.setdefault(path, []).append(patch)
-        module = path.partition(":")[0]
-        if module in sys.modules:
-            _meet(sys.modules[module])
-        elif module not in _hooked:
-            _hooked.add(module)
-            wrapt.register_post_import_hook(_meet, module)
+    for path in patch.upstream.models:
+        _watch(path, in_a_checkout=patch.upstream.checkout is not None)
     return patch
 
 
-def _meet(module: ModuleType) -> None:
-    """A module that holds patched classes is there: wrap their constructors, once."""
-    for path, patches in _patches.items():
-        name, _, attribute = path.partition(":")
-        if name != module.__name__ or not patches:
-            continue
-        cls: Any = module
-        for part in attribute.split("."):
-            cls = getattr(cls, part, None)
-        plugin = patches[-1].plugin
-        if not isinstance(cls, type):
-            raise AdapterError(
-                f"adapter {plugin.name!r} expected class {attribute} in {module.__name__} and found none: this "
-                "version of the upstream does not fit"
-            )
-        apply_shims(plugin)
-        _wrap(cls)
-        # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.
-        _watch_subclasses(cls)
-        for subclass in _subclasses(cls):
-            _wrap(subclass)
+def _watch(path: str, *, in_a_checkout: bool) -> None:
+    """Meet the module of this class: now where it is imported, and whenever it will be."""
+
+    def met(module: ModuleType) -> None:
+        if _patches.get(path):
+            _meet(module, path)
+
+    where = {"file": file_of(path)} if in_a_checkout else {"name": path.partition(":")[0]}
+    if (path, in_a_checkout) not in _hooked:
+        _hooked.add((path, in_a_checkout))
+        when_imported(met, **where)
+    for module in imported(**where):
+        met(module)
+
+
+def _meet(module: ModuleType, path: str) -> None:
+    """A module that holds a patched class is there: wrap its constructor, once."""
+    patch = _patches[path][-1]
+    attribute = path.partition(":")[2]
+    cls: Any = module
+    for part in attribute.split("."):
+        cls = getattr(cls, part, None)
+    if not isinstance(cls, type):
+        raise AdapterError(
+            f"adapter {patch.plugin.name!r} expected class {attribute} in {module.__name__} and found none: this "
+            "version of the upstream does not fit"
+        )
+    if patch.shims:
+        apply_shims(patch.plugin)
+    _paths[cls] = path
+    _wrap(cls)
+    # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.
+    _watch_subclasses(cls)
+    for subclass in _subclasses(cls):
+        _wrap(subclass)
 
 
 def _wrap(cls: type) -> None:
@@ -144,7 +166,7 @@ def _born(init: Any, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
     finally:
         building.discard(id(model))
     for base in type(model).__mro__:
-        patches = _patches.get(class_path(base))
+        patches = _patches.get(_paths.get(base, ""))
         if patches and find(model) is None:
             attach(model, patches[-1].plugin.name, **patches[-1].settings)
             return

@@ -124,7 +124,7 @@ class Registry:
 
     def adapter(self, name: str) -> Plugin:
         """The adapter of that name, or an error that says what there is or why it cannot be used."""
-        plugin = self.plugins.get(name)
+        plugin = self.plugins.get(name) or self.plugins.get(name.replace("-", "_"))
         if plugin is None:
             names = [p.name for p in self.plugins.values()]
             why = f"; not loaded: {self.left_out}" if self.left_out else ""
@@ -136,17 +136,17 @@ class Registry:
 
     def claiming(self, cls: type) -> Plugin:
         """The one adapter that patches this model class or one of its bases."""
-        bases = [class_path(base) for base in cls.__mro__]
-        claims = [p for p in self.adapters if p.upstream and set(p.upstream.models).intersection(bases)]
+        claims = [p for p in self.adapters if p.upstream and p.upstream.claims(cls)]
         if len(claims) == 1:
             return claims[0]
         if claims:
             names = ", ".join(p.name for p in claims)
-            raise AdapterError(f"several adapters claim {bases[0]}: {names}; pass adapter='...'")
+            raise AdapterError(f"several adapters claim {class_path(cls)}: {names}; pass adapter='...'")
         known = [f"{p.name} ({', '.join(p.upstream.models)})" for p in self.adapters if p.upstream]
         broken = [f"{p.name}: {p.problem}" for p in self.plugins.values() if p.problem]
         raise AdapterError(
-            f"no adapter claims a model of class {bases[0]}: expected {'; '.join(known) or 'an adapter, none loaded'}"
+            f"no adapter claims a model of class {class_path(cls)}: "
+            f"expected {'; '.join(known) or 'an adapter, none loaded'}"
             + (f" (not usable: {'; '.join(broken)})" if broken else "")
             + "; pass the model inside any wrapper, or adapter='...'"
         )

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from .contract import Shim
+from .contract import AnyShim, Shim, StandIn
 from .errors import AdapterError
 from .plugins import Plugin
+from .stand_ins import STAND_INS
 
 _applied: set[tuple[str, str]] = set()
 
 
-def shims(plugin: Plugin) -> list[Shim]:
+def shims(plugin: Plugin) -> list[AnyShim]:
     return list(plugin.call("ace_shims") or ()) if plugin.has("ace_shims") else []
 
 
-def applied(plugin: Plugin, shim: Shim) -> bool:
-    return (plugin.name, shim.name) in _applied
+def applied(plugin: Plugin, shim: AnyShim) -> bool:
+    """Whether it does something in this process now."""
+    return shim.name in STAND_INS.active if isinstance(shim, StandIn) else (plugin.name, shim.name) in _applied
+
+
+def active(plugin: Plugin) -> list[AnyShim]:
+    return [shim for shim in shims(plugin) if applied(plugin, shim)]
+
+
+def offer_stand_ins(plugin: Plugin) -> None:
+    """Before upstream is imported: what is not installed is there when upstream asks for it."""
+    assert plugin.upstream is not None
+    for shim in shims(plugin):
+        if isinstance(shim, StandIn):
+            STAND_INS.offer(shim, plugin.upstream.files)
+
+
+def withdraw_stand_ins(plugin: Plugin) -> None:
+    for shim in shims(plugin):
+        if isinstance(shim, StandIn):
+            STAND_INS.withdraw(shim)
 
 
 def apply_shims(plugin: Plugin) -> list[Shim]:
     """Apply what this upstream needs and has not got yet. Returns what was applied now."""
     done: list[Shim] = []
     for shim in shims(plugin):
-        if applied(plugin, shim):
+        if isinstance(shim, StandIn) or applied(plugin, shim):
             continue
         try:
             if shim.needed():

@@ -9,9 +9,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from .contract import StandIn
 from .plugins import Plugin
+from .shims import shims
+from .verdicts import MEANING
 
 if TYPE_CHECKING:
+    from .checkouts import Patching, State
+    from .config import Config
     from .doctor import Diagnosis
 
 
@@ -93,15 +98,61 @@ def print_diagnosis(found: Diagnosis) -> None:
         console.print("[green]healthy[/]")
 
 
+def print_patching(adapter: Plugin, plan: Patching) -> None:
+    """What was done to a checkout, and what to do next."""
+    console = _console()
+    assert adapter.upstream is not None
+    console.print(f"{escape(adapter.upstream.title)} {escape(str(plan.print))}", soft_wrap=True)
+    for change in plan.changes:
+        name = plan.name(change)
+        if name == plan.settings.path.name:
+            done = "written" if change.before is None else "kept" if change.before == change.after else "updated"
+            said = _settings_in_words(plan.config)
+        else:
+            done = "already marked" if change.before == change.after else "marked"
+            said = "one line"
+        console.print(f"  {escape(name)}: {done} ({escape(said)})", soft_wrap=True)
+    missing = [shim.name for shim in shims(adapter) if isinstance(shim, StandIn) and shim.needed()]
+    if missing and plan.config.shims:
+        console.print(f"not installed here, stood in for: {', '.join(missing)}", soft_wrap=True)
+    script = plan.name(plan.changes[0])
+    console.print(f"Now run {script} as its README says. 'ace-patch revert' undoes this.", soft_wrap=True)
+
+
+def print_state(found: State) -> None:
+    console = _console()
+    assert found.adapter.upstream is not None
+    console.print(f"{escape(found.adapter.upstream.title)} {escape(str(found.print))}", soft_wrap=True)
+    for difference in found.print.differences:
+        console.print(f"  [red]does not fit[/]: {escape(difference)}", soft_wrap=True)
+    for script, how in found.scripts.items():
+        console.print(f"  {escape(script)}: {escape(how)}", soft_wrap=True)
+    if found.settings is not None and found.config is not None:
+        how = "as written" if found.settings.as_written else "edited"
+        said = _settings_in_words(found.config)
+        console.print(f"  {found.settings.path.name}: {how} ({escape(said)})", soft_wrap=True)
+    if found.runs:
+        console.print(f"  .ace/runs: {len(found.runs)}, the last {escape(found.runs[-1])}", soft_wrap=True)
+    if not found.patched and found.print.fits:
+        console.print(f"'ace-patch {found.adapter.name}' patches it.", soft_wrap=True)
+
+
+def _settings_in_words(config: Config) -> str:
+    return f"mode {config.mode}, dual lr {config.dual_lr}, dual optimizer {config.dual_optimizer}"
+
+
 def print_run(run: Mapping[str, Any]) -> None:
     console = _console(stderr=True)
     steps = f"{run['steps']:,} step{'' if run['steps'] == 1 else 's'}"
     where = f", trace in {run['folder']}" if run["folder"] else ""
     console.print(f"ACE {run['mode']}, {steps}{', landed' if run['landed'] else ''}{escape(where)}", soft_wrap=True)
-    table = _table("", "site", "gamma", "lambda", "u", numbers=("gamma", "lambda", "u"))
+    table = _table("", "site", "gamma", "lambda", "u", "verdict", numbers=("gamma", "lambda", "u"))
     for site in run["sites"]:
-        table.add_row(escape(site["name"]), *(_number(site[key]) for key in ("gamma", "lambda", "u")))
+        numbers = (_number(site[key]) for key in ("gamma", "lambda", "u"))
+        table.add_row(escape(site["name"]), *numbers, site["verdict"])
     console.print(table)
+    for word in dict.fromkeys(site["verdict"] for site in run["sites"]):
+        console.print(f"{word}: {escape(MEANING[word])}", soft_wrap=True)
     if run["verdict"]:
         console.print(escape(run["verdict"]), soft_wrap=True)
 

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +26,10 @@ from .attaching import attach, equivariance_error, project, use_branches
 from .checkpoints import export
 from .contract import Example, Stem, class_path
 from .equivariance import Call, EquivarianceError
+from .importable import make_importable
 from .plugins import Plugin, registry
 from .relaxation import Ace
+from .shims import offer_stand_ins
 from .site_status import status
 
 SYMMETRIC = 1e-9
@@ -273,8 +277,14 @@ CHECKS: tuple[Callable[[Kit], None], ...] = tuple(
 )
 
 
-def check_adapter(name: str, *, seed: int = 0) -> None:
-    """Run the whole battery on an adapter by its entry point name; raise with every failure there is."""
+def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] | None = None) -> None:
+    """Run the whole battery on an adapter by its entry point name; raise with every failure there is.
+
+    ``checkout`` is where its upstream is, if that is one people clone (or ``ACE_UPSTREAM_<NAME>`` says it).
+    """
+    plugin = registry().adapter(name)
+    make_importable(plugin, None if checkout is None else Path(checkout))
+    offer_stand_ins(plugin)
     kit = Kit(name, seed)
     failures = []
     for check in CHECKS:

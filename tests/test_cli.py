@@ -67,7 +67,10 @@ def test_run_trains_an_unmodified_script(folder: Path) -> None:
     assert done.stdout.splitlines()[0].startswith(f"__main__ ['train.py', '--steps', '25'] work {upstream + 674}"), (
         done.stdout
     )
-    assert f"ace: attached to SchNet: 2 sites, mode resilient, {upstream:,} + 674 parameters" in done.stderr
+    assert (
+        f"ace: schnet: attached to SchNet, 2 sites, {upstream:,} + 674 parameters, mode resilient, dual lr 0.01 (adam)"
+        in done.stderr
+    )
     assert "ACE resilient, 25 steps, trace in .ace/runs/" in done.stderr
     (run,) = (folder / ".ace" / "runs").iterdir()
     lines = [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]
@@ -134,7 +137,7 @@ def test_models_built_in_spawned_workers_are_attached(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "attached True resilient 1\n"
     assert "no model was attached" not in done.stderr
-    assert "ace: attached to SchNet: 2 sites, mode resilient" in done.stderr
+    assert "ace: schnet: attached to SchNet, 2 sites" in done.stderr
     assert "ACE resilient, 1 step," in done.stderr
 
 

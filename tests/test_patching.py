@@ -65,7 +65,6 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Ne
     sys.modules.pop("upstream_net", None)
     shims._applied.discard(("net", "repair"))
     patching._patches.pop("upstream_net:Net", None)
-    patching._hooked.discard("upstream_net")
 
 
 def test_before_the_upstream_is_imported(adapter: type[NetAdapter]) -> None:

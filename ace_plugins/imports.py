@@ -1,0 +1,104 @@
+"""Knowing when a module is imported: by its name, or by its file whatever name it is imported under."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    Met = Callable[[ModuleType], None]
+
+
+class Watch:
+    """Finds nothing itself: asks the other finders, and has their loader tell when the module has run."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[Met]] = {}
+        self.files: dict[str, list[Met]] = {}
+        """By the path of the file relative to some root: "models/net.py"."""
+        self.stems: set[str] = set()
+        """Last parts of the names that can matter, for a quick no to all others."""
+        self.asking: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name.rpartition(".")[2] not in self.stems or name in self.asking:
+            return None
+        self.asking.add(name)
+        try:
+            spec = _ask_others(name, path, target, self)
+        finally:
+            self.asking.discard(name)
+        if spec is not None and spec.loader is not None and self._callbacks(name, spec.origin):
+            _tell_after(spec.loader, self)
+        return spec
+
+    def _callbacks(self, name: str, file: str | None) -> list[Met]:
+        by_file = [met for known, mets in self.files.items() if is_file(file, known) for met in mets]
+        return [*self.names.get(name, ()), *by_file]
+
+    def met(self, module: ModuleType) -> None:
+        spec = getattr(module, "__spec__", None)
+        for met in self._callbacks(module.__name__, getattr(spec, "origin", None)):
+            met(module)
+
+
+_WATCH = Watch()
+
+
+def when_imported(met: Met, *, name: str = "", file: str = "") -> None:
+    """Call ``met(module)`` after the module of that name, or any module from that file, will have been imported.
+
+    A file is named relative to a root: "models/net.py".
+    """
+    if _WATCH not in sys.meta_path:
+        sys.meta_path.insert(0, _WATCH)
+    if name:
+        _WATCH.names.setdefault(name, []).append(met)
+    if file:
+        _WATCH.files.setdefault(file, []).append(met)
+    _WATCH.stems.add(name.rpartition(".")[2] or os.path.splitext(os.path.basename(file))[0])
+
+
+def imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
+    """The modules of that name, or from that file, that are there already."""
+    for known, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        if spec is None or getattr(spec, "_initializing", False):
+            continue  # still running
+        if (name and known == name) or (file and is_file(getattr(spec, "origin", None), file)):
+            yield module
+
+
+def is_file(path: str | None, relative: str) -> bool:
+    """Whether a module's file is the one of that name in some folder."""
+    if not path:
+        return False
+    return f"/{path}".replace(os.sep, "/").endswith(f"/{relative}")
+
+
+def _ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, me: Watch) -> ModuleSpec | None:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = find(name, path, target) if find is not None and finder is not me else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _tell_after(loader: Any, watch: Watch) -> None:
+    """Have this module's own loader tell. It stays the loader it is: inspect and pickle ask for its type."""
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        watch.met(module)
+
+    loader.exec_module = exec_module

@@ -1,0 +1,98 @@
+"""Modules that stand in for ones that are not installed, for the files of one upstream and for nobody else.
+
+Libraries probe for optional packages and behave differently where they find one: PyTorch Geometric asks for
+torch_scatter, trainers ask for wandb. So a stand-in answers only imports written in upstream's own files, and only
+after every other finder had nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.machinery import ModuleSpec
+
+TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType, ModuleType
+    from typing import Any
+
+    from .contract import StandIn
+
+
+class StandIns:
+    """The last finder of all."""
+
+    def __init__(self) -> None:
+        self.offered: dict[str, tuple[StandIn, tuple[str, ...]]] = {}
+        """Per module what stands in for it, and the files that tell its upstream."""
+        self.active: dict[str, StandIn] = {}
+        """What stands in for something now."""
+        self.asked: Callable[[str, str], None] | None = None
+        """Told of every module that nobody found, with the file that imports it, before the answer."""
+
+    def offer(self, stand_in: StandIn, files: tuple[str, ...]) -> None:
+        """From now on, in upstreams that hold these files."""
+        self.offered[stand_in.name] = (stand_in, files)
+        self.install()
+
+    def withdraw(self, stand_in: StandIn) -> None:
+        self.offered.pop(stand_in.name, None)
+
+    def install(self) -> None:
+        if self not in sys.meta_path:
+            sys.meta_path.append(self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        importer = _importing_file()
+        if self.asked is not None:
+            self.asked(name, importer)
+        if name not in self.offered:
+            return None
+        stand_in, files = self.offered[name]
+        if not belongs(importer, files):
+            return None
+        loader: Any = _Maker(stand_in, self)
+        return ModuleSpec(name, loader, origin=f"stand-in of ace-plugins for {name}")
+
+
+class _Maker:
+    def __init__(self, stand_in: StandIn, owner: StandIns) -> None:
+        self.stand_in = stand_in
+        self.owner = owner
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = self.stand_in.make()
+        self.owner.active[self.stand_in.name] = self.stand_in
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass  # it was made whole
+
+
+def belongs(file: str, upstream: tuple[str, ...]) -> bool:
+    """Whether a file is of an upstream: of a folder, or one somewhere below it, that holds upstream's own files."""
+    folder, last = os.path.dirname(os.path.realpath(file)) if file else "", ""
+    while folder != last:
+        if all(os.path.isfile(os.path.join(folder, each)) for each in upstream):
+            return True
+        folder, last = os.path.dirname(folder), folder
+    return False
+
+
+def _importing_file() -> str:
+    """The file whose import statement is being carried out."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        ours = frame.f_globals.get("__name__", "").startswith("ace_plugins.") and file != "<string>"
+        if not ours and not file.startswith("<frozen importlib") and not file.endswith(_IMPORTLIB):
+            return file
+        frame = frame.f_back
+    return ""
+
+
+_IMPORTLIB = os.path.join("importlib", "__init__.py")
+STAND_INS = StandIns()

@@ -1,0 +1,131 @@
+"""What upstream, of 2021, needs and today's stack has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from types import ModuleType
+from typing import Any, NoReturn
+
+from ace_plugins import AceError, Shim, StandIn
+from ace_plugins.imports import imported, when_imported
+
+INSTANCE_NORM = "models/segnn/instance_norm.py"
+
+SHIMS = (
+    StandIn(
+        "torch_scatter",
+        "needs a compiler, and upstream only takes scatter from it, which PyTorch Geometric has too",
+        lambda: _torch_scatter(),
+    ),
+    StandIn("wandb", "upstream imports it even where nothing is logged", lambda: _wandb()),
+    Shim(
+        "contains_isolated_nodes",
+        "PyTorch Geometric calls it has_isolated_nodes",
+        lambda: not hasattr(_data(), "contains_isolated_nodes"),
+        lambda: setattr(_data(), "contains_isolated_nodes", _contains_isolated_nodes),
+    ),
+    Shim(
+        "scheduler_verbose",
+        "torch's schedulers no longer take verbose, which upstream's QM9 training passes",
+        lambda: "verbose" not in signature(_scheduler().__init__).parameters,
+        lambda: _accept_verbose(_scheduler()),
+    ),
+    Shim(
+        "pool_over_nodes",
+        "PyTorch Geometric's pooling takes the last but one dimension for the nodes, upstream's InstanceNorm the first",
+        lambda: not _pools_over_the_first(),
+        lambda: _pool_over_the_first(),
+    ),
+)
+
+
+def _torch_scatter() -> ModuleType:
+    # First of all: PyTorch Geometric looks for torch_scatter once, and must not take this for it.
+    from torch_geometric.utils import scatter as pyg_scatter
+
+    def scatter(
+        src: Any, index: Any, dim: int = -1, out: Any = None, dim_size: int | None = None, reduce: str = "sum"
+    ) -> Any:
+        if out is not None:
+            raise AceError("torch_scatter is not installed and its stand-in knows no out=; pip install torch-scatter")
+        return pyg_scatter(src, index, dim, dim_size, reduce)
+
+    return _module("torch_scatter", "pip install torch-scatter", scatter=scatter)
+
+
+def _wandb() -> ModuleType:
+    return _module("wandb", "pip install wandb, or run without --log")
+
+
+def _module(name: str, do: str, **have: Callable[..., Any]) -> ModuleType:
+    module = ModuleType(name, f"Stands in for {name}, which is not installed.")
+    vars(module).update(have)
+
+    def missing(attribute: str) -> Callable[..., NoReturn]:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+
+        def called(*args: Any, **kwargs: Any) -> NoReturn:
+            has = f"its stand-in has only {', '.join(have)}" if have else "its stand-in does nothing"
+            raise AceError(f"{name}.{attribute} was called, but {name} is not installed and {has}; {do}")
+
+        return called
+
+    vars(module)["__getattr__"] = missing
+    return module
+
+
+def _data() -> Any:
+    from torch_geometric.data import Data
+
+    return Data
+
+
+def _contains_isolated_nodes(self: Any) -> bool:
+    return bool(self.has_isolated_nodes())
+
+
+def _scheduler() -> Any:
+    from torch.optim.lr_scheduler import MultiStepLR
+
+    return MultiStepLR
+
+
+def _pools_over_the_first() -> bool:
+    import torch
+    from torch_geometric.nn import global_mean_pool
+
+    try:
+        pooled = global_mean_pool(torch.ones(2, 3, 1), torch.zeros(2, dtype=torch.long))
+    except (RuntimeError, IndexError):
+        return False
+    return tuple(pooled.shape) == (1, 3, 1)
+
+
+def _pool_over_the_first() -> None:
+    """In upstream's module alone, where it has these functions under names of its own."""
+    from torch_geometric.utils import scatter
+
+    def pooling(reduce: str) -> Callable[..., Any]:
+        def pool(x: Any, batch: Any, size: int | None = None) -> Any:
+            return scatter(x, batch, 0, size, reduce)
+
+        return pool
+
+    def repair(module: Any) -> None:
+        module.global_mean_pool = pooling("mean")
+        module.global_max_pool = pooling("max")
+
+    when_imported(repair, file=INSTANCE_NORM)
+    for module in imported(file=INSTANCE_NORM):
+        repair(module)
+
+
+def _accept_verbose(scheduler: Any) -> None:
+    init = scheduler.__init__
+
+    def __init__(self: Any, *args: Any, verbose: Any = None, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+
+    scheduler.__init__ = __init__

@@ -1,0 +1,50 @@
+"""What a checkout of Steerable-E3-GNN looks like: names, signatures and blob ids, as facts."""
+
+from __future__ import annotations
+
+from ace_plugins import Checkout
+
+MODEL = """
+class {name}(Module):
+    def __init__(self, input_irreps, hidden_irreps, output_irreps, edge_attr_irreps, node_attr_irreps,
+                 num_layers, norm=..., pool=..., task=..., additional_message_irreps=...{more}): ...
+    def forward(self, graph): ...
+class {name}Layer(MessagePassing):
+    def __init__(self, input_irreps, hidden_irreps, output_irreps, edge_attr_irreps, node_attr_irreps,
+                 norm=..., additional_message_irreps=...{more}): ...
+    def forward(self, x, edge_index, edge_attr, node_attr, batch, additional_message_features=...): ...
+    def message(self, x_i, x_j, edge_attr, additional_message_features): ...
+    def update(self, message, x, node_attr): ...
+"""
+
+CHECKOUT = Checkout(
+    repository="RobDHess/Steerable-E3-GNN",
+    scripts=("main.py",),
+    shape={
+        "models/segnn/segnn.py": MODEL.format(name="SEGNN", more=""),
+        "models/segnn/seconv.py": MODEL.format(name="SEConv", more=", conv_type=..."),
+        "models/segnn/o3_building_blocks.py": """
+            class O3TensorProduct(Module):
+                def __init__(self, irreps_in1, irreps_out, irreps_in2=..., tp_rescale=...): ...
+                def forward(self, data_in1, data_in2=...): ...
+            class O3TensorProductSwishGate(O3TensorProduct):
+                def __init__(self, irreps_in1, irreps_out, irreps_in2=...): ...
+                def forward(self, data_in1, data_in2=...): ...
+            class O3SwishGate(Module):
+                def __init__(self, irreps_g_scalars, irreps_g_gate, irreps_g_gated): ...
+                def forward(self, data_in): ...
+            """,
+        "nbody/train_nbody.py": "def train(gpu, model, args): ...",
+        "qm9/train.py": "def train(gpu, model, args): ...",
+    },
+    commits={
+        "1b95898f6f18204b510ae127d7f38cd29f610f4d": {
+            "main.py": "3fa7cc478cf8bc21f1dce5d2795cbca033d00418",
+            "models/segnn/segnn.py": "8340879e5d731d485592c916d3d62cd2d1d34760",
+            "models/segnn/seconv.py": "01ccab8b104e4b3d541c9c3d07442e9d1a22439d",
+            "models/segnn/o3_building_blocks.py": "b3b971ec20f0c8e2a89e7c4fde40c53c18e7b125",
+            "nbody/train_nbody.py": "33979834d70d9bc5e70e39dae279876264675c14",
+            "qm9/train.py": "b3bf075f56bc4afb2aad74d1247298afd2bbe67f",
+        }
+    },
+)

@@ -1,0 +1,64 @@
+"""Checkouts for tests: fresh copies of the miniature upstreams, and of the real ones where these are given."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MINIATURES = Path(__file__).parent / "upstreams"
+
+
+def miniature(name: str, folder: Path) -> Path:
+    """A copy that git knows, as a user's clone."""
+    root = folder / name
+    shutil.copytree(MINIATURES / name, root, ignore=shutil.ignore_patterns("__pycache__"))
+    git(root, "init", "-q")
+    (root / ".git" / "info" / "exclude").write_text("__pycache__/\n*.npy\n")
+    git(root, "add", "-A")
+    git(root, "-c", "user.name=x", "-c", "user.email=x@localhost", "commit", "-q", "-m", "upstream")
+    return root
+
+
+def real(name: str, folder: Path) -> Path:
+    """A copy of the checkout that ``ACE_UPSTREAM_<NAME>`` names; the test is skipped where it names none."""
+    root = folder / name
+    shutil.copytree(given(name), root, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    with (root / ".git" / "info" / "exclude").open("a") as exclude:
+        exclude.write("__pycache__/\n*.npy\n")
+    return root
+
+
+def given(name: str) -> Path:
+    variable = f"ACE_UPSTREAM_{name.upper()}"
+    if not os.environ.get(variable):
+        pytest.skip(f"needs a checkout of the real upstream: set {variable} to its folder")
+    return Path(os.environ[variable])
+
+
+def git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def python(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``python main.py ...`` in that folder, as a user types it."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("ACE_")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=root,
+        env={**env, "COLUMNS": "100", "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def ace(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``ace-patch ...`` in that folder."""
+    return python(root, "-m", "ace_plugins", *arguments, **environment)
