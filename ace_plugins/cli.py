@@ -111,7 +111,7 @@ def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
-@cli.command("list")
+@cli.command("list", short_help="Every adapter: versions wanted and found, healthy or why not.")
 @as_json
 def list_(as_json: bool) -> None:
     """Every adapter: from which distribution, versions wanted and found, healthy or why not."""
@@ -148,7 +148,7 @@ def _described(plugin: Plugin) -> dict[str, Any]:
     }
 
 
-@cli.command()
+@cli.command(short_help="Attach an adapter to a small model and examine it.")
 @click.argument("adapter")
 @click.argument("checkout", type=click.Path(path_type=Path), required=False)
 @as_json
@@ -246,7 +246,7 @@ def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
 CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
 
 
-@cli.command()
+@cli.command(short_help="Undo a patch; your own edits stay.")
 @CHECKOUT
 @click.option("--purge", is_flag=True, help="Remove ace.toml even if it was edited.")
 @click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
@@ -271,7 +271,7 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
         click.echo(f"kept {kept}", err=True)
 
 
-@cli.command()
+@cli.command(short_help="Whose checkout, which commit, patched or not.")
 @CHECKOUT
 @as_json
 def status(checkout: Path, as_json: bool) -> None:
@@ -304,7 +304,9 @@ class RunCommand(click.Command):
         return rest
 
 
-@cli.command(cls=RunCommand, options_metavar="ADAPTER [OPTIONS]")
+@cli.command(
+    cls=RunCommand, short_help="Run a script with ACE; nothing is written to it.", options_metavar="ADAPTER [OPTIONS]"
+)
 @config_options
 @as_json
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...")
@@ -326,7 +328,7 @@ def run(as_json: bool, words: tuple[str, ...], **options: Any) -> Callable[[], i
     return prepared(adapter, settings, command, as_json=as_json)
 
 
-@cli.command()
+@cli.command(short_help="A checkpoint without ACE, for plain upstream.")
 @click.argument("checkpoint", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="Where the checkpoint without ACE goes.")
 @as_json

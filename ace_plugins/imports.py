@@ -25,6 +25,7 @@ class Watch:
         self.stems: set[str] = set()
         """Last parts of the names that can matter, for a quick no to all others."""
         self.asking: set[str] = set()
+        """What the other finders are being asked for: they may ask in turn. Other threads wait for the import lock."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -62,15 +63,19 @@ def when_imported(met: Met, *, name: str = "", file: str = "") -> None:
         sys.meta_path.insert(0, _WATCH)
     if name:
         _WATCH.names.setdefault(name, []).append(met)
+        _WATCH.stems.add(name.rpartition(".")[2])
     if file:
         _WATCH.files.setdefault(file, []).append(met)
-    _WATCH.stems.add(name.rpartition(".")[2] or os.path.splitext(os.path.basename(file))[0])
+        _WATCH.stems.add(file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2])
 
 
 def imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
     """The modules of that name, or from that file, that are there already."""
     for known, module in list(sys.modules.items()):
-        spec = getattr(module, "__spec__", None)
+        try:
+            spec = getattr(module, "__spec__", None)
+        except Exception:
+            continue  # no module: there are libraries that put other things there
         if spec is None or getattr(spec, "_initializing", False):
             continue  # still running
         if (name and known == name) or (file and is_file(getattr(spec, "origin", None), file)):
@@ -85,7 +90,7 @@ def is_file(path: str | None, relative: str) -> bool:
 
 
 def _ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, me: Watch) -> ModuleSpec | None:
-    for finder in sys.meta_path:
+    for finder in list(sys.meta_path):
         find = getattr(finder, "find_spec", None)
         spec: ModuleSpec | None = find(name, path, target) if find is not None and finder is not me else None
         if spec is not None:
@@ -95,10 +100,17 @@ def _ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None
 
 def _tell_after(loader: Any, watch: Watch) -> None:
     """Have this module's own loader tell. It stays the loader it is: inspect and pickle ask for its type."""
-    execute = loader.exec_module
+    execute = getattr(loader, "exec_module", None)
+    # Some loaders serve many modules, as that of a zip file; those of built-in modules are classes, and serve all.
+    if execute is not None and not isinstance(execute, _Telling) and not isinstance(loader, type):
+        loader.exec_module = _Telling(execute, watch)
 
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        watch.met(module)
 
-    loader.exec_module = exec_module
+class _Telling:
+    def __init__(self, execute: Met, watch: Watch) -> None:
+        self.execute = execute
+        self.watch = watch
+
+    def __call__(self, module: ModuleType) -> None:
+        self.execute(module)
+        self.watch.met(module)

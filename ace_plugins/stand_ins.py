@@ -24,8 +24,8 @@ class StandIns:
     """The last finder of all."""
 
     def __init__(self) -> None:
-        self.offered: dict[str, tuple[StandIn, tuple[str, ...]]] = {}
-        """Per module what stands in for it, and the files that tell its upstream."""
+        self.offered: dict[str, list[tuple[StandIn, tuple[str, ...]]]] = {}
+        """Per module what stands in for it, and the files that tell its upstream; several upstreams may miss one."""
         self.active: dict[str, StandIn] = {}
         """What stands in for something now."""
         self.asked: Callable[[str, str], None] | None = None
@@ -33,11 +33,15 @@ class StandIns:
 
     def offer(self, stand_in: StandIn, files: tuple[str, ...]) -> None:
         """From now on, in upstreams that hold these files."""
-        self.offered[stand_in.name] = (stand_in, files)
+        self.withdraw(stand_in)
+        self.offered.setdefault(stand_in.name, []).append((stand_in, files))
         self.install()
 
     def withdraw(self, stand_in: StandIn) -> None:
-        self.offered.pop(stand_in.name, None)
+        """What was made stays: upstream has it."""
+        others = [each for each in self.offered.pop(stand_in.name, []) if each[0].reason != stand_in.reason]
+        if others:
+            self.offered[stand_in.name] = others
 
     def install(self) -> None:
         if self not in sys.meta_path:
@@ -49,13 +53,11 @@ class StandIns:
         importer = _importing_file()
         if self.asked is not None:
             self.asked(name, importer)
-        if name not in self.offered:
-            return None
-        stand_in, files = self.offered[name]
-        if not belongs(importer, files):
-            return None
-        loader: Any = _Maker(stand_in, self)
-        return ModuleSpec(name, loader, origin=f"stand-in of ace-plugins for {name}")
+        for stand_in, files in self.offered.get(name, ()):
+            if belongs(importer, files):
+                loader: Any = _Maker(stand_in, self)
+                return ModuleSpec(name, loader, origin=f"stand-in of ace-plugins for {name}")
+        return None
 
 
 class _Maker:
@@ -74,8 +76,10 @@ class _Maker:
 
 def belongs(file: str, upstream: tuple[str, ...]) -> bool:
     """Whether a file is of an upstream: of a folder, or one somewhere below it, that holds upstream's own files."""
-    folder, last = os.path.dirname(os.path.realpath(file)) if file else "", ""
+    folder, last = os.path.dirname(os.path.realpath(file)) if file and upstream else "", ""
     while folder != last:
+        if os.path.basename(folder) in ("site-packages", "dist-packages"):
+            return False  # a library, in an environment that somebody made inside the checkout
         if all(os.path.isfile(os.path.join(folder, each)) for each in upstream):
             return True
         folder, last = os.path.dirname(folder), folder
@@ -87,12 +91,12 @@ def _importing_file() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        ours = frame.f_globals.get("__name__", "").startswith("ace_plugins.") and file != "<string>"
-        if not ours and not file.startswith("<frozen importlib") and not file.endswith(_IMPORTLIB):
+        ours = str(frame.f_globals.get("__name__")).startswith("ace_plugins.")
+        # What is in no file ("<string>", "<frozen importlib._bootstrap>") was executed by one.
+        if not ours and not file.startswith("<") and os.path.basename(os.path.dirname(file)) != "importlib":
             return file
         frame = frame.f_back
     return ""
 
 
-_IMPORTLIB = os.path.join("importlib", "__init__.py")
 STAND_INS = StandIns()

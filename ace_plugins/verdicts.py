@@ -49,20 +49,22 @@ def verdict(mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: 
         return "over"
     if mode == "bounded":
         return "at bound" if now > 0.9 * bound else "within"
-    if not _settled(lambda_, len(lambda_) // 2):  # u follows lambda
+    if _spread(lambda_, 4) > 0.1 * _size(lambda_):  # u follows lambda
         return "at 0" if now <= NEAR and bound <= NEAR else "moving"
     return "fits" if bound < 0.01 else "a little" if bound < NEAR else "broken"
 
 
 def _strict(gamma: Sequence[float], lambda_: Sequence[float]) -> str:
     quarter = len(gamma) // 4
-    size = max(map(abs, gamma[-quarter:]))
-    if size <= NEAR:
-        return "fits" if _settled(lambda_, quarter) else "at 0"
+    settled = _spread(lambda_, 2) <= 0.05 * _size(lambda_)
+    if _size(gamma[-quarter:]) <= NEAR:
+        return "fits" if settled else "at 0"
     half = gamma[-2 * quarter :]
     if min(half) < -0.5 * NEAR and max(half) > 0.5 * NEAR:
         return _swing(gamma)
-    return "held off" if _stays(gamma) and not _settled(lambda_, quarter) else "moving"
+    # A slow gamma, and one that is just turning round, were elsewhere half a run ago.
+    stays = _spread(gamma, 4) <= 0.1 * min(abs(gamma[-1]), abs(gamma[-1] - gamma[0]))
+    return "held off" if stays and not settled else "moving"
 
 
 def _swing(gamma: Sequence[float]) -> str:
@@ -73,17 +75,6 @@ def _swing(gamma: Sequence[float]) -> str:
     count = 1 if few else max(2, len(peaks) // 3)
     dying = max(peaks[-count:]) < 0.8 * max(peaks[-2 * count : -count], default=0.0)
     return "dying down" if dying else "moving" if few else "swinging"
-
-
-def _stays(gamma: Sequence[float]) -> bool:
-    """For half of the run gamma was where it is, beside how far that is from 0 and from where it began.
-
-    A slow gamma, and one that is just turning round, were elsewhere then.
-    """
-    eighth = len(gamma) // 8
-    ends = [len(gamma) - number * eighth for number in range(4)]
-    means = [_mean(gamma[end - eighth : end]) for end in ends]
-    return max(means) - min(means) <= 0.1 * min(abs(means[0]), abs(means[0] - gamma[0]))
 
 
 def _peaks(gamma: Sequence[float]) -> list[float]:
@@ -99,8 +90,16 @@ def _peaks(gamma: Sequence[float]) -> list[float]:
     return peaks
 
 
-def _settled(lambda_: Sequence[float], last: int) -> bool:
-    return max(lambda_[-last:]) - min(lambda_[-last:]) <= 0.1 * max(map(abs, lambda_)) + 1e-12
+def _spread(values: Sequence[float], eighths: int) -> float:
+    """How far it moved in the last eighths of the run, noise aside."""
+    length = len(values) // 8
+    ends = [len(values) - number * length for number in range(eighths)]
+    means = [_mean(values[end - length : end]) for end in ends]
+    return max(means) - min(means)
+
+
+def _size(values: Sequence[float]) -> float:
+    return max(map(abs, values))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -241,7 +241,7 @@ def test_a_checkout_inside_a_checkout_is_left_alone(root: Path) -> None:
 
 def test_help_lists_the_checkouts() -> None:
     done = call("--help")
-    assert re.search(r"Checkouts:\n +segnn +Patch a checkout of Steerable", done.output)
+    assert re.search(r"Checkouts:\n +segnn +Patch a checkout of SEGNN", done.output)
     assert "RobDHess/Steerable-E3-GNN" in " ".join(call("segnn", "--help").output.split())
 
 

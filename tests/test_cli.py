@@ -98,7 +98,7 @@ def test_the_scripts_errors_are_its_own(folder: Path) -> None:
 def test_strict_runs_that_did_not_converge_are_told_so(folder: Path) -> None:
     done = call(folder, "run", "schnet", "--", "train.py", "--steps", "10")
     assert "|gamma| is still up to 1.0" in done.stderr or "|gamma| is still up to 0.99" in done.stderr
-    assert "--gamma-lr 10 --augmented 5 --land-at 2" in done.stderr
+    assert "gamma_lr = 10, augmented = 5, land_at = 2" in done.stderr
     done = call(folder, "run", "schnet", "--land-at", "3", "--", "train.py", "--steps", "5")
     assert "ACE strict, 3 steps, landed, trace in" in done.stderr
     assert "the symmetry holds: gamma is at 0" in done.stderr
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
 
 def test_without_a_word_the_command_shows_its_help(folder: Path) -> None:
     done = call(folder)
-    assert "Commands:\n  demo " in done.stdout + done.stderr
+    assert "Commands:\n  data " in done.stdout + done.stderr
 
 
 SPAWN = """
@@ -201,9 +201,9 @@ def test_export(folder: Path) -> None:
         (["run", "schnet", "--mode", "strct", "--", "train.py"], "unknown mode 'strct': expected one of bounded, off"),
         (
             ["run", "schnet", "--dual-lr", "-1", "--", "train.py"],
-            "dual_lr '-1': expected a finite number of at least 0",
+            "dual_lr -1.0: expected a finite number of at least 0",
         ),
-        (["run", "schnet", "--dual-lr", "inf", "--", "train.py"], "dual_lr 'inf': expected a finite number"),
+        (["run", "schnet", "--dual-lr", "inf", "--", "train.py"], "dual_lr inf: expected a finite number"),
         (["run", "schnet", "--gamma-lr", "nan", "--", "train.py"], "gamma_lr nan: expected a finite number"),
         (["run", "schnet", "--", "trian.py"], "trian.py"),
         (["run", "schnet"], "no script given"),
@@ -217,7 +217,11 @@ def test_export(folder: Path) -> None:
         (["doctor"], "Missing argument 'ADAPTER'"),
         (["export", "train.py", "-o", "x.pt"], "cannot read train.py as a checkpoint"),
         (["export", "none.pt", "-o", "x.pt"], "no checkpoint at 'none.pt'"),
-        (["lst"], "unknown command 'lst': expected one of demo, doctor, export, list, run (did you mean 'list'?)"),
+        (
+            ["lst"],
+            "unknown command 'lst': expected one of data, demo, doctor, export, list, revert, run, segnn, status",
+        ),
+        (["lst"], "(did you mean 'list'?)"),
         (["schnet"], "run 'ace-patch run schnet -- your_script.py'"),
         (["demo", "--target", "energy"], "unknown QM9 target 'energy': expected one of "),
     ],

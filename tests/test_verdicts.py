@@ -70,7 +70,7 @@ def test_a_swing_that_goes_on_and_one_that_dies_down(times: float) -> None:
     assert strict(swing(times), quarter_later) == "swinging"
     assert strict(swing(times, decay=-0.5), quarter_later) == "swinging"
     assert strict(swing(times, decay=1.3), quarter_later) == "dying down"
-    assert strict(swing(times, decay=30), quarter_later) == "at 0"
+    assert strict(swing(times, decay=30), growing) == "at 0"
     assert strict(swing(times, decay=30), flat(1.0)) == "fits"
 
 
@@ -93,7 +93,7 @@ def test_a_swing_that_died_down_to_one_that_goes_on() -> None:
         ("bounded", lambda t: math.exp(-20 * t), flat(0.0), 0.1, "within"),
         ("bounded", flat(0.04), growing, 0.001, "over"),
         ("resilient", lambda t: 1 - t / 2, growing, 0.1, "over"),
-        ("resilient", swing(5.25, size=0.5), swing(5), 0.1, "over"),
+        ("resilient", swing(2.25, size=0.5), swing(2), 0.1, "over"),
         ("resilient", lambda t: 0.3 + 0.7 * math.exp(-20 * t), lambda t: 0.3 - 0.3 * math.exp(-20 * t), 0.3, "broken"),
         ("resilient", lambda t: -0.03 + math.exp(-20 * t), lambda t: math.exp(-20 * t), 0.03, "a little"),
         ("resilient", lambda t: math.exp(-20 * t), lambda t: math.exp(-20 * t), 0.0, "fits"),
@@ -134,7 +134,7 @@ finite = st.floats(-1e300, 1e300) | st.floats(-2, 2) | st.sampled_from([0.0, -0.
 points = st.lists(st.tuples(finite, finite), max_size=60)
 
 
-@settings(max_examples=3000, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["strict", "bounded", "resilient", "off"]), points, st.floats(0, 1e30), st.booleans())
 def test_no_run_is_too_odd(mode: str, run: list[tuple[float, float]], bound: float, landed: bool) -> None:
     gamma, lambda_ = [g for g, _ in run], [la for _, la in run]
@@ -178,7 +178,7 @@ def simulated(mode: str, steps: int, objectives: Sequence[tuple[float, float]] =
     duals = Duals(len(curvature), Config(mode=mode), dtype=torch.float32, device=torch.device("cpu"))
     gamma, history = torch.ones(len(curvature)), History()
     for step in range(1, steps + 1):
-        grad = curvature * (gamma - wanted + 0.05 * torch.randn(gamma.shape, generator=generator))
+        grad = curvature * (gamma - wanted + 0.02 * torch.randn(gamma.shape, generator=generator))
         before = gamma
         gamma = gamma - rate * (grad + duals.pull(before))
         duals.ascend(before, rate)
@@ -201,7 +201,8 @@ def test_a_strict_run_without_damping_swings() -> None:
 
 
 def test_resilient_and_bounded_runs() -> None:
-    assert set(simulated("resilient", 100)) <= {"moving", "over"}
+    assert set(simulated("resilient", 50)) == {"over"}
+    assert set(simulated("resilient", 300)[:3]) <= {"moving", "at 0"}, "u is on its way down again"
     assert simulated("resilient", 3000) == ["fits"] * 3 + ["broken"] * 5
     assert simulated("bounded", 3000) == ["within"] * 3 + ["at bound"] * 5
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @hookimpl
 def ace_upstream() -> Upstream:
     return Upstream(
-        title="Steerable E(3) GNN",
+        title="SEGNN (Steerable-E3-GNN)",
         models=("models.segnn.segnn:SEGNN", "models.segnn.seconv:SEConv"),
         checkout=CHECKOUT,
     )
