@@ -1,7 +1,7 @@
 """What happens in a script that carries the marked line: it trains with ACE, as its ``ace.toml`` says.
 
 The line is the script's first import, so this must be light. Reading the settings comes first; all that needs torch
-waits until the script has imported torch itself, or is about to import a module of upstream.
+waits until the script is about to import a module of upstream.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .environment import quiet, settings_in, variable
 from .errors import AceError
-from .imports import when_imported
+from .imports import install
 from .settings_file import NAME, SettingsFile, checked, load
 from .stand_ins import STAND_INS
 
@@ -57,7 +57,7 @@ class Activation:
                 print(f"ace: {notice}", file=sys.stderr)
 
     def wait(self, name: str) -> None:
-        """Start when the script imports torch or one of upstream's modules, whichever comes first."""
+        """Start when the script imports one of upstream's modules, or one that upstream needs and that is missing."""
 
         def start() -> None:
             if not self.started:
@@ -72,10 +72,11 @@ class Activation:
             if os.path.realpath(file).startswith(str(self.root.resolve()) + os.sep):
                 start()
 
-        if "torch" in sys.modules:
+        if "torch" in sys.modules:  # the line is not the first: upstream may be there already
             start()
             return
-        when_imported(lambda torch: start(), name="torch")
+        # Before the trigger: the import that sets it off may be the one to watch.
+        install()
         sys.meta_path.insert(0, _Trigger(_modules_in(self.root), start))
         STAND_INS.asked = missing
         STAND_INS.install()

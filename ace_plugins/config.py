@@ -91,7 +91,7 @@ class Config:
 
     def _range(self, name: str, low: float, high: float, *, positive: bool = False) -> Iterator[tuple[str, str]]:
         value: Any = getattr(self, name)
-        number = not isinstance(value, bool) and isinstance(value, numbers.Real) and abs(float(value)) <= LARGEST
+        number = not isinstance(value, bool) and isinstance(value, numbers.Real) and _moderate(value)
         if not number or not low <= value < high or (positive and value == 0):
             bounds = "" if low == -math.inf else " above 0" if positive else f" of at least {low:g}"
             below = f" and below {high:g}" if high != math.inf else ""
@@ -106,6 +106,10 @@ class Config:
     def branches_in_eval(self) -> bool:
         """Whether ``model.eval()`` keeps the branches: in strict mode the model that counts is f_eq."""
         return self.mode != "strict" if self.eval_branches == "auto" else self.eval_branches == "on"
+
+
+def _moderate(value: Any) -> bool:
+    return bool(-LARGEST <= value <= LARGEST)
 
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
@@ -133,7 +137,7 @@ def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] 
     base: Mapping[str, Any] = {}
     presets = presets or {}
     if name not in (None, "none"):
-        if name not in presets:
+        if not isinstance(name, str) or name not in presets:
             raise ConfigError(problems=[("preset", one_of("preset", name, [*presets, "none"]))])
         base = presets[name]
     elif name is None:

@@ -17,6 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .imports import is_file
+from .stand_ins import belongs
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -83,11 +84,16 @@ class Upstream:
         """Whether this class, or one it is derived from, is among the model classes."""
         return any(self._is(base, path) for base in cls.__mro__ for path in self.models)
 
-    def _is(self, cls: type, path: str) -> bool:
+    def holds(self, module: ModuleType | None, path: str) -> bool:
+        """Whether this module is where the class "module:Class" of this upstream is defined."""
         if self.checkout is None:
-            return class_path(cls) == path
-        spec = getattr(sys.modules.get(cls.__module__), "__spec__", None)
-        return cls.__qualname__ == path.partition(":")[2] and is_file(getattr(spec, "origin", None), file_of(path))
+            return module is not None and module.__name__ == path.partition(":")[0]
+        file = getattr(getattr(module, "__spec__", None), "origin", None)
+        # Other projects have a models/net.py too: in the same folder must be the rest of this one's.
+        return is_file(file, file_of(path)) and belongs(file or "", self.files)
+
+    def _is(self, cls: type, path: str) -> bool:
+        return cls.__qualname__ == path.partition(":")[2] and self.holds(sys.modules.get(cls.__module__), path)
 
 
 @dataclass(frozen=True)

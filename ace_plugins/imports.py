@@ -54,13 +54,18 @@ class Watch:
 _WATCH = Watch()
 
 
+def install() -> None:
+    """Watch imports from now on."""
+    if _WATCH not in sys.meta_path:
+        sys.meta_path.insert(0, _WATCH)
+
+
 def when_imported(met: Met, *, name: str = "", file: str = "") -> None:
     """Call ``met(module)`` after the module of that name, or any module from that file, will have been imported.
 
     A file is named relative to a root: "models/net.py".
     """
-    if _WATCH not in sys.meta_path:
-        sys.meta_path.insert(0, _WATCH)
+    install()
     if name:
         _WATCH.names.setdefault(name, []).append(met)
         _WATCH.stems.add(name.rpartition(".")[2])

@@ -84,7 +84,7 @@ def _watch(path: str, *, in_a_checkout: bool) -> None:
     """Meet the module of this class: now where it is imported, and whenever it will be."""
 
     def met(module: ModuleType) -> None:
-        if _patches.get(path):
+        if any(patch.upstream.holds(module, path) for patch in _patches.get(path, ())):
             _meet(module, path)
 
     where = {"file": file_of(path)} if in_a_checkout else {"name": path.partition(":")[0]}

@@ -40,9 +40,6 @@ from .relaxation import Ace, find
 from .runner import ScriptError, run_script
 from .shims import active
 from .site_status import status
-
-# Not when it is needed, at exit: an import there makes Python forget that it was ended by Ctrl-C.
-from .tables import print_run
 from .trace import TRACE
 from .verdicts import MEANING, NEAR, verdict
 
@@ -196,6 +193,9 @@ class PatchedRun:
 
     def _begin_here(self) -> None:
         """The first step in this process. One that the script has started tells of what it trains itself."""
+        # For the table at exit: an import there makes Python forget that it was ended by Ctrl-C.
+        from . import tables  # noqa: F401
+
         if os.getpid() != self.process:  # forked from a process with models of its own
             self._children[0] = 1
             self.process = os.getpid()
@@ -267,6 +267,8 @@ class PatchedRun:
                 if each.duals in TRACE.folders:  # a line, not a table: the traceback above is what matters
                     print(f"ace: trace in {os.path.relpath(TRACE.folders[each.duals])}", file=sys.stderr)
             elif each.duals.count:
+                from .tables import print_run
+
                 print_run(each.to_dict())
         idle = sorted({each.model for each in self.attached if not each.duals.count})
         if idle and len(idle) == len({each.model for each in self.attached}) and not short:

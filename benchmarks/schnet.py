@@ -9,29 +9,14 @@ import argparse
 import copy
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from timing import Timed, interleaved
 from torch import Tensor
 
 from ace_plugins import attach, steps
 from ace_schnet.paper import schnet
-
-Timed = Callable[[], None]
-
-
-def interleaved(one: Timed, two: Timed, rounds: int) -> float:
-    """Time of ``one`` over time of ``two``: the median over rounds, each round both, in turns first."""
-    ratios = []
-    for number in range(rounds):
-        seconds = {}
-        for side in (one, two) if number % 2 else (two, one):
-            begin = time.perf_counter()
-            side()
-            seconds[side] = time.perf_counter() - begin
-        ratios.append(seconds[one] / seconds[two])
-    return statistics.median(ratios)
 
 
 def batch(molecules: int, atoms: int) -> tuple[Tensor, Tensor, Tensor]:

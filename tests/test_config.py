@@ -26,6 +26,7 @@ def test_rates() -> None:
         ({"mode": "hard"}, "unknown mode 'hard'"),
         ({"dual_optimizer": "admm"}, "unknown dual_optimizer 'admm': .*did you mean 'adam'"),
         ({"rho": 0.0}, "rho 0.0: expected a finite number above 0"),
+        ({"rho": 10**400}, "rho 1000*: expected a finite number above 0"),
         ({"epsilon": -1}, "epsilon -1: expected a finite number above 0"),
         ({"adam_beta1": 1.0}, "adam_beta1 1.0: expected a finite number of at least 0 and below 1"),
         ({"gamma_init": float("nan")}, "gamma_init nan: expected a finite number"),

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from toy import Layered
 
-from ace_plugins import AceError, Shim, Site, Upstream, hookimpl, patched, status
+from ace_plugins import AceError, Checkout, Shim, Site, Upstream, hookimpl, patched, status
 from ace_plugins.contract import Node
 from ace_plugins.plugins import registry
 
@@ -184,3 +184,33 @@ def test_constructors_of_others_are_untouched(adapter: type[NetAdapter]) -> None
     with patched("net"):
         assert status(Layered()).mode == "off"
         assert type(nn.Linear(2, 2).__init__).__name__ == "method"
+
+
+class CheckoutAdapter(NetAdapter):
+    models = ("model:Net",)
+
+    @hookimpl
+    def ace_upstream(self) -> Upstream:
+        return Upstream("Net", self.models, Checkout("me/net", ("main.py",), {"model.py": "class Net(Module): ..."}))
+
+
+def test_another_projects_file_of_the_same_name_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model.py is common; the folder that holds a model.py and its neighbours is the upstream."""
+    other = type("Other", (CheckoutAdapter,), {"models": ("models.net:Net", "models.more:Net")})
+    (tmp_path / "theirs" / "models").mkdir(parents=True)
+    (tmp_path / "theirs" / "models" / "net.py").write_text("Net = 'no class at all'\n")
+    (tmp_path / "ours" / "pack" / "models").mkdir(parents=True)
+    for file in ("net.py", "more.py"):
+        (tmp_path / "ours" / "pack" / "models" / file).write_text(SOURCE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry().add(other(), "other")
+    try:
+        with patched("other"):
+            assert importlib.import_module("theirs.models.net").Net == "no class at all"
+            net = importlib.import_module("ours.pack.models.net").Net()
+            assert status(net).mode == "strict"
+            assert registry().claiming(type(net)).name == "other"
+    finally:
+        registry().remove("other")
+        for name in [name for name in sys.modules if name.startswith(("theirs", "ours"))]:
+            del sys.modules[name]

@@ -1,0 +1,27 @@
+"""Two sides timed in turns, so that noise meets both."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+Timed = Callable[[], None]
+
+
+def interleaved(one: Timed, two: Timed, rounds: int) -> float:
+    """Time of ``one`` over time of ``two``: the median over rounds, each round both, in turns first."""
+    return statistics.median(first / second for first, second in in_turns(one, two, rounds))
+
+
+def in_turns(one: Timed, two: Timed, rounds: int) -> list[tuple[float, float]]:
+    """Seconds of both sides, round by round."""
+    found = []
+    for number in range(rounds):
+        seconds = {}
+        for side in (one, two) if number % 2 else (two, one):
+            begin = time.perf_counter()
+            side()
+            seconds[side] = time.perf_counter() - begin
+        found.append((seconds[one], seconds[two]))
+    return found
