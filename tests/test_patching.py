@@ -187,23 +187,23 @@ def test_constructors_of_others_are_untouched(adapter: type[NetAdapter]) -> None
 
 
 class CheckoutAdapter(NetAdapter):
-    models = ("model:Net",)
+    models = ("models.net:Net", "models.more:Net")
+    shimmed: Sequence[str] = []
 
     @hookimpl
     def ace_upstream(self) -> Upstream:
-        return Upstream("Net", self.models, Checkout("me/net", ("main.py",), {"model.py": "class Net(Module): ..."}))
+        return Upstream("Net", self.models, Checkout("me/net", ("main.py",), {"models/net.py": "class Net: ..."}))
 
 
 def test_another_projects_file_of_the_same_name_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model.py is common; the folder that holds a model.py and its neighbours is the upstream."""
-    other = type("Other", (CheckoutAdapter,), {"models": ("models.net:Net", "models.more:Net")})
+    """Many have a models/net.py; an upstream is a folder that holds its other files too."""
     (tmp_path / "theirs" / "models").mkdir(parents=True)
     (tmp_path / "theirs" / "models" / "net.py").write_text("Net = 'no class at all'\n")
     (tmp_path / "ours" / "pack" / "models").mkdir(parents=True)
     for file in ("net.py", "more.py"):
         (tmp_path / "ours" / "pack" / "models" / file).write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry().add(other(), "other")
+    registry().add(CheckoutAdapter(), "other")
     try:
         with patched("other"):
             assert importlib.import_module("theirs.models.net").Net == "no class at all"
