@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import islice
 from pathlib import Path
 
-from .environment import quiet, settings_in, variable
+from .environment import say
 from .errors import AceError
 from .imports import install
-from .settings_file import NAME, SettingsFile, checked, load
+from .settings_file import NAME, SettingsFile, unchecked
+from .sources import Sources
 from .stand_ins import STAND_INS
 
 TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
@@ -24,13 +26,19 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
+MANY = 500
+"""Entries of a folder past which it holds data, not modules."""
+
+
 def activate(importer: FrameType) -> None:
     """Train the models of the script that imports this, as the ``ace.toml`` beside it says."""
+    already = sys.modules.get(f"{__package__}.running")
+    if already is not None and already.running() is not None:
+        return  # 'ace-patch run' of a marked script, or a process that a marked script has started: as these say
     scope = importer.f_globals
-    script = scope.get("__file__")
     name = str(scope.get("__name__"))
     try:
-        activation = Activation(_settings_beside(script))
+        activation = Activation(_settings_beside(scope.get("__file__")))
     except AceError as error:
         _give_up(error, name)
     activation.wait(name)
@@ -40,21 +48,12 @@ class Activation:
     """The settings of this process, and what they will start."""
 
     def __init__(self, file: SettingsFile) -> None:
-        self.file = file
+        self.adapter = file.adapter
         self.root = file.path.parent
-        environment, notices = settings_in(os.environ)
-        self.settings = {**file.settings, **environment}
+        self.sources = Sources(file)
+        self.sources.checked(None)  # what can be told without the adapter is told before torch is waited for
+        self.sources.tell_notices()
         self.started = False
-
-        def where(key: str) -> str:
-            return variable(key) if key in environment else file.where(key)
-
-        self.where: Callable[[str], str] = where
-        if environment:
-            checked({key: value for key, value in self.settings.items() if key != "preset"}, None, where)
-        if not quiet():
-            for notice in notices:
-                print(f"ace: {notice}", file=sys.stderr)
 
     def wait(self, name: str) -> None:
         """Start when the script imports one of upstream's modules, or one that upstream needs and that is missing."""
@@ -69,7 +68,7 @@ class Activation:
                     _give_up(error, name)
 
         def missing(module: str, file: str) -> None:
-            if os.path.realpath(file).startswith(str(self.root.resolve()) + os.sep):
+            if any(path(file).startswith(f"{self.root}{os.sep}") for path in (os.path.abspath, os.path.realpath)):
                 start()
 
         if "torch" in sys.modules:  # the line is not the first: upstream may be there already
@@ -77,20 +76,36 @@ class Activation:
             return
         # Before the trigger: the import that sets it off may be the one to watch.
         install()
-        sys.meta_path.insert(0, _Trigger(_modules_in(self.root), start))
+        sys.meta_path.insert(0, _Trigger(_modules_in(self.root) | {self.root.name}, start))
         STAND_INS.asked = missing
         STAND_INS.install()
+        import atexit
+
+        atexit.register(self.check)
+
+    def check(self) -> None:
+        """At the end: whether modules of upstream were imported past us."""
+        if self.started:
+            return
+        inside = f"{self.root}{os.sep}"
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if isinstance(file, str) and file.startswith(inside) and name not in ("__main__", "__mp_main__"):
+                say(f"{name} was imported past ACE, so nothing was attached: another import hook comes before it")
+                return
 
     def start(self) -> None:
         from .plugins import registry
-        from .running import PatchedRun, running
+        from .running import PatchedRun
 
-        if running() is not None:
-            return  # 'ace-patch run' of a marked script: what the command says goes
-        plugin = registry().adapter(self.file.adapter)
-        if plugin.has("ace_preset"):
-            checked(self.settings, plugin.call("ace_preset"), self.where)
-        PatchedRun(plugin.name, self.settings, root=self.root).at_exit()
+        if self.adapter not in registry().plugins:
+            raise AceError(
+                f"adapter {self.adapter!r}, which {self.sources.where('adapter')} names, is not installed in this "
+                f"environment: install it, or run 'ace-patch revert'; 'ace-patch list' shows what there is"
+            )
+        plugin = registry().adapter(self.adapter)
+        self.sources.checked(plugin.call("ace_preset") if plugin.has("ace_preset") else {})
+        PatchedRun(plugin.name, self.sources.settings, root=self.root).at_exit()
 
 
 class _Trigger:
@@ -110,15 +125,21 @@ class _Trigger:
         return None
 
 
-def _modules_in(root: Path) -> frozenset[str]:
-    """First parts of the names under which files of this folder can be imported."""
+def _modules_in(folder: str | Path, depth: int = 3) -> frozenset[str]:
+    """Names of files and folders, one of which begins every name under which a file of this folder is imported."""
     found: set[str] = set()
-    for folder in (root, *(each for each in root.iterdir() if each.is_dir() and each.name.isidentifier())):
-        try:
-            found.update(each.stem for each in folder.iterdir() if each.suffix == ".py")
-        except OSError:
-            continue
-        found.add(folder.name)
+    try:
+        with os.scandir(folder) as entries:
+            for entry in islice(entries, MANY):
+                stem, dot, ending = entry.name.partition(".")
+                if not stem.isidentifier():
+                    continue
+                if ending == "py" and dot:
+                    found.add(stem)
+                elif not dot and depth and entry.is_dir():
+                    found |= {stem, *_modules_in(entry.path, depth - 1)}
+    except OSError:
+        pass
     return frozenset(found)
 
 
@@ -130,7 +151,7 @@ def _settings_beside(script: Any) -> SettingsFile:
     for start in starts:
         for folder in (start, *start.parents):
             if (folder / NAME).is_file():
-                return load(folder / NAME)
+                return unchecked(folder / NAME)
     raise AceError(
         f"{script} was patched by ace-patch, but there is no {NAME} beside it: run 'ace-patch revert' in its folder to "
         "take the marked line out, or patch it again"
@@ -141,7 +162,7 @@ def _give_up(error: AceError, name: str) -> NoReturn:
     """Before anything was changed. A script ends with one line; other importers get the exception."""
     if name not in ("__main__", "__mp_main__"):
         raise error
-    print(f"ace: {' '.join(str(error).split())}", file=sys.stderr)
+    say(" ".join(str(error).split()), anyway=True)
     raise SystemExit(2) from None
 
 

@@ -1,4 +1,4 @@
-"""Patching a checkout in place, undoing it, and telling how it is.
+"""Patching a checkout in place, and undoing it.
 
 One marked line goes into each entry script and an ``ace.toml`` beside them; there is no other state. Everything is
 planned from what was read, and then written all or not at all.
@@ -7,21 +7,21 @@ planned from what was read, and then written all or not at all.
 from __future__ import annotations
 
 import codecs
-import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .config import Config, build
 from .contract import Checkout
-from .errors import AceError, CheckoutError
+from .errors import AceError, CheckoutError, ConfigError
 from .fingerprint import Fingerprint, fingerprint
 from .marking import activates, is_marked, mark, unmark
-from .plugins import Plugin, Registry
-from .settings_file import NAME, SettingsFile, checked, is_as_written, load, new
-from .writing import Change, apply, diff
+from .plugins import Plugin
+from .settings_file import NAME, SettingsFile, checked, is_as_written, is_ours, new, unchecked
+from .writing import Change, apply, diff, locked
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Plan:
         return diff(self.changes, self.root)
 
     def carry_out(self) -> None:
-        apply(self.changes)
+        with locked(self.root):
+            apply(self.changes)
 
     @property
     def changed(self) -> tuple[Change, ...]:
@@ -61,18 +62,19 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     root = folder(root)
     checkout = checkout_of(plugin)
     presets = plugin.call("ace_preset") if plugin.has("ace_preset") else {}
-    config = build(settings, presets)
+    build(settings, presets)
     file, before = _settings(root, plugin, settings, presets)
-    if file.settings != settings:
-        config = checked(file.settings, presets, file.where)
+    config = checked(file.settings, presets, file.where)
+    if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
+        raise ConfigError("dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim")
     found = fingerprint(root, checkout)
     if not found.fits:
         raise _refusal(root, plugin, checkout, found)
-    changes = []
+    # The settings first: a process killed half-way must not leave a marked script without them.
+    changes = [Change(file.path, before, _encoded(file, before))]
     for script in checkout.scripts:
         source = (root / script).read_bytes()
         changes.append(Change(root / script, source, mark(source, script)))
-    changes.append(Change(file.path, before, _encoded(file, before)))
     return Patching(root, tuple(changes), print=found, settings=file, config=config)
 
 
@@ -82,14 +84,14 @@ def _settings(
     path = root / NAME
     if not path.exists():
         return new(path, plugin.name, checkout_of(plugin).scripts[0], settings, presets), None
-    file = load(path)
+    file = unchecked(path)
     if file.adapter != plugin.name:
         raise CheckoutError(
             f"{root} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: one "
             "checkout has one adapter; run 'ace-patch revert' there first"
         )
     before = path.read_bytes()
-    return file.with_settings(settings), before
+    return file.with_settings(settings, presets), before
 
 
 def _encoded(file: SettingsFile, before: bytes | None) -> bytes:
@@ -104,99 +106,33 @@ def reverting(root: Path, *, purge: bool = False) -> Plan:
     root = folder(root)
     changes, kept = [], []
     for path in scripts_in(root):
-        source = path.read_bytes()
+        name = path.relative_to(root).as_posix()
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            kept.append(f"{name}: it cannot be read ({error.strerror})")
+            continue
+        if b"ace_plugins" not in source:
+            continue  # most files, and parsing them takes long
         if is_marked(source):
-            changes.append(Change(path, source, unmark(source, path.relative_to(root).as_posix())))
+            changes.append(Change(path, source, unmark(source, name)))
         for line in activates(source):
-            name = path.relative_to(root).as_posix()
             kept.append(f"{name} line {line}: imports ace_plugins.activate without the mark of ace-patch")
     path = root / NAME
     if path.is_file():
         content = path.read_bytes()
-        if purge or is_as_written(content.decode("utf-8", "replace")):
+        text = content.decode("utf-8", "replace")
+        if is_as_written(text) or (purge and is_ours(text)):
             changes.append(Change(path, content, None))
-        else:
+        elif is_ours(text):
             kept.append(f"{NAME}: it was edited; 'ace-patch revert --purge' removes it too")
+        else:
+            kept.append(f"{NAME}: it is not a file of ace-patch")
+    if not changes and not kept:
+        above = next((each for each in root.parents if (each / NAME).is_file()), None)
+        if above is not None:
+            raise CheckoutError(f"nothing to revert in {root}: did you mean {str(above)!r}?")
     return Plan(root, tuple(changes), tuple(kept))
-
-
-@dataclass(frozen=True)
-class State:
-    """How a checkout is."""
-
-    root: Path
-    adapter: Plugin
-    print: Fingerprint
-    scripts: Mapping[str, str]
-    """Per entry script: "patched" or "not patched", or why that cannot be told."""
-    settings: SettingsFile | None
-    config: Config | None
-    runs: tuple[str, ...]
-
-    @property
-    def patched(self) -> bool:
-        return self.settings is not None and set(self.scripts.values()) == {"patched"}
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "checkout": str(self.root),
-            "adapter": self.adapter.name,
-            "commit": self.print.commit,
-            "known": self.print.known,
-            "differences": list(self.print.differences),
-            "patched": self.patched,
-            "scripts": dict(self.scripts),
-            "settings": None if self.settings is None else dict(self.settings.settings),
-            "edited": None if self.settings is None else not self.settings.as_written,
-            "config": None if self.config is None else dataclasses.asdict(self.config),
-            "runs": list(self.runs),
-        }
-
-
-def state(root: Path, registry: Registry) -> State:
-    """Whose checkout a folder is, whether it is patched, and with which settings."""
-    root = folder(root)
-    settings = load(root / NAME) if (root / NAME).is_file() else None
-    plugin = registry.adapter(settings.adapter) if settings else _claiming(root, registry)
-    checkout = checkout_of(plugin)
-    config = None
-    if settings is not None:
-        presets = plugin.call("ace_preset") if plugin.has("ace_preset") else {}
-        config = checked(settings.settings, presets, settings.where)
-    runs = root / ".ace" / "runs"
-    return State(
-        root=root,
-        adapter=plugin,
-        print=fingerprint(root, checkout),
-        scripts={script: _script_state(root / script) for script in checkout.scripts},
-        settings=settings,
-        config=config,
-        runs=tuple(sorted(each.name for each in runs.iterdir() if each.is_dir())) if runs.is_dir() else (),
-    )
-
-
-def _script_state(path: Path) -> str:
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    return "patched" if is_marked(source) or activates(source) else "not patched"
-
-
-def _claiming(root: Path, registry: Registry) -> Plugin:
-    """The adapter whose checkout this is, by its shape."""
-    fitting = [p for p in _with_checkouts(registry) if fingerprint(root, checkout_of(p)).fits]
-    if len(fitting) == 1:
-        return fitting[0]
-    if fitting:
-        names = ", ".join(f"{p.name} ({p.distribution})" for p in fitting)
-        raise CheckoutError(f"several adapters claim {root}: {names}; say which, as 'ace-patch {fitting[0].name}'")
-    known = ", ".join(f"{p.name} ({checkout_of(p).repository})" for p in _with_checkouts(registry)) or "none installed"
-    raise CheckoutError(f"{root} is no checkout of an upstream that an adapter patches: expected one of {known}")
-
-
-def _with_checkouts(registry: Registry) -> Sequence[Plugin]:
-    return [p for p in registry.adapters if p.upstream is not None and p.upstream.checkout is not None]
 
 
 def checkout_of(plugin: Plugin) -> Checkout:
@@ -218,32 +154,42 @@ def folder(root: Path) -> Path:
 
 def _refusal(root: Path, plugin: Plugin, checkout: Checkout, found: Fingerprint) -> CheckoutError:
     files = (*checkout.scripts, *checkout.shape)
-    there = [file for file in files if (root / file).is_file()]
     of = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
-    if not there:
-        near = [each for each in (*root.parents, *_subfolders(root)) if fingerprint(each, checkout).fits]
-        hint = f"did you mean {str(near[0])!r}?" if near else "run it in the folder of the clone, or give its path"
-        return CheckoutError(f"{root} is not {of}: expected {', '.join(files)}, found none of them; {hint}")
+    near = nearby(root, checkout)
+    if near is not None:
+        return CheckoutError(f"{root} is not {of}: did you mean {str(near)!r}?")
+    if not any((root / file).is_file() for file in files):
+        return CheckoutError(
+            f"{root} is not {of}: expected {', '.join(files)}, found none of them; run it in the folder of the "
+            "clone, or give its path"
+        )
     return CheckoutError(
         f"{root} has not the shape of {of}; nothing was changed. Expected and not found as such", found.differences
     )
 
 
-def _subfolders(root: Path) -> Iterator[Path]:
+def nearby(root: Path, checkout: Checkout) -> Path | None:
+    """A folder above or right below this one that is a checkout of that kind."""
     try:
-        yield from sorted(each for each in root.iterdir() if each.is_dir())
+        below = sorted(each for each in root.iterdir() if each.is_dir())
     except OSError:
-        return
+        below = []
+    return next((each for each in (*root.parents, *below) if fingerprint(each, checkout).fits), None)
 
 
 def scripts_in(root: Path) -> Iterator[Path]:
-    """Every Python file of a checkout; not those of hidden folders, nor of a checkout inside it."""
+    """Every Python file of a checkout; not those of hidden folders, environments, or a checkout inside it."""
     seen: set[Path] = set()
     for where, folders, files in os.walk(root):
         here = Path(where)
-        folders[:] = sorted(f for f in folders if not f.startswith(".") and not (here / f / NAME).is_file())
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_apart(here / name))
         for file in sorted(files):
             path = here / file
             if file.endswith(".py") and path.is_file() and path.resolve() not in seen:
                 seen.add(path.resolve())  # a script and a link to it are one
                 yield path
+
+
+def _is_apart(path: Path) -> bool:
+    own = (NAME, ".git", "pyvenv.cfg", "conda-meta")
+    return path.name == "site-packages" or any((path / each).exists() for each in own)

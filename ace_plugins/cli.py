@@ -18,7 +18,6 @@ import click
 
 from . import __version__
 from .config import Config
-from .environment import settings_in
 from .errors import AceError, AceWarning, CheckoutError, one_of
 from .plugins import Plugin, registry
 
@@ -120,7 +119,8 @@ def list_(as_json: bool) -> None:
         _print_json([_described(plugin) for plugin in plugins])
         return
     if not plugins and "ACE_LOAD_PLUGINS" not in os.environ:
-        click.echo("no plugins found: install an adapter, for example pip install ace-schnet")
+        example = "pip install './adapters/schnet[upstream]' in a clone of ace-plugins"
+        click.echo(f"no plugins found: install an adapter, for example {example}")
         return
     from .tables import print_plugins
 
@@ -276,15 +276,17 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
 @as_json
 def status(checkout: Path, as_json: bool) -> None:
     """How CHECKOUT is: whose it is, at which commit, patched or not, with which settings."""
-    from .checkouts import state
+    from .checkout_state import state
 
     found = state(checkout, registry())
     if as_json:
         _print_json(found.to_dict())
-        return
-    from .tables import print_state
+    else:
+        from .tables import print_state
 
-    print_state(found)
+        print_state(found)
+    if found.problems:
+        sys.exit(1)
 
 
 class RunCommand(click.Command):
@@ -319,13 +321,9 @@ def run(as_json: bool, words: tuple[str, ...], **options: Any) -> Callable[[], i
     adapter, *command = words
     given = _given(options)
     registry().adapter(adapter)
-    environment, notices = settings_in(os.environ)
-    for notice in notices:
-        click.echo(f"ace: {notice}", err=True)
-    settings = {**environment, **given}
     from .running import prepared
 
-    return prepared(adapter, settings, command, as_json=as_json)
+    return prepared(adapter, given, command, as_json=as_json)
 
 
 @cli.command(short_help="A checkpoint without ACE, for plain upstream.")

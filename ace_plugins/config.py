@@ -85,9 +85,7 @@ class Config:
                 yield name, f"{name} {value!r}: expected an integer of at least {least}"
         for field in dataclasses.fields(self):
             if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
-                yield field.name, f"{field.name} {getattr(self, field.name)!r}: expected True or False"
-        if self.land_at and self.mode not in ("strict", "off"):
-            yield "land_at", f"land_at {self.land_at!r}: expected 0 in mode {self.mode!r}, where gamma need not be 0"
+                yield field.name, f"{field.name} {getattr(self, field.name)!r}: expected true or false"
 
     def _range(self, name: str, low: float, high: float, *, positive: bool = False) -> Iterator[tuple[str, str]]:
         value: Any = getattr(self, name)
@@ -96,6 +94,10 @@ class Config:
             bounds = "" if low == -math.inf else " above 0" if positive else f" of at least {low:g}"
             below = f" and below {high:g}" if high != math.inf else ""
             yield name, f"{name} {value!r}: expected a finite number{bounds}{below}"
+
+    def has_landed(self, steps: int) -> bool:
+        """Whether after so many steps gamma is 0 for good; in other modes than strict it need not be 0."""
+        return self.mode == "strict" and 0 < self.land_at <= steps
 
     def dual_rate(self, primal: Any) -> Any:
         """The dual learning rate beside a live primal one (a float or a tensor)."""
@@ -145,6 +147,4 @@ def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] 
     unknown = [key for key in given if key not in SETTINGS]
     if unknown:
         raise ConfigError(problems=[(key, one_of("setting", key, [*SETTINGS, "preset"])) for key in unknown])
-    if given.get("mode", "strict") not in ("strict", "off") and "land_at" not in given:
-        base = {key: value for key, value in base.items() if key != "land_at"}
     return Config(**{**base, **given})

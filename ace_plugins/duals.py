@@ -55,7 +55,7 @@ class Duals(nn.Module):
     @property
     def landed(self) -> bool:
         """The step after which gamma is 0 for good has been made."""
-        return 0 < self.config.land_at <= self.count
+        return self.config.has_landed(self.count)
 
     def slack(self, gamma: Tensor) -> Tensor:
         """The constraint's value: 0 wanted in strict mode, at most 0 in the others."""

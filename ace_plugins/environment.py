@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from .config import SETTINGS
 from .errors import ConfigError
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+RUNS = ".ace/runs"
+"""Where traces go, unless ACE_RUNS names another folder."""
 OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUNS")
 """Variables that are not settings of a model."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -42,6 +45,12 @@ def _near(name: str, known: Sequence[str]) -> str | None:
 
     close = difflib.get_close_matches(name[4:], [each[4:] for each in known], n=1, cutoff=0.75)
     return f"ACE_{close[0]}" if close else None
+
+
+def say(text: str, *, anyway: bool = False) -> None:
+    """Tell people, on stderr: stdout is the script's. Errors are told even where ACE_QUIET asks for quiet."""
+    if sys.stderr is not None and (anyway or not quiet()):
+        print(f"ace: {text}", file=sys.stderr)
 
 
 def quiet() -> bool:

@@ -50,12 +50,19 @@ class AceWarning(UserWarning):
     """Something the user should know about, though work goes on."""
 
 
+MANY = 8
+"""Names that nobody wants to read where one of them is near."""
+
+
 def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> str:
     """``unknown mode 'strct': expected one of bounded, off (did you mean 'strict'?)``"""
     import difflib
 
     names = sorted(known)
-    near = difflib.get_close_matches(str(given), names, n=1)
+    lower = {name.lower(): name for name in names}
+    near = [lower[name] for name in difflib.get_close_matches(str(given).lower(), lower, n=1)]
+    if near and len(names) > MANY:
+        return f"unknown {what} {given!r}: did you mean {near[0]!r}?"
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     tail = f"; {do}" if do else ""
     expected = f"expected one of {', '.join(names)}" if names else "there is none"

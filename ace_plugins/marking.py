@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from .errors import AceError
 
-LINE = "import ace_plugins.activate  # added by ace-patch; 'ace-patch revert' removes it"
+LINE = "import ace_plugins.activate  # added by ace-patch; to undo, run 'ace-patch revert' or delete this line"
 
 _PACKAGE, _MODULE = "ace_plugins", "activate"
 # As the parser counts lines: a form feed does not end one, a lone carriage return does.

@@ -92,20 +92,18 @@ def _watch(path: str, *, in_a_checkout: bool) -> None:
         _hooked.add((path, in_a_checkout))
         when_imported(met, **where)
     for module in imported(**where):
-        met(module)
+        if not in_a_checkout or _class_in(module, path) is not None:  # else it may still be running
+            met(module)
 
 
 def _meet(module: ModuleType, path: str) -> None:
     """A module that holds a patched class is there: wrap its constructor, once."""
     patch = _patches[path][-1]
-    attribute = path.partition(":")[2]
-    cls: Any = module
-    for part in attribute.split("."):
-        cls = getattr(cls, part, None)
-    if not isinstance(cls, type):
+    cls = _class_in(module, path)
+    if cls is None:
         raise AdapterError(
-            f"adapter {patch.plugin.name!r} expected class {attribute} in {module.__name__} and found none: this "
-            "version of the upstream does not fit"
+            f"adapter {patch.plugin.name!r} expected class {path.partition(':')[2]} in {module.__name__} and found "
+            "none: this version of the upstream does not fit"
         )
     if patch.shims:
         apply_shims(patch.plugin)
@@ -115,6 +113,13 @@ def _meet(module: ModuleType, path: str) -> None:
     _watch_subclasses(cls)
     for subclass in _subclasses(cls):
         _wrap(subclass)
+
+
+def _class_in(module: ModuleType, path: str) -> type | None:
+    found: Any = module
+    for part in path.partition(":")[2].split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
 
 
 def _wrap(cls: type) -> None:

@@ -184,7 +184,8 @@ class Registry:
         unmet = [r for r in record.requires if not r.met]
         if unmet:
             # Before the import: the plugin's own code may not even parse against these versions.
-            record = _with(record, problem="; ".join(map(str, unmet)) + "; install a version that fits")
+            install = " ".join(repr(r.requirement) for r in unmet)
+            record = _with(record, problem=f"{'; '.join(map(str, unmet))}; pip install {install}")
         else:
             try:
                 plugin = entry_point.load()

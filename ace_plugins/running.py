@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import mmap
 import multiprocessing.spawn
 import multiprocessing.util
@@ -28,20 +29,22 @@ from torch import Tensor, nn
 from .attaching import configured
 from .config import Config
 from .duals import Duals
-from .environment import quiet
+from .environment import quiet, say
 from .errors import AceError, AceWarning
 from .fingerprint import fingerprint
 from .history import History
 from .hookspecs import hookimpl
 from .observers import rank
-from .patching import patched
+from .patching import Patch, patched
 from .plugins import registry
 from .relaxation import Ace, find
 from .runner import ScriptError, run_script
+from .settings_file import NAME, unchecked
 from .shims import active
 from .site_status import status
+from .sources import Sources
 from .trace import TRACE
-from .verdicts import MEANING, NEAR, verdict
+from .verdicts import NEAR, verdict
 
 _running: PatchedRun | None = None
 
@@ -89,8 +92,11 @@ class Attached:
             "steps": self.duals.count,
             "landed": self.duals.landed,
             "verdict": self.verdict(),
-            "folder": None if folder is None else os.path.relpath(folder),
-            "sites": [{"name": n, "gamma": g, "lambda": la, "u": u, "verdict": v} for n, g, la, u, v in values],
+            "folder": None if folder is None else _relative(folder),
+            "sites": [
+                {"name": name, "gamma": _finite(g), "lambda": _finite(la), "u": _finite(u), "verdict": said}
+                for name, g, la, u, said in values
+            ],
         }
 
     def verdicts(self) -> list[str]:
@@ -110,33 +116,54 @@ class Attached:
 
     def verdict(self) -> str:
         """What the user should know about how the run ended; empty if there is nothing to say."""
-        found = self.verdicts()
+        found = set(self.verdicts())
+        if "diverged" in found or "too short" in found:
+            return ""
+        if self.mode == "strict":
+            return self._strict_verdict()
+        u = self.duals.u.detach()
+        most = int(u.argmax())
+        if self.mode == "resilient" and float(u[most]) > max(0.01, 1.1 * float(u.median())):
+            return f"{self.sites[most]} breaks the symmetry the most: u = {float(u[most]):.3g}"
+        return ""
+
+    def _strict_verdict(self) -> str:
         largest = float(self.gamma.detach().abs().max())
-        if "diverged" in found:
-            return MEANING["diverged"]
-        if self.mode == "strict" and largest > NEAR:
-            return (
-                f"|gamma| is still up to {largest:.2f}: the f_eq that model.eval() shows is not yet the model that "
-                "trains, and early stopping or a falling learning rate can leave it there; on a short budget let gamma "
-                f"move faster and land: gamma_lr = 10, augmented = 5, land_at = {max(1, self.duals.count // 5)}"
-            )
-        if self.mode != "strict":
-            most = int(self.duals.u.argmax())
-            return f"{self.sites[most]} keeps the most slack: u = {float(self.duals.u[most]):.3g}"
-        return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
+        if self.duals.landed:
+            return ""
+        if largest <= NEAR:
+            return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
+        told = (
+            f"|gamma| is still up to {largest:.2f}: the f_eq that model.eval() shows is not yet the model that trains, "
+            "and early stopping or a falling learning rate can leave it there; "
+        )
+        if self.config.land_at:
+            return told + f"land_at = {self.config.land_at:,} was not reached in {self.duals.count:,} steps"
+        return told + (
+            "on a short budget let gamma move faster and land, "
+            f"as with --preset short --land-at {max(1, self.duals.count // 3)}"
+        )
 
 
 class PatchedRun:
     """One run, in the process that began it or in one that its script started."""
 
     def __init__(
-        self, adapter: str, settings: Mapping[str, Any], *, root: Path | None = None, as_json: bool = False
+        self,
+        adapter: str,
+        settings: Mapping[str, Any],
+        *,
+        root: Path | None = None,
+        explicit: bool = False,
+        as_json: bool = False,
     ) -> None:
         global _running
         self.adapter = registry().adapter(adapter).name
-        self.settings = dict(settings)
+        self.patch: Patch | None = None
         self.root = root
         """The checkout, where there is one."""
+        self.explicit = explicit
+        """Somebody asked for this very run, and wants to hear if nothing came of it."""
         self.as_json = as_json
         self.attached: list[Attached] = []
         self._of: weakref.WeakKeyDictionary[nn.Module, Attached] = weakref.WeakKeyDictionary()
@@ -148,8 +175,8 @@ class PatchedRun:
         """What the script exited with, as far as that is known."""
         self.process = os.getpid()
         self._begun = 0
-        self.patch = patched(adapter, **settings)
-        self.mode = configured(self.patch.plugin, settings).mode
+        self._at: str | None = None
+        self.set(settings)
         registry().manager.register(self, name="ace_plugins.run")
         self._plain_warning = warnings.showwarning
         warnings.showwarning = self._warn
@@ -157,30 +184,51 @@ class PatchedRun:
         sys.excepthook = self._uncaught
         wrapt.wrap_function_wrapper(multiprocessing.spawn, "get_preparation_data", self._prepare)
         _running = self
+        if root is not None:
+            TRACE.home = root
+        if self.mode == "off" and rank() == 0 and not _inheriting():
+            say(f"{self.adapter}{self._commit()}: mode off, plain upstream")
+
+    def set(self, settings: Mapping[str, Any]) -> None:
+        """From now on models are attached with these settings."""
+        if self.patch is not None:
+            self.patch.undo()
+        self.settings = dict(settings)
+        self.patch = patched(self.adapter, **settings)
+        self.upstream, self.plugin = self.patch.upstream, self.patch.plugin
+        self.mode = configured(self.plugin, settings).mode
 
     def _warn(self, message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
         """ACE's own notices without the line of torch they came from."""
         if issubclass(category, AceWarning):
-            print(f"ace: {message}", file=sys.stderr)
+            say(str(message), anyway=True)
         else:
             self._plain_warning(message, category, *where, **more)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Of ACE's own errors the line that says what to do, and the script's line where it happened."""
-        self.code = 1
+        if kind is not KeyboardInterrupt:  # after which people want to see how far it got
+            self.code = 1
         if not isinstance(error, AceError):
             self._plain_excepthook(kind, error, trace)
             return
-        here = os.path.dirname(os.path.abspath(__file__))
-        theirs = [f for f in traceback.extract_tb(trace) if not os.path.abspath(f.filename).startswith(here + os.sep)]
-        script = [f for f in theirs if "site-packages" not in f.filename and not f.filename.startswith("<")]
-        where = f" ({os.path.relpath(script[-1].filename)} line {script[-1].lineno})" if script else ""
-        print(f"ace: {' '.join(str(error).split())}{where}", file=sys.stderr)
+        say(" ".join(str(error).split()) + self._place(trace), anyway=True)
+
+    def _place(self, trace: TracebackType | None) -> str:
+        """The last line of a traceback that is the user's own, or upstream's."""
+        ours = {"ace_plugins", self.plugin.target.partition(":")[0].partition(".")[0]}
+        found = ""
+        for frame, line in traceback.walk_tb(trace):
+            file = frame.f_code.co_filename
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if package not in ours and "site-packages" not in file and not file.startswith("<"):
+                found = f" ({_relative(file)} line {line})"
+        return found
 
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
-        if rank() == 0 and not quiet():
-            print(self._banner(model), file=sys.stderr)
+        if rank() == 0:
+            say(self._banner(model))
         self._known(model)
 
     @hookimpl
@@ -217,34 +265,39 @@ class PatchedRun:
         now = status(model)
         ace = find(model)
         assert ace is not None
-        shims = ", ".join(shim.name for shim in active(self.patch.plugin))
+        shims = ", ".join(shim.name for shim in active(self.plugin))
         return (
-            f"ace: {now.adapter}{self._commit()}: attached to {type(model).__name__}, {len(now.sites)} sites, "
-            f"{now.upstream_parameters:,} + {now.ace_parameters:,} parameters, mode {now.mode}, "
+            f"{now.adapter}{self._commit()}: attached to {type(model).__name__}, {len(now.sites)} sites, "
+            f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, mode {now.mode}, "
             f"dual lr {ace.config.dual_lr} ({ace.config.dual_optimizer})" + (f"; shims: {shims}" if shims else "")
         )
 
     def _commit(self) -> str:
-        """Which state of its upstream the model comes from."""
-        checkout = self.patch.upstream.checkout
+        """Which state of its upstream the models come from."""
+        if self._at is None:
+            self._at = self._found_commit()
+        return self._at
+
+    def _found_commit(self) -> str:
+        checkout = self.upstream.checkout
         if self.root is None or checkout is None:
             return ""
         found = fingerprint(self.root, checkout)
         for difference in found.differences:  # it was another when it was patched
-            print(f"ace: this checkout has changed: {difference}", file=sys.stderr)
+            say(f"this checkout has changed: {difference}")
         commit = found.known or found.commit
         if commit is None:
             return " without a git commit"
         return f" at commit {commit[:7]}" + ("" if found.known else " (edited)" if found.edited else "")
 
     def _prepare(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        """What a spawned process gets before it imports the script."""
+        """What a spawned process gets before it imports the script: unpickling our entry makes it a run like this."""
         self.spawned = True
-        return wrapped(*args, **kwargs)
+        return {**wrapped(*args, **kwargs), "ace_plugins": Bequest(self)}
 
     def at_exit(self) -> None:
         """Have the summary told when this process ends, unless multiprocessing is just setting it up for the script."""
-        if not getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        if not _inheriting():
             atexit.register(self.summarise)
 
     def summarise(self) -> None:
@@ -259,44 +312,39 @@ class PatchedRun:
             return
         # After a traceback that is what matters, and it explains why no model was built.
         short = self.code not in (None, 0) or self.spawned or bool(self._children[0]) or self.mode == "off"
-        if not self.attached and not short:
-            models = ", ".join(self.patch.upstream.models)
-            print(f"ace: no model was attached: this process built none of {models}", file=sys.stderr)
+        if not self.attached and not short and self.explicit:
+            say(f"no model was attached: this process built none of {', '.join(self.upstream.models)}")
         for each in self.attached:
             if each.duals.count and self.code == 1:
                 if each.duals in TRACE.folders:  # a line, not a table: the traceback above is what matters
-                    print(f"ace: trace in {os.path.relpath(TRACE.folders[each.duals])}", file=sys.stderr)
-            elif each.duals.count:
+                    say(f"trace in {_relative(TRACE.folders[each.duals])}")
+            elif each.duals.count and sys.stderr is not None:
                 from .tables import print_run
 
                 print_run(each.to_dict())
         idle = sorted({each.model for each in self.attached if not each.duals.count})
         if idle and len(idle) == len({each.model for each in self.attached}) and not short:
-            print(
-                f"ace: attached to {', '.join(idle)}, but its dual loop made no step: expected optimizer.step() of a "
-                "torch.optim optimizer after a backward in model.train()",
-                file=sys.stderr,
+            say(
+                f"attached to {', '.join(idle)}, but its dual loop made no step: expected optimizer.step() of a "
+                "torch.optim optimizer after a backward in model.train()"
             )
 
 
-class Inherited(PatchedRun):
-    """A run whose spawned processes have to be told, since the script they import does not know of ACE."""
+def _finite(value: float) -> float | None:
+    """JSON knows no others."""
+    return value if math.isfinite(value) else None
 
-    def _commit(self) -> str:
-        """Which state of its upstream the model comes from."""
-        checkout = self.patch.upstream.checkout
-        if self.root is None or checkout is None:
-            return ""
-        found = fingerprint(self.root, checkout)
-        for difference in found.differences:  # it was another when it was patched
-            print(f"ace: this checkout has changed: {difference}", file=sys.stderr)
-        commit = found.known or found.commit
-        if commit is None:
-            return " without a git commit"
-        return f" at commit {commit[:7]}" + ("" if found.known else " (edited)" if found.edited else "")
 
-    def _prepare(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-        return {**super()._prepare(wrapped, instance, args, kwargs), "ace_plugins": Bequest(self)}
+def _relative(path: str | os.PathLike[str]) -> str:
+    try:
+        return os.path.relpath(path)
+    except (OSError, ValueError):  # the current folder is gone, or on another drive
+        return os.fspath(path)
+
+
+def _inheriting() -> bool:
+    """Whether multiprocessing is just setting this process up."""
+    return bool(getattr(multiprocessing.process.current_process(), "_inheriting", False))
 
 
 class Bequest:
@@ -310,12 +358,22 @@ class Bequest:
 
 
 def _inherit(adapter: str, settings: Mapping[str, Any], root: Path | None) -> None:
-    Inherited(adapter, settings, root=root).at_exit()
+    run = running()
+    if run is None:
+        PatchedRun(adapter, settings, root=root).at_exit()
+    else:  # forked from a server that imported the script: that read its settings itself, perhaps later ones
+        run.set(settings)
 
 
-def prepared(adapter: str, settings: Mapping[str, Any], command: Sequence[str], *, as_json: bool) -> Callable[[], int]:
+def prepared(adapter: str, options: Mapping[str, Any], command: Sequence[str], *, as_json: bool) -> Callable[[], int]:
     """Patch, and return what runs the script. The summary comes when the process ends, after the script's own exits."""
-    run = Inherited(adapter, settings, root=_root(adapter, command), as_json=as_json)
+    plugin = registry().adapter(adapter)
+    root = _root(adapter, command)
+    file = unchecked(root / NAME) if root and (root / NAME).is_file() else None
+    sources = Sources(file if file and file.adapter == plugin.name else None, options)
+    sources.tell_notices()
+    sources.checked(plugin.call("ace_preset") if plugin.has("ace_preset") else {})
+    run = PatchedRun(plugin.name, sources.settings, root=root, explicit=True, as_json=as_json)
 
     def start() -> int:
         atexit.register(run.summarise)
@@ -336,6 +394,7 @@ def _root(adapter: str, command: Sequence[str]) -> Path | None:
     upstream = registry().adapter(adapter).upstream
     if upstream is None or upstream.checkout is None:
         return None
-    script = next((word for word in command if word.endswith(".py")), "")
-    folders = [Path(script).resolve().parent, *Path(script).resolve().parents]
+    script = next((word for word in command if word.endswith(".py")), None)
+    here = Path(script).resolve().parent if script else Path.cwd()
+    folders = [here, *here.parents]
     return next((f for f in folders if all((f / each).is_file() for each in upstream.files)), None)

@@ -52,14 +52,19 @@ class SettingsFile:
     def as_written(self) -> bool:
         return is_as_written(self.text)
 
-    def with_settings(self, changes: Mapping[str, Any]) -> SettingsFile:
-        """The same file with these settings in it; everything else stays as it is, comments and order too."""
+    def with_settings(self, changes: Mapping[str, Any], presets: Mapping[str, Any] | None = None) -> SettingsFile:
+        """The same file with these settings in it; everything else stays as it is, comments and order too.
+
+        The defaults it shows are those of its preset, if ``presets`` are given.
+        """
         changes = {key: value for key, value in changes.items() if self.settings.get(key) != value}
         if not changes:
             return self
         body = _SIGNED.sub("", self.text) if self.as_written else self.text
         for key, value in changes.items():
             body = _with_setting(body, key, value)
+        if "preset" in changes and presets is not None:
+            body = _with_defaults(body, build({"preset": changes["preset"]}, presets))
         text = _signed(body) if self.as_written else body
         changed = replace(self, text=text, settings={**self.settings, **changes})
         try:
@@ -79,10 +84,14 @@ def is_as_written(text: str) -> bool:
     return found is not None and found[1] == _checksum(text[: found.start()], found[2])
 
 
+def is_ours(text: str) -> bool:
+    """Whether this is a settings file of a patched checkout at all: others may have an ace.toml too."""
+    return re.search(r"^adapter\s*=", text, re.MULTILINE) is not None or is_as_written(text)
+
+
 def new(path: Path, adapter: str, script: str, settings: Mapping[str, Any], presets: Mapping[str, Any]) -> SettingsFile:
     """A file with every setting and its default, and with these ones set."""
-    # With the mode: a preset's landing is for strict runs.
-    start = build({key: value for key, value in settings.items() if key in ("preset", "mode")}, presets)
+    start = build({key: value for key, value in settings.items() if key == "preset"}, presets)
     chosen = settings.get("preset") or ("paper" if "paper" in presets else "none")
     names = ", ".join([*presets, "none"])
     parts = [
@@ -98,15 +107,20 @@ def new(path: Path, adapter: str, script: str, settings: Mapping[str, Any], pres
 
 def load(path: Path) -> SettingsFile:
     """Read and check a file."""
+    found = unchecked(path)
+    checked({key: value for key, value in found.settings.items() if key != "preset"}, None, found.where)
+    return found
+
+
+def unchecked(path: Path) -> SettingsFile:
+    """Read a file; its keys are known, its values may be wrong."""
     try:
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid UTF-8 (byte {error.start}); save it as UTF-8") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-    found = read(path, text)
-    checked({key: value for key, value in found.settings.items() if key != "preset"}, None, found.where)
-    return found
+    return read(path, text)
 
 
 def read(path: Path, text: str) -> SettingsFile:
@@ -117,7 +131,8 @@ def read(path: Path, text: str) -> SettingsFile:
         what, _, where = str(error).partition(" (at ")
         line = where.rstrip(")").partition(",")[0] if where.startswith("line") else "at its end" if where else ""
         place = f" {line}" if line else ""
-        raise ConfigError(f"{path.name}{place}: not valid TOML: {what}; mend it in {path}") from error
+        hint = " (a word needs quotes)" if what == "Invalid value" else ""
+        raise ConfigError(f"{path.name}{place}: not valid TOML: {what}{hint}; mend it in {path}") from error
     adapter = values.pop("adapter", None)
     if not isinstance(adapter, str):
         line = f" line {_line_of(text, 'adapter')}" if adapter is not None else ""
@@ -168,6 +183,15 @@ def _with_setting(text: str, key: str, value: Any) -> str:
         if count:
             return text
     return f"{key} = {_literal(value)}\n{text}"
+
+
+def _with_defaults(text: str, defaults: Config) -> str:
+    """The lines that show a default, as ace-patch writes them, with these ones."""
+    for name in SETTINGS:
+        if found := re.search(rf"^#{name} = .*$", text, re.MULTILINE):
+            entry = f"#{name} = {_literal(getattr(defaults, name))}"
+            text = text[: found.start()] + entry + text[found.end() :]
+    return text
 
 
 def _line_of(text: str, key: str) -> int:

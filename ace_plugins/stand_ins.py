@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Callable, Sequence
     from types import FrameType, ModuleType
     from typing import Any
@@ -50,11 +51,11 @@ class StandIns:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        importer = _importing_file()
+        importer, line = _import_statement()
         if self.asked is not None:
             self.asked(name, importer)
         for stand_in, files in self.offered.get(name, ()):
-            if belongs(importer, files):
+            if belongs(importer, files) and not is_a_question(importer, line):
                 loader: Any = _Maker(stand_in, self)
                 return ModuleSpec(name, loader, origin=f"stand-in of ace-plugins for {name}")
         return None
@@ -76,7 +77,14 @@ class _Maker:
 
 def belongs(file: str, upstream: tuple[str, ...]) -> bool:
     """Whether a file is of an upstream: of a folder, or one somewhere below it, that holds upstream's own files."""
-    folder, last = os.path.dirname(os.path.realpath(file)) if file and upstream else "", ""
+    if not file or not upstream:
+        return False
+    # As it was found and as it is: either may be a link into the checkout, or out of it.
+    return any(_below(os.path.dirname(path(file)), upstream) for path in (os.path.abspath, os.path.realpath))
+
+
+def _below(folder: str, upstream: tuple[str, ...]) -> bool:
+    last = ""
     while folder != last:
         if os.path.basename(folder) in ("site-packages", "dist-packages"):
             return False  # a library, in an environment that somebody made inside the checkout
@@ -86,17 +94,42 @@ def belongs(file: str, upstream: tuple[str, ...]) -> bool:
     return False
 
 
-def _importing_file() -> str:
-    """The file whose import statement is being carried out."""
+def _import_statement() -> tuple[str, int]:
+    """The file and line of the import statement that is being carried out."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         ours = str(frame.f_globals.get("__name__")).startswith("ace_plugins.")
         # What is in no file ("<string>", "<frozen importlib._bootstrap>") was executed by one.
         if not ours and not file.startswith("<") and os.path.basename(os.path.dirname(file)) != "importlib":
-            return file
+            return file, frame.f_lineno
         frame = frame.f_back
-    return ""
+    return "", 0
+
+
+def is_a_question(file: str, line: int) -> bool:
+    """Whether this import may fail: it stands in a ``try`` that catches the failure. Then no is the right answer."""
+    import ast
+
+    try:
+        with open(file, "rb") as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
+    tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
+    return any(
+        each.body[0].lineno <= line <= (each.body[-1].end_lineno or line) and any(map(_catches_it, each.handlers))
+        for each in tries
+    )
+
+
+def _catches_it(handler: ast.ExceptHandler) -> bool:
+    import ast
+
+    if handler.type is None:
+        return True
+    names = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+    return not names.isdisjoint({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 
 
 STAND_INS = StandIns()

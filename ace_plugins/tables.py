@@ -15,7 +15,8 @@ from .shims import shims
 from .verdicts import MEANING
 
 if TYPE_CHECKING:
-    from .checkouts import Patching, State
+    from .checkout_state import State
+    from .checkouts import Patching
     from .config import Config
     from .doctor import Diagnosis
 
@@ -107,7 +108,7 @@ def print_patching(adapter: Plugin, plan: Patching) -> None:
         name = plan.name(change)
         if name == plan.settings.path.name:
             done = "written" if change.before is None else "kept" if change.before == change.after else "updated"
-            said = _settings_in_words(plan.config)
+            said = _settings_in_words(plan.settings.settings, plan.config)
         else:
             done = "already marked" if change.before == change.after else "marked"
             said = "one line"
@@ -115,37 +116,44 @@ def print_patching(adapter: Plugin, plan: Patching) -> None:
     missing = [shim.name for shim in shims(adapter) if isinstance(shim, StandIn) and shim.needed()]
     if missing and plan.config.shims:
         console.print(f"not installed here, stood in for: {', '.join(missing)}", soft_wrap=True)
-    script = plan.name(plan.changes[0])
-    console.print(f"Now run {script} as its README says. 'ace-patch revert' undoes this.", soft_wrap=True)
+    scripts = ", ".join(adapter.upstream.checkout.scripts) if adapter.upstream.checkout else ""
+    console.print(f"Now run {scripts} as its README says. 'ace-patch revert' undoes this.", soft_wrap=True)
 
 
 def print_state(found: State) -> None:
     console = _console()
     assert found.adapter.upstream is not None
     console.print(f"{escape(found.adapter.upstream.title)} {escape(str(found.print))}", soft_wrap=True)
-    for difference in found.print.differences:
-        console.print(f"  [red]does not fit[/]: {escape(difference)}", soft_wrap=True)
     for script, how in found.scripts.items():
         console.print(f"  {escape(script)}: {escape(how)}", soft_wrap=True)
     if found.settings is not None and found.config is not None:
         how = "as written" if found.settings.as_written else "edited"
-        said = _settings_in_words(found.config)
+        said = _settings_in_words(found.settings.settings, found.config)
         console.print(f"  {found.settings.path.name}: {how} ({escape(said)})", soft_wrap=True)
+    for name, value in found.environment.items():
+        console.print(f"  {name}={escape(value)} in this shell goes before ace.toml", soft_wrap=True)
     if found.runs:
         console.print(f"  .ace/runs: {len(found.runs)}, the last {escape(found.runs[-1])}", soft_wrap=True)
-    if not found.patched and found.print.fits:
+    for problem in found.problems:
+        console.print(f"[red]problem[/]: {escape(problem)}", soft_wrap=True)
+    if not found.patched and not found.problems:
         console.print(f"'ace-patch {found.adapter.name}' patches it.", soft_wrap=True)
 
 
-def _settings_in_words(config: Config) -> str:
-    return f"mode {config.mode}, dual lr {config.dual_lr}, dual optimizer {config.dual_optimizer}"
+def _settings_in_words(settings: Mapping[str, Any], config: Config) -> str:
+    """The preset, what it comes to, and whatever else was set."""
+    told = [f"preset {settings['preset']}"] if "preset" in settings else []
+    told += [f"mode {config.mode}", f"dual lr {config.dual_lr} ({config.dual_optimizer})"]
+    said = ("preset", "mode", "dual_lr", "dual_optimizer")
+    return ", ".join([*told, *(f"{key} {value}" for key, value in settings.items() if key not in said)])
 
 
 def print_run(run: Mapping[str, Any]) -> None:
     console = _console(stderr=True)
     steps = f"{run['steps']:,} step{'' if run['steps'] == 1 else 's'}"
+    steps = f"landed at step {run['steps']:,}" if run["landed"] else steps
     where = f", trace in {run['folder']}" if run["folder"] else ""
-    console.print(f"ACE {run['mode']}, {steps}{', landed' if run['landed'] else ''}{escape(where)}", soft_wrap=True)
+    console.print(f"ACE {run['mode']}, {steps}{escape(where)}", soft_wrap=True)
     table = _table("", "site", "gamma", "lambda", "u", "verdict", numbers=("gamma", "lambda", "u"))
     for site in run["sites"]:
         numbers = (_number(site[key]) for key in ("gamma", "lambda", "u"))

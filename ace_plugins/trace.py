@@ -22,12 +22,12 @@ import torch
 from torch import nn
 
 from .duals import Duals
+from .environment import RUNS
 from .errors import AceError, AceWarning
 from .hookspecs import hookimpl
 from .observers import rank
 from .relaxation import Ace, find
 
-RUNS = Path(".ace") / "runs"
 ABOUT, LINES = "run.json", "trace.jsonl"
 
 
@@ -90,6 +90,8 @@ class Trace:
         self.runs: weakref.WeakKeyDictionary[nn.Module, Run | None] = weakref.WeakKeyDictionary()
         self.folders: weakref.WeakKeyDictionary[Duals, Path] = weakref.WeakKeyDictionary()
         """Where the run of a model went, by its duals, which people may hold longer than the model."""
+        self.home = Path()
+        """The folder whose runs these are: the current one, or a patched checkout."""
 
     @hookimpl
     def ace_stepped(self, model: nn.Module, step: int) -> None:
@@ -120,7 +122,7 @@ class Trace:
         if os.environ.get("ACE_TRACE") == "0" or rank() != 0:
             return None
         try:
-            run = Run(ace, Path(os.environ.get("ACE_RUNS", RUNS)))
+            run = Run(ace, Path(os.environ.get("ACE_RUNS") or self.home / RUNS))
             self.folders[ace.duals] = run.folder
             return run
         except OSError as error:
@@ -140,7 +142,7 @@ def _fresh(runs: Path, name: str) -> Path:
         folder = runs / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
-            if runs == RUNS:
+            if runs.match(RUNS):
                 _hide_from_git(runs.parent)
             return folder.resolve()
         except FileExistsError:

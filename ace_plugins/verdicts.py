@@ -17,7 +17,9 @@ FEWEST = 12
 MEANING = {
     "fits": "gamma is at 0 and lambda has settled: the symmetry fits the data, the branch can go",
     "at 0": "gamma is at 0, lambda still moves",
-    "landed": "gamma is 0 for good: this is plain upstream again",
+    "landed": "gamma came close to 0 and is 0 for good: this is plain upstream again",
+    "cut": "gamma was set to 0 from far away: this is plain upstream again, but the branch was cut off rather than "
+    "learnt away; land later, or let gamma move faster (gamma_lr)",
     "dying down": "gamma swings about 0, less and less: give it more steps, or damp it (augmented, gamma_lr, land_at)",
     "swinging": "gamma keeps swinging about 0: the symmetry is too strict for the data (try mode resilient), or a "
     "learning rate (dual_lr, gamma_lr) is too high",
@@ -39,7 +41,8 @@ def verdict(mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: 
     if not all(map(math.isfinite, (*gamma, *lambda_, bound))):
         return "diverged"
     if landed:
-        return "landed"
+        before = next((value for value in reversed(gamma) if value), 0.0)
+        return "cut" if abs(before) > NEAR else "landed"
     if len(gamma) < FEWEST:
         return "too short"
     if mode == "strict":

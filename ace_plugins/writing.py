@@ -40,6 +40,19 @@ class _Step:
         return self.change.before != self.change.after
 
 
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time, where the system can: of two that patch at once, the later sees what the first did."""
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(ImportError, OSError):  # another system, or a file system without locks
+            import fcntl
+
+            descriptor = os.open(folder, os.O_RDONLY)
+            held.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+
+
 def apply(changes: Sequence[Change]) -> None:
     """Make the changes. If one cannot be made, or on an interrupt, all files are again as they were."""
     steps: list[_Step] = []

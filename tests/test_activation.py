@@ -110,7 +110,7 @@ def test_settings_come_from_the_file_and_the_environment_goes_before_it(root: Pa
     assert "ace: unknown variable 'ACE_DUALLR' (did you mean 'ACE_DUAL_LR'?): it is ignored" in other.stderr
     off = python(root, "train.py", ACE_MODE="off")
     assert trained(off) == (PLAIN, "plain")
-    assert off.stderr == ""
+    assert off.stderr == "ace: toy_net without a git commit: mode off, plain upstream\n"
 
 
 def test_what_is_told_and_where(root: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_is_told_and_where(root: Path) -> None:
     assert len(done.stdout.splitlines()) == 1, "stdout is the script's"
     banner = (
         "ace: toy_net without a git commit: attached to Net, 1 sites, "
-        "20 + 97 parameters, mode strict, dual lr 0.5 (sgd)"
+        "20 parameters + 97 of ACE, mode strict, dual lr 0.5 (sgd)"
     )
     assert done.stderr.splitlines()[0] == banner
     assert re.search(r"layer .* (moving|swinging|dying down|fits|at 0|held off)", done.stderr)
@@ -182,6 +182,83 @@ def test_activation_is_light(root: Path) -> None:
     assert set(eval(python(root, "train.py").stdout)) - set(eval(loaded)) <= {"typing"}
 
 
+def test_a_checkout_with_folders_in_folders(root: Path) -> None:
+    deep = root / "models" / "deep" / "nets"
+    deep.mkdir(parents=True)
+    (deep / "net.py").write_text(NET)
+    (root / "models" / "net.py").unlink()
+    adapter = root.parent / "installed" / "ace_toy_net.py"
+    adapter.write_text(
+        ADAPTER.replace("models/net.py", "models/deep/nets/net.py").replace("models.net:", "models.deep.nets.net:")
+    )
+    script = root / "train.py"
+    head = "import sys; sys.path.insert(0, 'models/deep')\nfrom nets.net import Net\nimport torch"
+    script.write_text(script.read_text().replace("import torch\nfrom models.net import Net", head))
+    patched(root)
+    assert trained(python(root, "train.py"))[0] == WITH_ACE
+
+
+def test_a_file_of_upstream_that_is_a_link(root: Path) -> None:
+    (root / "models" / "net.py").rename(root.parent / "elsewhere.py")
+    (root / "models" / "net.py").symlink_to(root.parent / "elsewhere.py")
+    patched(root)
+    assert trained(python(root, "train.py"))[0] == WITH_ACE
+
+
+def test_a_file_that_is_loaded_by_its_path_does_not_stop_the_script(root: Path) -> None:
+    script = root / "train.py"
+    head = (
+        "import importlib.util, sys, torch\nspec = importlib.util.spec_from_file_location('mine', 'models/net.py')\n"
+        "mine = sys.modules['mine'] = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(mine)\n"
+        "Net = mine.Net"
+    )
+    script.write_text(script.read_text().replace("import torch\nfrom models.net import Net", head))
+    patched(root)
+    assert python(root, "train.py").returncode == 0
+
+
+def test_another_import_hook_before_ours_is_told(root: Path) -> None:
+    script = root / "train.py"
+    head = (
+        "import sys\nfrom importlib.machinery import PathFinder\nclass Hook:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        return PathFinder.find_spec(name, path, target) if name.startswith('models') else None\n"
+        "sys.meta_path.insert(0, Hook())\nimport torch\nfrom models.net import Net"
+    )
+    script.write_text(script.read_text().replace("import torch\nfrom models.net import Net", head))
+    patched(root)
+    done = python(root, "train.py")
+    assert trained(done) == (PLAIN, "plain")
+    assert re.search(r"^ace: models\S* was imported past ACE, so nothing was attached", done.stderr, re.M)
+
+
+def test_a_script_that_only_shows_its_help_is_left_alone(root: Path) -> None:
+    script = root / "train.py"
+    head = "import argparse\nfrom models import net\nargparse.ArgumentParser().parse_args()\n"
+    script.write_text(head + script.read_text())
+    patched(root)
+    done = python(root, "train.py", "--help")
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_without_a_stderr_and_without_a_folder(root: Path) -> None:
+    """What cannot be told is not told elsewhere."""
+    script = root / "train.py"
+    script.write_text(script.read_text() + "    import os, shutil; shutil.rmtree(os.getcwd())\n")
+    patched(root)
+    (root.parent / "gone").mkdir()
+    env = {**os.environ, "PYTHONPATH": str(root.parent / "installed")}
+    env = {k: v for k, v in env.items() if not k.startswith("ACE_")}
+    command = f"cd '{root.parent / 'gone'}' && '{sys.executable}' '{script}'"
+    done = subprocess.run(command + " 2>&-", shell=True, env=env, capture_output=True, text=True, timeout=300)
+    assert trained(done)[0] == WITH_ACE
+    (root.parent / "gone").mkdir()
+    done = subprocess.run(command, shell=True, env=env, capture_output=True, text=True, timeout=300)
+    assert "ACE strict, 20 steps" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # Processes.
 
 SPAWN = """
@@ -212,6 +289,20 @@ def test_processes_of_the_script_train_with_ace_and_tell_once(root: Path, method
     assert done.stderr.count("ACE strict, 20 steps") == 1, done.stderr
     assert "no model" not in done.stderr
     assert "made no step" not in done.stderr
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_go_by_the_settings_the_script_began_with(root: Path, method: str) -> None:
+    script = root / "train.py"
+    body = script.read_text().partition("if __name__")[0]
+    edit = "    open('ace.toml', 'w').write('mode = broken')\n"
+    edited = SPAWN.replace("    torch.manual", edit + "    torch.manual")
+    script.write_text(body + "def build_and_train():\n    train(Net())\n" + edited)
+    patched(root, "--mode", "resilient")
+    done = python(root, "train.py", method, "built", ACE_DUALLR="1")
+    assert done.returncode == 0, done.stderr
+    assert "ACE resilient, 20 steps" in done.stderr
+    assert done.stderr.count("ACE_DUALLR") == (1 if method == "spawn" else done.stderr.count("ACE_DUALLR"))
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -264,7 +355,7 @@ def test_mistakes_end_the_script_with_one_line(root: Path) -> None:
     settings.write_text(good.replace("#rho = 1.0", 'rho = "high"'))
     assert "rho 'high': expected a finite number above 0" in ended(root)
     settings.write_text(good.replace('"toy_net"', '"toy_nt"'))
-    assert "unknown adapter 'toy_nt'" in ended(root)
+    assert "adapter 'toy_nt', which ace.toml line 5 names, is not installed in this environment" in ended(root)
     settings.unlink()
     assert "there is no ace.toml beside it: run 'ace-patch revert'" in ended(root)
 

@@ -225,7 +225,7 @@ def test_status_tells_whose_it_is_and_how(root: Path) -> None:
 
 def test_json_of_patch_and_revert(root: Path) -> None:
     told = json.loads(patch(root, "--json").output)
-    assert told["changed"] == ["main.py", "ace.toml"]
+    assert told["changed"] == ["ace.toml", "main.py"]
     assert told["known"] is None
     assert told["dry_run"] is False
     assert json.loads(call("revert", root, "--json").output)["changed"] == ["main.py", "ace.toml"]
@@ -239,6 +239,72 @@ def test_a_checkout_inside_a_checkout_is_left_alone(root: Path) -> None:
     assert LINE in (inner / "main.py").read_text()
 
 
+def test_revert_keeps_to_its_own_checkout(root: Path, tmp_path: Path) -> None:
+    patch(root)
+    (root / "ace.toml").unlink()
+    before = files(tmp_path)
+    assert "nothing to revert" in call("revert", tmp_path).output
+    assert files(tmp_path) == before
+    patch(root)
+    told = refused("revert", root / "nbody")
+    assert f"did you mean {str(root)!r}?" in told
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "ace.toml").write_text("x = 1\n")
+    assert "kept ace.toml: it is not a file of ace-patch" in call("revert", tmp_path / "foreign", "--purge").output
+    assert (tmp_path / "foreign" / "ace.toml").exists()
+
+
+def test_revert_leaves_environments_alone(root: Path) -> None:
+    patch(root)
+    library = root / "venv" / "lib"
+    library.mkdir(parents=True)
+    (root / "venv" / "pyvenv.cfg").write_text("")
+    (library / "other.py").write_text(LINE + "\n")
+    assert call("revert", root).exit_code == 0
+    assert (library / "other.py").read_text() == LINE + "\n"
+
+
+def test_a_script_that_cannot_be_read_does_not_stop_the_revert(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(root)
+    read = Path.read_bytes
+
+    def denied(path: Path) -> bytes:
+        if path.name == "utils.py":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    done = call("revert", root)
+    assert done.exit_code == 0
+    assert "kept utils.py: it cannot be read (Permission denied)" in done.output
+    monkeypatch.undo()
+    assert git(root, "status", "--porcelain") == ""
+
+
+def test_of_two_that_patch_at_once_one_does(root: Path) -> None:
+    """Each plans before either has written."""
+    plans = [checkouts.patching(root, registry().adapter("segnn"), {}) for _ in range(2)]
+    plans[0].carry_out()
+    after = files(root)
+    with pytest.raises(checkouts.AceError, match="has changed since it was read|exists"):
+        plans[1].carry_out()
+    assert files(root) == after
+
+
+def test_two_processes_that_patch_at_once(root: Path) -> None:
+    import subprocess
+    import sys
+
+    words = [sys.executable, "-m", "ace_plugins", "segnn", str(root)]
+    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    codes = [each.wait(120) for each in both]
+    for each in both:
+        each.communicate()
+    assert 0 in codes
+    assert LINE in (root / "main.py").read_text()
+    assert (root / "ace.toml").exists()
+
+
 def test_help_lists_the_checkouts() -> None:
     done = call("--help")
     assert re.search(r"Checkouts:\n +segnn +Patch a checkout of SEGNN", done.output)
@@ -250,6 +316,7 @@ def test_help_lists_the_checkouts() -> None:
 
 def test_not_a_checkout(tmp_path: Path, root: Path) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing").mkdir()
     told = refused("segnn", tmp_path / "empty")
     assert "is not a checkout of RobDHess/Steerable-E3-GNN" in told
     assert "expected main.py, models/segnn/segnn.py" in told
@@ -258,7 +325,8 @@ def test_not_a_checkout(tmp_path: Path, root: Path) -> None:
     assert f"did you mean {str(root)!r}?" in refused("segnn", root / "models")
     assert "expected a folder, found nothing there" in refused("segnn", tmp_path / "nowhere")
     assert "expected a folder, found a file" in refused("segnn", root / "main.py")
-    assert "no checkout of an upstream that an adapter patches" in refused("status", tmp_path / "empty")
+    assert "upstream that an adapter patches: expected one of" in refused("status", tmp_path / "nothing")
+    assert f"did you mean {str(root)!r}?" in refused("status", root / "nbody")
 
 
 def test_another_repository_and_half_of_one(root: Path) -> None:
@@ -346,15 +414,40 @@ def test_bad_settings_are_told_with_their_line(root: Path, line: str, expected: 
     (root / "ace.toml").write_text(f'adapter = "segnn"\n{line}\n')
     before = files(root)
     assert expected in refused("segnn", root)
-    assert expected in refused("status", root)
+    told = call("status", root)
+    assert told.exit_code == 1
+    assert f"problem: {expected}" in told.output
+    assert "main.py: not patched" in told.output
     assert files(root) == before
+
+
+def test_an_option_replaces_the_line_that_is_wrong(root: Path) -> None:
+    (root / "ace.toml").write_text('adapter = "segnn"\nmode = "resilent"\n')
+    patch(root, "--mode", "resilient")
+    assert load(root / "ace.toml").settings == {"mode": "resilient"}
+
+
+def test_status_of_a_script_that_would_stop(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(root)
+    monkeypatch.setenv("ACE_MODE", "off")
+    assert "ACE_MODE=off in this shell goes before ace.toml" in call("status", root).output
+    (root / "ace.toml").unlink()
+    told = call("status", root)
+    assert told.exit_code == 1
+    assert "main.py: patched" in told.output
+    assert "problem: ace.toml: missing, so that patched scripts stop; 'ace-patch segnn' writes it again" in told.output
+
+
+def test_a_dual_optimizer_that_is_not_installed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkouts, "find_spec", lambda name: None)
+    assert "needs cooper-optim, found none installed" in refused("segnn", root, "--dual-optimizer", "nupi")
+    assert not (root / "ace.toml").exists()
 
 
 def test_bad_flags(root: Path) -> None:
     before = files(root)
     assert "unknown mode 'strct'" in refused("segnn", root, "--mode", "strct")
-    assert "unknown command 'sgnn'" in refused("sgnn", root)
-    assert "did you mean 'segnn'?" in refused("sgnn", root)
+    assert "unknown command 'sgnn': did you mean 'segnn'?" in refused("sgnn", root)
     assert files(root) == before
 
 

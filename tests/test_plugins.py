@@ -85,7 +85,7 @@ def test_requirements_are_checked_before_the_import(tmp_path: Path, monkeypatch:
     install(tmp_path, "ace-future", "future", source, ('torch>=99; extra == "upstream"', "pluggy>=1"))
     registry = loaded(tmp_path, monkeypatch)
     plugin = registry.plugins["future"]
-    assert plugin.problem == f"requires torch>=99, found {torch}; install a version that fits"
+    assert plugin.problem == f"requires torch>=99, found {torch}; pip install 'torch>=99'"
     assert not plugin.missing_upstream, "installed but incompatible is loud"
     assert not marker.exists()
 
@@ -93,7 +93,7 @@ def test_requirements_are_checked_before_the_import(tmp_path: Path, monkeypatch:
 def test_an_upstream_that_is_not_installed_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "ace-absent", "absent", GOOD, ('no-such-upstream>=2; extra == "upstream"', 'x; extra == "demo"'))
     plugin = loaded(tmp_path, monkeypatch).plugins["absent"]
-    assert plugin.problem == "requires no-such-upstream>=2, found none installed; install a version that fits"
+    assert plugin.problem == "requires no-such-upstream>=2, found none installed; pip install 'no-such-upstream>=2'"
     assert plugin.missing_upstream
     assert plugin.requires == (Requires("no-such-upstream>=2", None, upstream=True),)
 
@@ -156,7 +156,7 @@ def test_load_plugins_chooses(everything_broken: Path) -> None:
         done = listing(everything_broken, "list", "--json", ACE_LOAD_PLUGINS=value)
         assert [plugin["name"] for plugin in json.loads(done.stdout)] == expected
     done = listing(everything_broken, "list", ACE_LOAD_PLUGINS="goood")
-    assert "unknown plugin in ACE_LOAD_PLUGINS 'goood': expected one of " in done.stdout
+    assert "unknown plugin in ACE_LOAD_PLUGINS 'goood': did you mean 'good'?" in done.stdout
     done = listing(everything_broken, "doctor", "good", ACE_LOAD_PLUGINS="goood")
     assert "not loaded: unknown plugin in ACE_LOAD_PLUGINS 'goood'" in done.stderr
 

@@ -111,6 +111,8 @@ def test_the_other_modes(mode: str, gamma: Curve, lambda_: Curve, bound: float, 
 def test_what_goes_before_all_else(mode: str) -> None:
     zeros = [0.0] * 50
     assert verdict(mode, zeros, zeros, 0.1, landed=True) == "landed"
+    assert verdict(mode, [1.0, 0.5, 0.02, 0.0], [0.0] * 4, 0.1, landed=True) == "landed"
+    assert verdict(mode, [1.0, -0.9, 0.0, 0.0], [0.0] * 4, 0.1, landed=True) == "cut"
     for length in range(FEWEST):
         assert verdict(mode, [1.0] * length, [0.0] * length, 0.1) == "too short"
     for bad in (math.nan, math.inf, -math.inf):
@@ -124,7 +126,7 @@ def test_what_goes_before_all_else(mode: str) -> None:
 
 def test_every_verdict_can_be_met_and_is_explained() -> None:
     assert set(MEANING) == {
-        *("fits", "at 0", "landed", "dying down", "swinging", "held off", "moving", "too short", "diverged"),
+        *("fits", "at 0", "landed", "cut", "dying down", "swinging", "held off", "moving", "too short", "diverged"),
         *("broken", "a little", "over", "at bound", "within"),
     }
     assert all(text and "\n" not in text for text in MEANING.values())

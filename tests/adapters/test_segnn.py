@@ -57,7 +57,12 @@ def stand_ins(folder: Path) -> str:
     """The packages the plain script needs and this environment may not have, for the unpatched run."""
     folder.mkdir()
     (folder / "wandb.py").write_text("")
-    (folder / "torch_scatter.py").write_text("from torch_geometric.utils import scatter\n")
+    # Imported late: PyTorch Geometric itself looks for this module while it is being imported.
+    (folder / "torch_scatter.py").write_text(
+        "def scatter(*args, **kwargs):\n"
+        "    from torch_geometric.utils import scatter\n"
+        "    return scatter(*args, **kwargs)\n"
+    )
     return str(folder)
 
 
@@ -70,7 +75,7 @@ def test_the_script_of_a_patched_checkout_trains_with_ace(root: Path) -> None:
     assert "ace" not in done.stdout.replace("(ace): ", "").lower().replace("space", "")[-300:]
     banner = re.search(r"^ace: segnn .*$", done.stderr, re.MULTILINE)
     assert banner is not None, done.stderr
-    for part in ("8 sites", "147,424 + 790,536 parameters", "mode strict", "dual lr 0.0008 (adam)", "at commit"):
+    for part in ("8 sites", "147,424 parameters + 790,536 of ACE", "mode strict", "dual lr 0.0008 (adam)", "at commit"):
         assert part in banner[0]
     assert "shims: torch_scatter, wandb" in banner[0] or _installed("torch_scatter")
     assert re.search(r"ACE strict, 4 steps, trace in \.ace/runs/", done.stderr)
@@ -360,6 +365,46 @@ SHIMS = """
 def test_the_shims_do_what_is_missing(root: Path) -> None:
     done = python(root, "-c", textwrap.dedent(SHIMS))
     assert done.stdout.splitlines()[-1:] == ["done"], done.stderr
+
+
+OPTIONAL = """
+    import ace_plugins.activate
+    import models.balanced_irreps
+    try:
+        import wandb
+    except ImportError:
+        wandb = None
+    try:
+        from torch_scatter import scatter_max
+    except ImportError:
+        scatter_max = None
+    print(wandb, scatter_max)
+    from optional import also
+    import optional
+    print(optional.wandb.run)
+"""
+
+
+def test_a_question_is_answered_with_no(mini: Path) -> None:
+    """try: import wandb: what can do without it does without it."""
+    if _installed("wandb") or _installed("torch_scatter"):
+        pytest.skip("wandb or torch_scatter is installed")
+    patched(mini)
+    (mini / "probe.py").write_text(textwrap.dedent(OPTIONAL))
+    source = "import wandb\ntry:\n    from torch_scatter import scatter, scatter_max\n    also = 1\n"
+    (mini / "optional.py").write_text(source + "except ImportError:\n    also = 0\n")
+    done = python(mini, "-W", "ignore", "probe.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["None None", "None"]
+
+
+def test_json_of_a_run_that_diverged(mini: Path, data: Path) -> None:
+    for file in data.iterdir():
+        (mini / "nbody" / "dataset" / file.name).write_bytes(file.read_bytes())
+    done = ace(mini, "run", "segnn", "--json", "--", "main.py", *TRAIN, *SMALL, "--lr=1e30")
+    told = json.loads(done.stdout.splitlines()[-1], parse_constant=lambda name: pytest.fail(name))
+    assert told["runs"][0]["sites"][0]["verdict"] == "diverged"
+    assert told["runs"][0]["sites"][0]["gamma"] is None
 
 
 def test_pyg_does_not_take_the_stand_in_for_torch_scatter(mini: Path) -> None:

@@ -36,12 +36,12 @@ def ace_upstream() -> Upstream:
 def ace_layers(model: Any) -> Sequence[Node]:
     sites = []
     for number, layer in enumerate(model.layers):
-        for name in ("update_layer_1", "update_layer_2", "gate"):
-            module = getattr(layer, name, None)
-            if module is not None:
-                irreps_in = layer.irreps_g if name == "gate" else module.irreps_in1
-                path = f"layers.{number}.{name}"
-                sites.append(Site(path, path, (irreps_in.dim,), (layer.hidden_irreps.dim,)))
+        convolution = hasattr(layer, "irreps_g")
+        for name in ("gate",) if convolution else ("update_layer_1", "update_layer_2"):
+            module = getattr(layer, name)
+            irreps_in = layer.irreps_g if convolution else module.irreps_in1
+            path = f"layers.{number}.{name}"
+            sites.append(Site(path, path, (irreps_in.dim,), (layer.hidden_irreps.dim,)))
     return sites
 
 

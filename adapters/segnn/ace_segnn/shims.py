@@ -51,28 +51,28 @@ def _torch_scatter() -> ModuleType:
             raise AceError("torch_scatter is not installed and its stand-in knows no out=; pip install torch-scatter")
         return pyg_scatter(src, index, dim, dim_size, reduce)
 
-    return _module("torch_scatter", "pip install torch-scatter", scatter=scatter)
+    module = ModuleType("torch_scatter", "Stands in for torch_scatter, which is not installed, with scatter alone.")
+    vars(module)["scatter"] = scatter
+    return module
 
 
 def _wandb() -> ModuleType:
-    return _module("wandb", "pip install wandb, or run without --log")
-
-
-def _module(name: str, do: str, **have: Callable[..., Any]) -> ModuleType:
-    module = ModuleType(name, f"Stands in for {name}, which is not installed.")
-    vars(module).update(have)
+    """Everything in it can be asked for, and calling it says that it is not there."""
+    module = ModuleType("wandb", "Stands in for wandb, which is not installed.")
 
     def missing(attribute: str) -> Callable[..., NoReturn]:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
 
         def called(*args: Any, **kwargs: Any) -> NoReturn:
-            has = f"its stand-in has only {', '.join(have)}" if have else "its stand-in does nothing"
-            raise AceError(f"{name}.{attribute} was called, but {name} is not installed and {has}; {do}")
+            raise AceError(
+                f"wandb.{attribute} was called, but wandb is not installed and its stand-in does nothing; "
+                "pip install wandb, or run without --log"
+            )
 
         return called
 
-    vars(module)["__getattr__"] = missing
+    vars(module).update(run=None, __getattr__=missing)
     return module
 
 
