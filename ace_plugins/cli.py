@@ -5,24 +5,19 @@ torch is imported only by the commands that need it, and no plugin can keep ``--
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from . import __version__
-from .config import Config
+from .cli_checkouts import patch_command, revert, status
+from .cli_options import as_json, config_options, given_settings, print_json
 from .errors import AceError, AceWarning, CheckoutError, one_of
 from .plugins import Plugin, registry
-
-if TYPE_CHECKING:
-    from .checkouts import Plan
 
 
 class Commands(click.Group):
@@ -36,7 +31,7 @@ class Commands(click.Group):
             ctx.exit(2)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return super().get_command(ctx, name) or _patch_command(name)
+        return super().get_command(ctx, name) or patch_command(name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_commands(ctx, formatter)
@@ -103,20 +98,13 @@ def _tell(error: AceError) -> None:
         click.echo(f"  {detail}", err=True)
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
-
-
 @cli.command("list", short_help="Every adapter: versions wanted and found, healthy or why not.")
 @as_json
 def list_(as_json: bool) -> None:
     """Every adapter: from which distribution, versions wanted and found, healthy or why not."""
     plugins = list(registry())
     if as_json:
-        _print_json([_described(plugin) for plugin in plugins])
+        print_json([_described(plugin) for plugin in plugins])
         return
     if not plugins and "ACE_LOAD_PLUGINS" not in os.environ:
         example = "pip install './adapters/schnet[upstream]' in a clone of ace-plugins"
@@ -162,129 +150,11 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
 
     found = diagnose(adapter, checkout=checkout)
     if as_json:
-        _print_json(found.to_dict())
+        print_json(found.to_dict())
     else:
         from .tables import print_diagnosis
 
         print_diagnosis(found)
-    if found.problems:
-        sys.exit(1)
-
-
-def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for every field of `Config`; what is not given is left to the adapter's preset."""
-    for field in reversed(dataclasses.fields(Config)):
-        name = "--" + field.name.replace("_", "-")
-        kind: Any = str
-        if isinstance(field.default, bool):
-            name, kind = f"{name}/--no-{name[2:]}", None
-        elif isinstance(field.default, (int, float)):
-            kind = type(field.default)
-        option = click.option(name, field.name, type=kind, default=None, help=field.metadata["help"])
-        command = option(command)
-    return click.option("--preset", default=None, help="The adapter's named settings to start from.")(command)
-
-
-def _given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, with a dual learning rate that is a number as a number."""
-    given = {name: value for name, value in options.items() if value is not None}
-    with suppress(ValueError, KeyError):
-        given["dual_lr"] = float(given["dual_lr"])
-    return given
-
-
-def _patch_command(name: str) -> click.Command | None:
-    """``ace-patch segnn``: one command for every adapter whose upstream is a checkout."""
-    plugin = registry().plugins.get(name.replace("-", "_"))
-    if plugin is None or plugin.upstream is None or plugin.upstream.checkout is None:
-        return None
-    scripts = ", ".join(plugin.upstream.checkout.scripts)
-
-    @click.command(
-        name,
-        help=f"Patch CHECKOUT, a clone of {plugin.upstream.checkout.repository} (by default the current folder), so "
-        f"that its own scripts train with ACE. One marked line goes into {scripts}, and the settings into ace.toml. "
-        "Run again with options to change settings.",
-    )
-    @click.argument("checkout", type=click.Path(path_type=Path), default=".")
-    @config_options
-    @click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
-    @as_json
-    def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
-        from .checkouts import patching
-
-        adapter = registry().adapter(name)
-        settings = _given(options)
-        plan = patching(checkout, adapter, settings)
-        if dry_run and not as_json:
-            click.echo(plan.diff(), nl=False)
-            if not plan.changed:
-                click.echo(f"nothing to change: {plan.root} is patched already", err=True)
-            return
-        if not dry_run:
-            plan.carry_out()
-        if as_json:
-            _print_json(_planned(plan, dry_run) | {"commit": plan.print.commit, "known": plan.print.known})
-            return
-        from .tables import print_patching
-
-        print_patching(adapter, plan)
-
-    return patch
-
-
-def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
-    return {
-        "checkout": str(plan.root),
-        "changed": [plan.name(change) for change in plan.changed],
-        "kept": list(plan.kept),
-        "diff": plan.diff(),
-        "dry_run": dry_run,
-    }
-
-
-CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
-
-
-@cli.command(short_help="Undo a patch; your own edits stay.")
-@CHECKOUT
-@click.option("--purge", is_flag=True, help="Remove ace.toml even if it was edited.")
-@click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
-@as_json
-def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
-    """Take ACE out of CHECKOUT again: the marked lines go, your own edits stay."""
-    from .checkouts import reverting
-
-    plan = reverting(checkout, purge=purge)
-    if not dry_run:
-        plan.carry_out()
-    if as_json:
-        _print_json(_planned(plan, dry_run))
-        return
-    if dry_run:
-        click.echo(plan.diff(), nl=False)
-    for change in () if dry_run else plan.changed:
-        click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'the marked line is gone'}")
-    if not plan.changed:
-        click.echo(f"nothing to revert in {plan.root}", err=dry_run)
-    for kept in plan.kept:
-        click.echo(f"kept {kept}", err=True)
-
-
-@cli.command(short_help="Whose checkout, which commit, patched or not.")
-@CHECKOUT
-@as_json
-def status(checkout: Path, as_json: bool) -> None:
-    """How CHECKOUT is: whose it is, at which commit, patched or not, with which settings."""
-    from .checkout_state import state
-
-    found = state(checkout, registry())
-    if as_json:
-        _print_json(found.to_dict())
-    else:
-        from .tables import print_state
-
-        print_state(found)
     if found.problems:
         sys.exit(1)
 
@@ -319,7 +189,7 @@ def run(as_json: bool, words: tuple[str, ...], **options: Any) -> Callable[[], i
     ace-patch run schnet --mode resilient -- train.py --epochs 10
     """
     adapter, *command = words
-    given = _given(options)
+    given = given_settings(options)
     registry().adapter(adapter)
     from .running import prepared
 
@@ -342,7 +212,7 @@ def export(checkpoint: str, output: str, as_json: bool) -> None:
     notices = [str(warning.message) for warning in caught if issubclass(warning.category, AceWarning)]
     if as_json:
         told = {"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed}
-        _print_json({**told, "warnings": notices})
+        print_json({**told, "warnings": notices})
         return
     click.echo(f"{output}: {done.kept} tensors kept, {done.removed} of ACE removed")
     for notice in notices:
@@ -399,3 +269,5 @@ def _datasets() -> dict[str, click.Command]:
 
 
 cli.add_command(Datasets("data", help="Make a data set that an upstream reads."))
+cli.add_command(revert)
+cli.add_command(status)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import math
 import mmap
 import multiprocessing.spawn
 import multiprocessing.util
@@ -18,33 +17,29 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import wrapt
-from torch import Tensor, nn
+from torch import nn
 
 from .attaching import configured
-from .config import Config
-from .duals import Duals
 from .environment import quiet, say
 from .errors import AceError, AceWarning
 from .fingerprint import fingerprint
-from .history import History
 from .hookspecs import hookimpl
 from .observers import rank
+from .outcome import Outcome, relative
 from .patching import Patch, patched
 from .plugins import registry
-from .relaxation import Ace, find
+from .relaxation import find
 from .runner import ScriptError, run_script
 from .settings_file import NAME, unchecked
 from .shims import active
 from .site_status import status
 from .sources import Sources
 from .trace import TRACE
-from .verdicts import NEAR, verdict
 
 _running: PatchedRun | None = None
 
@@ -52,97 +47,6 @@ _running: PatchedRun | None = None
 def running() -> PatchedRun | None:
     """The run this process is, if it is one."""
     return _running
-
-
-@dataclass
-class Attached:
-    """The small part of an attached model that says how it ended, also when the model itself is gone."""
-
-    model: str
-    adapter: str
-    config: Config
-    sites: list[str]
-    gamma: Tensor
-    duals: Duals
-    history: History = field(default_factory=History)
-
-    @classmethod
-    def of(cls, model: nn.Module, ace: Ace) -> Attached:
-        sites = [site.name for site in ace.sites]
-        return cls(type(model).__name__, ace.adapter, ace.config, sites, ace.gamma, ace.duals)
-
-    @property
-    def mode(self) -> str:
-        return self.config.mode
-
-    def to_dict(self) -> dict[str, Any]:
-        values = zip(
-            self.sites,
-            self.gamma.tolist(),
-            self.duals.lambda_.tolist(),
-            self.duals.u.tolist(),
-            self.verdicts(),
-            strict=True,
-        )
-        folder = TRACE.folders.get(self.duals)
-        return {
-            "model": self.model,
-            "adapter": self.adapter,
-            "mode": self.mode,
-            "steps": self.duals.count,
-            "landed": self.duals.landed,
-            "verdict": self.verdict(),
-            "folder": None if folder is None else _relative(folder),
-            "sites": [
-                {"name": name, "gamma": _finite(g), "lambda": _finite(la), "u": _finite(u), "verdict": said}
-                for name, g, la, u, said in values
-            ],
-        }
-
-    def verdicts(self) -> list[str]:
-        """Per site a key of `MEANING`."""
-        histories = self.history.per_site() or [([], [])] * len(self.sites)
-        now = zip(self.gamma.tolist(), self.duals.lambda_.tolist(), self.duals.u.tolist(), strict=True)
-        return [
-            verdict(
-                self.mode,
-                [*gamma, last_gamma],
-                [*lambda_, last_lambda],
-                self.config.epsilon if self.mode == "bounded" else u,
-                landed=self.duals.landed,
-            )
-            for (gamma, lambda_), (last_gamma, last_lambda, u) in zip(histories, now, strict=True)
-        ]
-
-    def verdict(self) -> str:
-        """What the user should know about how the run ended; empty if there is nothing to say."""
-        found = set(self.verdicts())
-        if "diverged" in found or "too short" in found:
-            return ""
-        if self.mode == "strict":
-            return self._strict_verdict()
-        u = self.duals.u.detach()
-        most = int(u.argmax())
-        if self.mode == "resilient" and float(u[most]) > max(0.01, 1.1 * float(u.median())):
-            return f"{self.sites[most]} breaks the symmetry the most: u = {float(u[most]):.3g}"
-        return ""
-
-    def _strict_verdict(self) -> str:
-        largest = float(self.gamma.detach().abs().max())
-        if self.duals.landed:
-            return ""
-        if largest <= NEAR:
-            return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
-        told = (
-            f"|gamma| is still up to {largest:.2f}: the f_eq that model.eval() shows is not yet the model that trains, "
-            "and early stopping or a falling learning rate can leave it there; "
-        )
-        if self.config.land_at:
-            return told + f"land_at = {self.config.land_at:,} was not reached in {self.duals.count:,} steps"
-        return told + (
-            "on a short budget let gamma move faster and land, "
-            f"as with --preset short --land-at {max(1, self.duals.count // 3)}"
-        )
 
 
 class PatchedRun:
@@ -165,8 +69,8 @@ class PatchedRun:
         self.explicit = explicit
         """Somebody asked for this very run, and wants to hear if nothing came of it."""
         self.as_json = as_json
-        self.attached: list[Attached] = []
-        self._of: weakref.WeakKeyDictionary[nn.Module, Attached] = weakref.WeakKeyDictionary()
+        self.attached: list[Outcome] = []
+        self._of: weakref.WeakKeyDictionary[nn.Module, Outcome] = weakref.WeakKeyDictionary()
         self.spawned = False
         """The script has started processes whose models are theirs to tell of."""
         self._children = mmap.mmap(-1, 1)
@@ -222,7 +126,7 @@ class PatchedRun:
             file = frame.f_code.co_filename
             package = str(frame.f_globals.get("__name__")).partition(".")[0]
             if package not in ours and "site-packages" not in file and not file.startswith("<"):
-                found = f" ({_relative(file)} line {line})"
+                found = f" ({relative(file)} line {line})"
         return found
 
     @hookimpl
@@ -254,10 +158,10 @@ class PatchedRun:
             multiprocessing.util.Finalize(None, self.summarise, exitpriority=0)
         self._begun = os.getpid()
 
-    def _known(self, model: nn.Module) -> Attached:
+    def _known(self, model: nn.Module) -> Outcome:
         ace = find(model)
         assert ace is not None
-        attached = self._of[model] = Attached.of(model, ace)
+        attached = self._of[model] = Outcome.of(model, ace)
         self.attached.append(attached)
         return attached
 
@@ -317,7 +221,7 @@ class PatchedRun:
         for each in self.attached:
             if each.duals.count and self.code == 1:
                 if each.duals in TRACE.folders:  # a line, not a table: the traceback above is what matters
-                    say(f"trace in {_relative(TRACE.folders[each.duals])}")
+                    say(f"trace in {relative(TRACE.folders[each.duals])}")
             elif each.duals.count and sys.stderr is not None:
                 from .tables import print_run
 
@@ -328,18 +232,6 @@ class PatchedRun:
                 f"attached to {', '.join(idle)}, but its dual loop made no step: expected optimizer.step() of a "
                 "torch.optim optimizer after a backward in model.train()"
             )
-
-
-def _finite(value: float) -> float | None:
-    """JSON knows no others."""
-    return value if math.isfinite(value) else None
-
-
-def _relative(path: str | os.PathLike[str]) -> str:
-    try:
-        return os.path.relpath(path)
-    except (OSError, ValueError):  # the current folder is gone, or on another drive
-        return os.fspath(path)
 
 
 def _inheriting() -> bool:
