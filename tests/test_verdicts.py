@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -248,3 +249,8 @@ def test_a_history_keeps_copies_of_whatever_precision() -> None:
     history.record(2, gamma.bfloat16(), lambda_)
     assert history.per_site() == [([1.0, 0.5], [0.0, 3.0])] * 2
     assert not any(values.requires_grad for _, values in history._taken)
+
+
+def test_every_verdict_is_in_the_readme() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    assert [word for word in MEANING if f"`{word}`" not in readme] == []

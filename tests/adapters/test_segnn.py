@@ -278,6 +278,62 @@ def test_two_spawned_processes_are_one_on_the_joined_batch(mini: Path) -> None:
     assert "made no step" not in two.stderr
 
 
+DDP = """
+    import ace_plugins.activate
+    import copy, os, socket, sys, warnings; warnings.simplefilter("ignore")
+    import torch, torch.multiprocessing as mp
+    from torch_geometric.data import Batch, Data
+    from models.segnn.segnn import SEGNN
+    from ace_segnn.example import nbody_batch, nbody_model
+
+    def graphs(number, rank, world):
+        torch.manual_seed(number)
+        made = [nbody_batch(1) for _ in range(4)]
+        for graph in made:
+            graph.batch = None
+        return Batch.from_data_list(made[rank::world])
+
+    def train(rank, world, model, folder):
+        torch.set_num_threads(1)
+        if world > 1:
+            torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+            model = copy.deepcopy(model)
+        trained = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
+        optimizer = torch.optim.Adam(trained.parameters(), lr=1e-3)
+        for number in range(6):
+            optimizer.zero_grad()
+            (trained(graphs(number, rank, world)) - 1).square().mean().backward()
+            optimizer.step()
+        ended = [model.ace.gamma.detach(), model.ace.duals.lambda_, model.ace.duals.u]
+        torch.save(ended, f"{folder}/{world}.{rank}.pt")
+        if world > 1:
+            torch.distributed.destroy_process_group()
+
+    if __name__ == "__main__":
+        torch.manual_seed(0)
+        model = nbody_model(layers=2)
+        alone = copy.deepcopy(model)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]))
+        mp.spawn(train, nprocs=2, args=(2, model, sys.argv[1]))
+        train(0, 1, alone, sys.argv[1])
+"""
+
+
+def test_a_built_model_sent_to_two_processes_is_one_on_the_joined_batch(root: Path, tmp_path: Path) -> None:
+    patched(root, "--mode", "resilient", "--dual-lr", "0.05")
+    (root / "ddp.py").write_text(textwrap.dedent(DDP))
+    done = python(root, "ddp.py", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    alone, first, second = (torch.load(tmp_path / name) for name in ("1.0.pt", "2.0.pt", "2.1.pt"))
+    assert float(alone[1].min()) > 1e-3, "the duals moved"
+    for one, two, three in zip(alone, first, second, strict=True):
+        assert torch.equal(two, three)
+        assert torch.allclose(one, two, atol=1e-5)
+    assert done.stderr.count("ACE resilient, 6 steps") == 2, "the two processes as one, and the one that trained alone"
+
+
 def test_torchrun(mini: Path) -> None:
     """Every process runs the script; only the first tells."""
     (mini / "each.py").write_text(textwrap.dedent(TORCHRUN))
