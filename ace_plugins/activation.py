@@ -104,7 +104,7 @@ class Activation:
                 f"environment: install it, or run 'ace-patch revert'; 'ace-patch list' shows what there is"
             )
         plugin = registry().adapter(self.adapter)
-        self.sources.checked(plugin.call("ace_preset") if plugin.has("ace_preset") else {})
+        self.sources.checked(plugin.presets)
         PatchedRun(plugin.name, self.sources.settings, root=self.root).at_exit()
 
 

@@ -65,7 +65,7 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
 
 def configured(plugin: Plugin, settings: Mapping[str, Any]) -> Config:
     """The settings over the adapter's presets, checked."""
-    config = build(settings, plugin.call("ace_preset") if plugin.has("ace_preset") else None)
+    config = build(settings, plugin.presets)
     if config.dual_optimizer == "nupi":
         cooper()  # missing is told now, not at the first model
     return config

@@ -70,7 +70,7 @@ def state(root: Path, registry: Registry) -> State:
     plugin = registry.adapter(settings.adapter) if settings else _claiming(root, registry)
     checkout = checkout_of(plugin)
     if settings is not None:
-        presets = plugin.call("ace_preset") if plugin.has("ace_preset") else {}
+        presets = plugin.presets
         try:
             config = checked(settings.settings, presets, settings.where)
         except AceError as error:

@@ -61,7 +61,7 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     """Plan to patch a checkout, or to set settings in one that is patched."""
     root = folder(root)
     checkout = checkout_of(plugin)
-    presets = plugin.call("ace_preset") if plugin.has("ace_preset") else {}
+    presets = plugin.presets
     build(settings, presets)
     file, before = _settings(root, plugin, settings, presets)
     config = checked(file.settings, presets, file.where)

@@ -101,7 +101,7 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         error_at_0=errors[0],
         error_at_1=errors[1],
         shims=tuple(Repair(shim.name, shim.reason, _acts(plugin, shim)) for shim in shims(plugin)),
-        presets={k: dict(v) for k, v in plugin.call("ace_preset").items()} if plugin.has("ace_preset") else {},
+        presets=plugin.presets,
         problems=tuple(_problems(plugin, model, *errors)),
     )
 

@@ -67,6 +67,18 @@ class Plugin:
     def has(self, hook: str) -> bool:
         return hook in self.hooks
 
+    @property
+    def presets(self) -> dict[str, dict[str, Any]]:
+        """The adapter's named settings."""
+        named = self.call("ace_preset") if self.has("ace_preset") else None
+        try:
+            return {name: dict(settings) for name, settings in (named or {}).items()}
+        except (AttributeError, TypeError, ValueError):
+            raise AdapterError(
+                f"adapter {self.name!r}: ace_preset returned {named!r}, expected names and settings, as "
+                "{'paper': {'dual_lr': 0.1}}"
+            ) from None
+
     def example(self, seed: int) -> Example:
         """The adapter's own small model and batch."""
         made = self.call("ace_example", seed=seed)

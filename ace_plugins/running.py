@@ -264,7 +264,7 @@ def prepared(adapter: str, options: Mapping[str, Any], command: Sequence[str], *
     file = unchecked(root / NAME) if root and (root / NAME).is_file() else None
     sources = Sources(file if file and file.adapter == plugin.name else None, options)
     sources.tell_notices()
-    sources.checked(plugin.call("ace_preset") if plugin.has("ace_preset") else {})
+    sources.checked(plugin.presets)
     run = PatchedRun(plugin.name, sources.settings, root=root, explicit=True, as_json=as_json)
 
     def start() -> int:

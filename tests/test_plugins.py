@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from toy import ADAPTERS, Layered
 
+from ace_plugins import attach, hookimpl
 from ace_plugins.errors import AdapterError
-from ace_plugins.plugins import HOOKS, Registry, Requires
+from ace_plugins.plugins import HOOKS, Registry, Requires, registry
 
 GOOD = """
 from ace_plugins import hookimpl, Upstream
@@ -173,3 +175,17 @@ def test_every_hook_is_in_the_readme() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     missing = [hook for hook in sorted(HOOKS) if f"`{hook}" not in readme]
     assert not missing
+
+
+def test_presets_that_are_none_are_told() -> None:
+    class Odd(ADAPTERS["layered"]):  # type: ignore[misc]
+        @hookimpl
+        def ace_preset(self) -> Any:
+            return {"paper": 0.1}
+
+    registry().add(Odd(), "odd")
+    try:
+        with pytest.raises(AdapterError, match="adapter 'odd': ace_preset returned .*expected names and settings"):
+            attach(Layered(), "odd")
+    finally:
+        registry().remove("odd")
