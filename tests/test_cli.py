@@ -104,7 +104,9 @@ def test_strict_runs_that_did_not_converge_are_told_so(folder: Path) -> None:
 
 
 def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
-    text = SCRIPT.replace("sys.exit(7)", "import signal; os.kill(os.getpid(), signal.SIGINT)")
+    # Tests that run in the background of a shell inherit that SIGINT is ignored.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    text = SCRIPT.replace("sys.exit(7)", f"{heard}; os.kill(os.getpid(), signal.SIGINT)")
     (folder / "train.py").write_text(text)
     done = call(folder, "run", "schnet", "--", "train.py")
     assert done.returncode == -2, done.stderr
