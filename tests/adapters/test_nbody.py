@@ -372,10 +372,9 @@ def test_the_command_writes_the_data_set_and_says_so(tmp_path: Path) -> None:
     out = tmp_path / "data"
     result = run("--out", str(out), "--train", "3", "--valid", "2", "--test", "1", "--seed", "7", "--suffix", "tiny")
     assert result.exception is None
-    assert result.stdout == (
+    assert result.output == (
         f"wrote 12 files to {out}: 3 train, 2 valid, 1 test trajectories of 5 charged particles, 49 frames each\n"
     )
-    assert result.stderr == ""
     assert len(list(out.iterdir())) == 12
     expected = nbody.sample(3, np.random.RandomState(7))
     np.testing.assert_array_equal(np.load(out / "vel_train_charged5_initvel1tiny.npy"), expected.vel)
