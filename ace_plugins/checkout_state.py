@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,8 @@ def state(root: Path, registry: Registry) -> State:
     plugin = registry.adapter(settings.adapter) if settings else _claiming(root, registry)
     checkout = checkout_of(plugin)
     if settings is not None:
-        presets = plugin.presets
         try:
-            config = checked(settings.settings, presets, settings.where)
+            config = checked(settings.settings, plugin.presets, settings.where)
         except AceError as error:
             problems.append(str(error))
     scripts = {script: _script_state(root / script) for script in checkout.scripts}
@@ -116,7 +115,7 @@ def _script_state(path: Path) -> str:
 
 def _claiming(root: Path, registry: Registry) -> Plugin:
     """The adapter whose checkout this is, by its shape."""
-    known = _with_checkouts(registry)
+    known = registry.with_checkouts
     fitting = [p for p in known if fingerprint(root, checkout_of(p)).fits]
     if len(fitting) == 1:
         return fitting[0]
@@ -127,7 +126,3 @@ def _claiming(root: Path, registry: Registry) -> Plugin:
     expected = ", ".join(f"{p.name} ({checkout_of(p).repository})" for p in known) or "none, as none is installed"
     hint = f"did you mean {str(near)!r}?" if near else f"expected one of {expected}"
     raise CheckoutError(f"{root} is no checkout of an upstream that an adapter patches: {hint}")
-
-
-def _with_checkouts(registry: Registry) -> Sequence[Plugin]:
-    return [p for p in registry.adapters if p.upstream is not None and p.upstream.checkout is not None]

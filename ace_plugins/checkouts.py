@@ -20,7 +20,7 @@ from .errors import AceError, CheckoutError, ConfigError
 from .fingerprint import Fingerprint, fingerprint
 from .marking import activates, is_marked, mark, unmark
 from .plugins import Plugin
-from .settings_file import NAME, SettingsFile, checked, is_as_written, is_ours, new, unchecked
+from .settings_file import NAME, SettingsFile, checked, content_of, is_as_written, is_ours, new, parsed
 from .writing import Change, apply, diff, locked
 
 
@@ -84,13 +84,13 @@ def _settings(
     path = root / NAME
     if not path.exists():
         return new(path, plugin.name, checkout_of(plugin).scripts[0], settings, presets), None
-    file = unchecked(path)
+    before = content_of(path)
+    file = parsed(path, before)
     if file.adapter != plugin.name:
         raise CheckoutError(
             f"{root} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: one "
             "checkout has one adapter; run 'ace-patch revert' there first"
         )
-    before = path.read_bytes()
     return file.with_settings(settings, presets), before
 
 

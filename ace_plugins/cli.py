@@ -35,7 +35,7 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_commands(ctx, formatter)
-        rows = [(p.name, f"Patch a checkout of {p.upstream.title}.") for p in _with_checkouts() if p.upstream]
+        rows = [(p.name, f"Patch a checkout of {p.upstream.title}.") for p in registry().with_checkouts if p.upstream]
         if rows:
             with formatter.section("Checkouts"):
                 formatter.write_dl(rows)
@@ -47,13 +47,9 @@ class Commands(click.Group):
                 from .checkouts import checkout_of
 
                 checkout_of(registry().adapter(name))  # says why it has no such command
-            known = [*self.commands, *(p.name for p in _with_checkouts())]
+            known = [*self.commands, *(p.name for p in registry().with_checkouts)]
             raise AceError(one_of("command", name, known, do="see 'ace-patch --help'"))
         return super().resolve_command(ctx, args)
-
-
-def _with_checkouts() -> list[Plugin]:
-    return [p for p in registry().plugins.values() if p.upstream is not None and p.upstream.checkout is not None]
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .checkouts import Plan
 
 
+CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
+
+
 def patch_command(name: str) -> click.Command | None:
     """``ace-patch segnn``: one command for every adapter whose upstream is a checkout."""
     plugin = registry().plugins.get(name.replace("-", "_"))
@@ -28,9 +32,9 @@ def patch_command(name: str) -> click.Command | None:
         f"that its own scripts train with ACE. One marked line goes into {scripts}, and the settings into ace.toml. "
         "Run again with options to change settings.",
     )
-    @click.argument("checkout", type=click.Path(path_type=Path), default=".")
+    @CHECKOUT
     @config_options
-    @click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
+    @DRY_RUN
     @as_json
     def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
         from .checkouts import patching
@@ -65,13 +69,10 @@ def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
     }
 
 
-CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
-
-
 @click.command(short_help="Undo a patch; your own edits stay.")
 @CHECKOUT
 @click.option("--purge", is_flag=True, help="Remove ace.toml even if it was edited.")
-@click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
+@DRY_RUN
 @as_json
 def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
     """Take ACE out of CHECKOUT again: the marked lines go, your own edits stay."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from .config import Config
 from .duals import Duals
 from .history import History
 from .relaxation import Ace
-from .trace import TRACE
+from .trace import TRACE, finite
 from .verdicts import NEAR, verdict
 
 
@@ -39,12 +38,13 @@ class Outcome:
         return self.config.mode
 
     def to_dict(self) -> dict[str, Any]:
+        verdicts = self.verdicts()
         values = zip(
             self.sites,
             self.gamma.tolist(),
             self.duals.lambda_.tolist(),
             self.duals.u.tolist(),
-            self.verdicts(),
+            verdicts,
             strict=True,
         )
         folder = TRACE.folders.get(self.duals)
@@ -54,10 +54,10 @@ class Outcome:
             "mode": self.mode,
             "steps": self.duals.count,
             "landed": self.duals.landed,
-            "verdict": self.verdict(),
+            "verdict": self._whole(verdicts),
             "folder": None if folder is None else relative(folder),
             "sites": [
-                {"name": name, "gamma": _finite(g), "lambda": _finite(la), "u": _finite(u), "verdict": said}
+                {"name": name, "gamma": finite(g), "lambda": finite(la), "u": finite(u), "verdict": said}
                 for name, g, la, u, said in values
             ],
         }
@@ -77,10 +77,9 @@ class Outcome:
             for (gamma, lambda_), (last_gamma, last_lambda, u) in zip(histories, now, strict=True)
         ]
 
-    def verdict(self) -> str:
+    def _whole(self, verdicts: list[str]) -> str:
         """What the user should know about how the run ended; empty if there is nothing to say."""
-        found = set(self.verdicts())
-        if "diverged" in found or "too short" in found:
+        if "diverged" in verdicts or "too short" in verdicts:
             return ""
         if self.mode == "strict":
             return self._strict_verdict()
@@ -106,11 +105,6 @@ class Outcome:
             "on a short budget let gamma move faster and land, "
             f"as with --preset short --land-at {max(1, self.duals.count // 3)}"
         )
-
-
-def _finite(value: float) -> float | None:
-    """JSON knows no others."""
-    return value if math.isfinite(value) else None
 
 
 def relative(path: str | os.PathLike[str]) -> str:

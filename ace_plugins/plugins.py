@@ -134,6 +134,11 @@ class Registry:
         """The usable adapters."""
         return [p for p in self.plugins.values() if p.upstream is not None and p.problem is None]
 
+    @property
+    def with_checkouts(self) -> list[Plugin]:
+        """Those whose upstream people clone."""
+        return [p for p in self.adapters if p.upstream is not None and p.upstream.checkout is not None]
+
     def adapter(self, name: str) -> Plugin:
         """The adapter of that name, or an error that says what there is or why it cannot be used."""
         plugin = self.plugins.get(name) or self.plugins.get(name.replace("-", "_"))

@@ -39,6 +39,7 @@ from .settings_file import NAME, unchecked
 from .shims import active
 from .site_status import status
 from .sources import Sources
+from .stand_ins import holding
 from .trace import TRACE
 
 _running: PatchedRun | None = None
@@ -288,5 +289,5 @@ def _root(adapter: str, command: Sequence[str]) -> Path | None:
         return None
     script = next((word for word in command if word.endswith(".py")), None)
     here = Path(script).resolve().parent if script else Path.cwd()
-    folders = [here, *here.parents]
-    return next((f for f in folders if all((f / each).is_file() for each in upstream.files)), None)
+    found = holding(str(here), upstream.files)
+    return None if found is None else Path(found)

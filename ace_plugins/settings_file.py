@@ -105,21 +105,24 @@ def new(path: Path, adapter: str, script: str, settings: Mapping[str, Any], pres
     return SettingsFile(path, text, adapter, dict(settings))
 
 
-def load(path: Path) -> SettingsFile:
-    """Read and check a file."""
-    found = unchecked(path)
-    checked({key: value for key, value in found.settings.items() if key != "preset"}, None, found.where)
-    return found
-
-
 def unchecked(path: Path) -> SettingsFile:
     """Read a file; its keys are known, its values may be wrong."""
+    return parsed(path, content_of(path))
+
+
+def content_of(path: Path) -> bytes:
     try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not valid UTF-8 (byte {error.start}); save it as UTF-8") from error
+        return path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def parsed(path: Path, content: bytes) -> SettingsFile:
+    """What the bytes of a file say, as far as its keys go."""
+    try:
+        text = content.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not valid UTF-8 (byte {error.start}); save it as UTF-8") from error
     return read(path, text)
 
 

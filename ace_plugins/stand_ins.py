@@ -80,18 +80,19 @@ def belongs(file: str, upstream: tuple[str, ...]) -> bool:
     if not file or not upstream:
         return False
     # As it was found and as it is: either may be a link into the checkout, or out of it.
-    return any(_below(os.path.dirname(path(file)), upstream) for path in (os.path.abspath, os.path.realpath))
+    return any(holding(os.path.dirname(path(file)), upstream) for path in (os.path.abspath, os.path.realpath))
 
 
-def _below(folder: str, upstream: tuple[str, ...]) -> bool:
+def holding(folder: str, upstream: tuple[str, ...]) -> str | None:
+    """The folder, this one or one above it, that holds all files of an upstream."""
     last = ""
     while folder != last:
         if os.path.basename(folder) in ("site-packages", "dist-packages"):
-            return False  # a library, in an environment that somebody made inside the checkout
+            return None  # a library, in an environment that somebody made inside the checkout
         if all(os.path.isfile(os.path.join(folder, each)) for each in upstream):
-            return True
+            return folder
         folder, last = os.path.dirname(folder), folder
-    return False
+    return None
 
 
 def _import_statement() -> tuple[str, int]:

@@ -64,7 +64,7 @@ class Run:
                 AceWarning,
                 stacklevel=2,
             )
-        gamma, lambda_, u = ([v if math.isfinite(v) else None for v in row] for row in values)
+        gamma, lambda_, u = (list(map(finite, row)) for row in values)
         seconds = round(time.time() - self.started, 3)
         line = {"step": step, "seconds": seconds, "gamma": gamma, "lambda": lambda_, "u": u, **more}
         # Opened for each line: nothing to leak when a model is dropped, nothing shared with a forked worker.
@@ -129,6 +129,11 @@ class Trace:
             # A full disk or a read-only folder must not cost anyone their training run.
             _no_trace(error)
             return None
+
+
+def finite(value: float) -> float | None:
+    """JSON knows no others."""
+    return value if math.isfinite(value) else None
 
 
 def _no_trace(error: OSError) -> None:

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import torch
-from timing import Timed, interleaved
+from timing import Timed, evaluator, interleaved, trainer
 from torch import Tensor
 
 from ace_plugins import attach, steps
@@ -22,17 +22,6 @@ from ace_schnet.paper import schnet
 def batch(molecules: int, atoms: int) -> tuple[Tensor, Tensor, Tensor]:
     z = torch.tensor([1, 6, 7, 8, 9])[torch.randint(5, (molecules * atoms,))]
     return z, 2 * torch.randn(molecules * atoms, 3), torch.arange(molecules).repeat_interleave(atoms)
-
-
-def trainer(model: Any, data: tuple[Tensor, Tensor, Tensor]) -> Timed:
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(*data).square().mean().backward()
-        optimizer.step()
-
-    return step
 
 
 def switched(model: Any, step: Timed, on: bool) -> Timed:
@@ -64,17 +53,6 @@ def share_of_hooks(model: Any, data: tuple[Tensor, Tensor, Tensor], rounds: int)
         inside.append(time.perf_counter() - begin)
         shares.append(inside[-1] / whole)
     return statistics.median(shares)
-
-
-@torch.no_grad()
-def evaluator(model: Any, data: tuple[Tensor, Tensor, Tensor]) -> Timed:
-    model.eval()
-
-    def run() -> None:
-        with torch.no_grad():
-            model(*data)
-
-    return run
 
 
 def main() -> None:

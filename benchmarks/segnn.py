@@ -13,10 +13,9 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
-from timing import Timed, in_turns, interleaved
+from timing import Timed, evaluator, in_turns, interleaved, trainer
 
 from ace_plugins import attach
 from ace_plugins.importable import make_importable
@@ -25,27 +24,6 @@ from ace_segnn import nbody
 from ace_segnn.example import nbody_batch, nbody_model
 
 MINIATURE = Path(__file__).parents[1] / "tests" / "upstreams" / "segnn"
-
-
-def trainer(model: Any, graph: Any) -> Timed:
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(graph).square().mean().backward()
-        optimizer.step()
-
-    return step
-
-
-def evaluator(model: Any, graph: Any) -> Timed:
-    model.eval()
-
-    def run() -> None:
-        with torch.no_grad():
-            model(graph)
-
-    return run
 
 
 def script(folder: Path, name: str, source: str) -> Timed:
@@ -99,14 +77,14 @@ def main() -> None:
     start(2 * options.rounds)
     make_importable(registry().adapter("segnn"), options.checkout or MINIATURE)
     plain = nbody_model()
-    graph = nbody_batch(options.graphs)
+    batch = (nbody_batch(options.graphs),)
     print(f"SEGNN of the paper's N-body runs, {options.graphs} graphs, {options.rounds} rounds")
     for mode in ("strict", "resilient"):
         model = attach(copy.deepcopy(plain), mode=mode, trace=False)
-        ratio = interleaved(trainer(model, graph), trainer(copy.deepcopy(plain), graph), options.rounds)
+        ratio = interleaved(trainer(model, batch), trainer(copy.deepcopy(plain), batch), options.rounds)
         print(f"training step, {mode:9} / upstream:           {ratio:.3f}")
     model = attach(copy.deepcopy(plain), mode="strict", trace=False)
-    ratio = interleaved(evaluator(model, graph), evaluator(copy.deepcopy(plain), graph), options.rounds)
+    ratio = interleaved(evaluator(model, batch), evaluator(copy.deepcopy(plain), batch), options.rounds)
     print(f"eval, strict / upstream:                      {ratio:.3f}")
     if options.checkout:
         generator(options.checkout)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 Timed = Callable[[], None]
 
@@ -25,3 +28,25 @@ def in_turns(one: Timed, two: Timed, rounds: int) -> list[tuple[float, float]]:
             seconds[side] = time.perf_counter() - begin
         found.append((seconds[one], seconds[two]))
     return found
+
+
+def trainer(model: Any, args: tuple[Any, ...]) -> Timed:
+    """A training step of a model on these arguments."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(*args).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def evaluator(model: Any, args: tuple[Any, ...]) -> Timed:
+    model.eval()
+
+    def run() -> None:
+        with torch.no_grad():
+            model(*args)
+
+    return run

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import checkout
 import pytest
 
 NET = """
@@ -77,9 +78,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def python(root: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("ACE_")}
-    env |= {"PYTHONPATH": str(root.parent / "installed"), "COLUMNS": "100", **environment}
-    return subprocess.run([sys.executable, *words], cwd=root, env=env, capture_output=True, text=True, timeout=300)
+    return checkout.python(root, *words, **{"PYTHONPATH": str(root.parent / "installed"), **environment})
 
 
 def patched(root: Path, *words: str) -> None:

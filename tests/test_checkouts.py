@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import stat
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from ace_plugins.cli import cli
 from ace_plugins.config import SETTINGS
 from ace_plugins.marking import LINE
 from ace_plugins.plugins import registry
-from ace_plugins.settings_file import load
+from ace_plugins.settings_file import unchecked
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def test_the_settings_file_names_every_setting_and_its_default(root: Path) -> No
         assert re.search(rf"^# {re.escape(field.metadata['help'])}\n#?{name} = ", text, re.MULTILINE), name
     assert '\nmode = "resilient"\n' in text
     assert "\n#dual_lr = 0.0008\n" in text
-    assert load(root / "ace.toml").settings == {"mode": "resilient"}
+    assert unchecked(root / "ace.toml").settings == {"mode": "resilient"}
 
 
 def test_patch_and_revert_leave_nothing(root: Path) -> None:
@@ -127,10 +129,10 @@ def test_settings_are_updated_only_where_asked(root: Path) -> None:
     settings = root / "ace.toml"
     settings.write_text(settings.read_text().replace('mode = "resilient"', 'mode = "resilient"  # as she said'))
     patch(root)
-    assert load(settings).settings == {"mode": "resilient"}
+    assert unchecked(settings).settings == {"mode": "resilient"}
     done = patch(root, "--dual-lr", "0.01")
     assert "ace.toml: updated (mode resilient, dual lr 0.01" in done.output
-    assert load(settings).settings == {"mode": "resilient", "dual_lr": 0.01}
+    assert unchecked(settings).settings == {"mode": "resilient", "dual_lr": 0.01}
     assert '\nmode = "resilient"  # as she said\n' in settings.read_text()
 
 
@@ -292,9 +294,6 @@ def test_of_two_that_patch_at_once_one_does(root: Path) -> None:
 
 
 def test_two_processes_that_patch_at_once(root: Path) -> None:
-    import subprocess
-    import sys
-
     words = [sys.executable, "-m", "ace_plugins", "segnn", str(root)]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     codes = [each.wait(120) for each in both]
@@ -424,7 +423,7 @@ def test_bad_settings_are_told_with_their_line(root: Path, line: str, expected: 
 def test_an_option_replaces_the_line_that_is_wrong(root: Path) -> None:
     (root / "ace.toml").write_text('adapter = "segnn"\nmode = "resilent"\n')
     patch(root, "--mode", "resilient")
-    assert load(root / "ace.toml").settings == {"mode": "resilient"}
+    assert unchecked(root / "ace.toml").settings == {"mode": "resilient"}
 
 
 def test_status_of_a_script_that_would_stop(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from ace_plugins import AceError, Config
 from ace_plugins.config import SETTINGS, build
 from ace_plugins.errors import ConfigError
-from ace_plugins.settings_file import NAME, SettingsFile, is_as_written, load, new, read
+from ace_plugins.settings_file import NAME, SettingsFile, is_as_written, new, read, unchecked
+from ace_plugins.sources import Sources
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,6 +33,13 @@ def written(chosen: Mapping[str, Any] | None = None, presets: Mapping[str, Any] 
 
 def uncommented(text: str) -> dict[str, Any]:
     return tomllib.loads(re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE))
+
+
+def load(path: Path) -> SettingsFile:
+    """Read and checked, as a script does."""
+    found = unchecked(path)
+    Sources(found).checked(None)
+    return found
 
 
 def loaded(folder: Path, content: str | bytes) -> SettingsFile:
