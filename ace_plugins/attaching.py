@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from . import branches as default_branches
+from .bounding import bound, maps, settle, unbounded
 from .checkpoints import CheckpointHook
-from .config import Config, build
-from .contract import Node, class_path
+from .config import UNBOUNDED, Config, build
+from .contract import Node, Stem, class_path
 from .duals import cooper
 from .equivariance import EquivarianceError, measure
 from .errors import AceWarning, AdapterError, AttachError
@@ -53,6 +54,7 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
     nodes = list(plugin.call("ace_layers", model=model) or ())
     arguments = checked(nodes, model, plugin.name)
     ace = _made(model, plugin, settings, nodes, arguments)
+    _caution(ace)
     if settings.shims:
         apply_shims(plugin)
     install(ace, model)
@@ -61,6 +63,18 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
     watch(ace)
     tell("ace_attached", model=model)
     return model
+
+
+def _caution(ace: Ace) -> None:
+    """Say what deploying branches costs that are not bounded, whoever was to bound them."""
+    kinds = sorted({kind for site in ace.sites for kind in unbounded(ace.branch(site.name))})
+    if not ace.config.deploys_branches or not kinds:
+        return
+    told = ace.config.cautions or (
+        f"mode {ace.config.mode!r} with branches that spectral_norm does not reach ({', '.join(kinds)} of adapter "
+        f"{ace.adapter!r}): {UNBOUNDED}",
+    )
+    warnings.warn(told[0], AceWarning, stacklevel=3)
 
 
 def configured(plugin: Plugin, settings: Mapping[str, Any]) -> Config:
@@ -140,17 +154,21 @@ def _made(
     made: dict[str, nn.Module] = {}
     with default_branches.forked_random_stream(), torch.device("cpu"):
         for node in nodes:
-            branch = plugin.call("ace_branch", site=node, config=config) if plugin.has("ace_branch") else None
+            branch = (
+                plugin.call("ace_branch", site=node, model=model, config=config) if plugin.has("ace_branch") else None
+            )
             if branch is not None and not isinstance(branch, nn.Module):
                 raise AdapterError(
                     f"adapter {plugin.name!r}: ace_branch returned {type(branch).__name__} for {node.name!r}, "
                     "expected a torch.nn.Module or None"
                 )
-            made[node.name] = default_branches.mlp(node) if branch is None else branch
-            if config.spectral_norm:
-                default_branches.bound(made[node.name])
+            branch = default_branches.mlp(node) if branch is None else branch
+            unbound = isinstance(node, Stem) and not node.bounded
+            made[node.name] = bound(branch) if config.spectral_norm and not unbound else branch
         # gamma and the duals take small steps for a long time: never in half precision.
         precise = torch.float64 if like.dtype == torch.float64 else torch.float32
         ace = Ace(plugin.name, config, nodes, arguments, made, dtype=precise, device=torch.device("cpu"))
     ace.branches.to(dtype=like.dtype)
-    return ace.to(device=like.device)
+    ace.to(device=like.device)
+    settle(maps(ace.branches))
+    return ace

@@ -85,13 +85,6 @@ def norm_linear(node: Node) -> nn.Module:
     return _shaped(nn.Sequential(Norm(node.width_in), nn.Linear(node.width_in, node.width_out)), node)
 
 
-def bound(branch: nn.Module) -> None:
-    """Spectral normalisation of every linear map that is not normalised yet, in place."""
-    for module in branch.modules():
-        if isinstance(module, nn.Linear) and not torch.nn.utils.parametrize.is_parametrized(module, "weight"):
-            nn.utils.parametrizations.spectral_norm(module)
-
-
 @contextmanager
 def forked_random_stream() -> Iterator[None]:
     """Draw initial weights without moving the script's random stream.

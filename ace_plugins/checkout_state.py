@@ -53,6 +53,7 @@ class State:
             "config": None if self.config is None else dataclasses.asdict(self.config),
             "environment": dict(self.environment),
             "problems": list(self.problems),
+            "warnings": [] if self.config is None else list(self.config.cautions),
             "runs": list(self.runs),
         }
 

@@ -50,7 +50,8 @@ def patch_command(name: str) -> click.Command | None:
         if not dry_run:
             plan.carry_out()
         if as_json:
-            print_json(_planned(plan, dry_run) | {"commit": plan.print.commit, "known": plan.print.known})
+            about = {"commit": plan.print.commit, "known": plan.print.known, "warnings": list(plan.config.cautions)}
+            print_json(_planned(plan, dry_run) | about)
             return
         from .tables import print_patching
 

@@ -19,6 +19,11 @@ LARGEST = 1e30
 MODES = ("strict", "bounded", "resilient", "off")
 DUAL_OPTIMIZERS = ("sgd", "adam", "nupi")
 EVAL_BRANCHES = ("auto", "on", "off")
+UNBOUNDED = (
+    "the branches stay in the deployed model and nothing bounds them, so that a branch can grow as its gamma shrinks: "
+    "gamma and u do not say how far the model is from equivariant, and no bound on its equivariance error holds"
+)
+"""What it costs to deploy branches that are not bounded."""
 
 
 def _setting(default: Any, text: str) -> Any:
@@ -40,6 +45,7 @@ class Config:
     gamma_lr: float = _setting(1.0, "gamma's learning rate, as a multiple of its parameter group's live one")
     gamma_weight_decay: bool = _setting(False, "let the optimizer's weight decay act on gamma too")
     rho: float = _setting(1.0, "resilient: price of slack, rho / 2 |u|^2")
+    u_init: float = _setting(0.0, "resilient: where the slack u of every site starts")
     epsilon: float = _setting(0.1, "bounded: the bound on |gamma|")
     augmented: float = _setting(0.0, "augmented Lagrangian constant c: adds c slack^2, which damps the swing")
     adam_beta1: float = _setting(0.9, "adam: decay of the mean of the constraint")
@@ -48,11 +54,14 @@ class Config:
     nupi_ki: float = _setting(1.0, "nupi: integral gain")
     nupi_nu: float = _setting(0.0, "nupi: smoothing of the constraint")
     land_at: int = _setting(0, "strict: the step after which gamma is 0 for good; 0 for never")
-    spectral_norm: bool = _setting(False, "bound every linear map of the branches by spectral norm 1")
+    spectral_norm: bool = _setting(False, "divide every linear map of the branches by its spectral norm")
     eval_branches: str = _setting("auto", "branches in model.eval(): auto (strict off, others on), on, off")
     shims: bool = _setting(True, "repair what upstream needs and today's stack has not")
     trace: bool = _setting(True, "write gamma, lambda and u to .ace/runs/")
     trace_every: int = _setting(10, "steps between two lines of the trace")
+    error_every: int = _setting(
+        0, "steps between two measurements of the equivariance error, which go to the trace; 0 for none"
+    )
 
     def __post_init__(self) -> None:
         """Say everything that is wrong at once, so that one look mends it."""
@@ -73,13 +82,13 @@ class Config:
         except ConfigError as error:
             yield "dual_lr", str(error)
         yield from self._range("gamma_init", -math.inf, math.inf)
-        for name in ("gamma_lr", "augmented", "nupi_kp", "nupi_ki"):
+        for name in ("gamma_lr", "augmented", "nupi_kp", "nupi_ki", "u_init"):
             yield from self._range(name, 0.0, math.inf)
         for name in ("rho", "epsilon"):
             yield from self._range(name, 0.0, math.inf, positive=True)
         for name in ("adam_beta1", "adam_beta2", "nupi_nu"):
             yield from self._range(name, 0.0, 1.0)
-        for name, least in (("land_at", 0), ("trace_every", 1)):
+        for name, least in (("land_at", 0), ("trace_every", 1), ("error_every", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
                 yield name, f"{name} {value!r}: expected an integer of at least {least}"
@@ -99,6 +108,26 @@ class Config:
         """Whether after so many steps gamma is 0 for good; in other modes than strict it need not be 0."""
         return self.mode == "strict" and 0 < self.land_at <= steps
 
+    def traces(self, step: int) -> bool:
+        """Whether this step gets a line of the trace."""
+        return self.trace and _due(step, self.trace_every)
+
+    def measures(self, step: int) -> bool:
+        """Whether the equivariance error is measured after this step."""
+        return self.trace and self.error_every > 0 and _due(step, self.error_every)
+
+    @property
+    def deploys_branches(self) -> bool:
+        """Whether the branches are part of the model that training is for."""
+        return self.mode in ("bounded", "resilient")
+
+    @property
+    def cautions(self) -> tuple[str, ...]:
+        """What these settings cost, where that is more than people may think."""
+        if self.deploys_branches and not self.spectral_norm:
+            return (f"mode {self.mode!r} without spectral_norm: {UNBOUNDED}; set spectral_norm = true",)
+        return ()
+
     def dual_rate(self, primal: Any) -> Any:
         """The dual learning rate beside a live primal one (a float or a tensor)."""
         value, relative = parse_rate(self.dual_lr)
@@ -108,6 +137,10 @@ class Config:
     def branches_in_eval(self) -> bool:
         """Whether ``model.eval()`` keeps the branches: in strict mode the model that counts is f_eq."""
         return self.mode != "strict" if self.eval_branches == "auto" else self.eval_branches == "on"
+
+
+def _due(step: int, every: int) -> bool:
+    return step == 1 or step % every == 0
 
 
 def _moderate(value: Any) -> bool:

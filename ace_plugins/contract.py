@@ -3,7 +3,8 @@
 A branch reads one tensor and writes one tensor. What it reads is a `Tap` (an argument that upstream's own
 forward passes somewhere) or the name of a `Stem` or `Site` whose output it takes. That covers a branch on
 one submodule's first input (SEGNN), a chain fed from the model's own input (SchNet, EGNO), several outputs
-of one layer (EGNO) and several maps inside one layer sharing an input (VN-DGCNN).
+of one layer and one map that all layers share (EGNO), and several maps inside one layer sharing an input
+(VN-DGCNN).
 """
 
 from __future__ import annotations
@@ -122,12 +123,18 @@ class _Features:
 
 @dataclass(frozen=True)
 class Stem(_Features):
-    """A part that several branches share: computed once in a forward, added nowhere, without a gamma."""
+    """A part that several branches share: added nowhere, without a gamma.
+
+    Where it reads something itself it is computed once in a forward. Without that (None) what is shared is the
+    map: every site that goes ``through`` it has it applied to what the site reads.
+    """
 
     name: str
-    reads: Tap | str
+    reads: Tap | str | None
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
+    bounded: bool = True
+    """False leaves it out of spectral normalisation: where what reads it takes out its scale, as BatchNorm does."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +155,9 @@ class Site(_Features):
     """Where the branch reads: by default the first argument of ``module``; a name is a stem or a site."""
     output: int | str | None = None
     """Which of the submodule's outputs: an index of a tuple, a key of a dict, None for a single tensor."""
+    through: str | None = None
+    """A stem that reads nothing itself, applied to what this site reads before the branch gets it; ``shape_in`` is
+    what comes out of it."""
 
 
 Node = Site | Stem

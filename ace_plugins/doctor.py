@@ -133,11 +133,15 @@ def _part(node: Site | Stem, branch: torch.nn.Module) -> Part:
     site = isinstance(node, Site)
     if isinstance(node.reads, str):
         reads = f"branch of {node.reads}"
+    elif node.reads is None:
+        reads = "what each site reads"
     elif node.reads.module is None:
         reads = f"its input {node.reads.argument!r}" if node.reads.argument else "its input"
     else:
         which = f"argument {node.reads.argument}" if isinstance(node.reads.argument, int) else node.reads.argument
         reads = f"{which} of {node.reads.module or 'the model'}"
+    if isinstance(node, Site) and node.through is not None:
+        reads += f" through {node.through}"
     layers = " ".join(type(m).__name__ for m in branch.modules() if not list(m.children()))
     return Part(
         name=node.name,

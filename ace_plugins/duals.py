@@ -43,7 +43,8 @@ class Duals(nn.Module):
         self.config = config
         zeros = torch.zeros(sites, dtype=dtype, device=device)
         self.register_buffer("lambda_", zeros.clone())
-        self.register_buffer("u", zeros + (config.epsilon if config.mode == "bounded" else 0.0))
+        slack = {"bounded": config.epsilon, "resilient": config.u_init}.get(config.mode, 0.0)
+        self.register_buffer("u", zeros + slack)
         self.register_buffer("steps", torch.zeros((), device=device))
         self.register_buffer("mean", zeros.clone())
         self.register_buffer("square", zeros.clone())

@@ -176,20 +176,20 @@ def _evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)
         # outputs are cloned too: some models return a buffer that their next forward overwrites
-        return _clone(model(*_clone(args), **_clone(dict(kwargs))))
+        return clone(model(*clone(args), **clone(dict(kwargs))))
 
 
-def _clone(value: Any) -> Any:
+def clone(value: Any) -> Any:
     """Deep enough that a forward which writes into its inputs does not reach the caller's."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, dict):
         cloned = copy.copy(value)  # keeps the kind of dict
         for key, item in value.items():
-            cloned[key] = _clone(item)
+            cloned[key] = clone(item)
         return cloned
     if isinstance(value, (tuple, list)):
-        items = [_clone(item) for item in value]
+        items = [clone(item) for item in value]
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
     return value.clone() if hasattr(value, "clone") else copy.copy(value)  # PyG graphs have a deep clone()
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .bounding import SNLinear, divided, maps
 from .contract import Node, Site, Tap
+from .equivariance import Call, clone
 from .errors import AdapterError, AttachError
 from .parts import part_of, with_part
 from .relaxation import NAME, Ace
@@ -24,7 +26,7 @@ from .steps import watch
 class Forward:
     """One forward under way: the tensors tapped so far and the branch values computed so far."""
 
-    __slots__ = ("ace", "fired", "gammas", "tapped", "values")
+    __slots__ = ("ace", "bounded", "fired", "gammas", "tapped", "values")
 
     def __init__(self, ace: Ace) -> None:
         self.ace = ace
@@ -32,6 +34,17 @@ class Forward:
         self.fired: set[str] = set()
         self.tapped: dict[str, Any] = {}
         self.values: dict[str, Tensor] = {}
+        self.bounded: list[SNLinear] = []
+
+    def divide(self) -> None:
+        """The weights of all bounded branches at once, rather than each when it is called."""
+        self.bounded = maps(self.ace.branches)
+        for bounded, weight in zip(self.bounded, divided(self.bounded), strict=True):
+            bounded.divided = weight
+
+    def close(self) -> None:
+        for bounded in self.bounded:
+            bounded.divided = None
 
     def value(self, name: str) -> Tensor:
         """The output of a stem or of a site's branch, computed once in a forward."""
@@ -42,6 +55,7 @@ class Forward:
             elif name in self.tapped:
                 read = self.tapped[name]
             else:
+                assert node.reads is not None  # such stems are gone through, not read
                 where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
                 raise AttachError(
                     f"{name!r} reads {where}, which this call has not seen: a submodule was called outside its model's "
@@ -53,6 +67,8 @@ class Forward:
 
     def branch(self, node: Node, read: Any) -> Tensor:
         """The node's module on what it reads, which must be features of the shape the adapter says."""
+        if isinstance(node, Site) and node.through is not None:
+            read = self.branch(self.ace.nodes[node.through], read)
         found = tuple(read.shape[-len(node.shape_in) :]) if isinstance(read, Tensor) else type(read).__name__
         if found != node.shape_in:
             raise AdapterError(f"{node.name!r} reads features of shape {found}, expected shape_in {node.shape_in}")
@@ -90,12 +106,18 @@ class OpenHook:
                 watch(ace)
             if active != bool(ace.handles) or (active and not ace.verified):
                 sync(ace, model)
+            if ace.wants_batch():
+                # A copy: the script may go on to write into its batch.
+                ace.batch = Call(clone(args), clone(kwargs))
         if active:
             # A forward that was interrupted (Ctrl-C) never closed.
-            _forwards.open[:] = [forward for forward in _forwards.open if forward.ace is not ace]
+            for forward in [forward for forward in _forwards.open if forward.ace is ace]:
+                _forwards.open.remove(forward)
+                forward.close()
             forward = Forward(ace)
             for name in ace.from_model:
                 forward.tapped[name] = ace.arguments[name].pick(args, kwargs)
+            forward.divide()
             _forwards.open.append(forward)
 
 
@@ -106,6 +128,7 @@ class CloseHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if _forwards.open and _forwards.open[-1].ace is model._modules[NAME]:
             forward = _forwards.open.pop()
+            forward.close()
             if len(forward.fired) < len(forward.ace.sites):
                 forward.ace.verified = False  # its module may have been replaced: look before the next forward
 

@@ -33,8 +33,8 @@ def ace_layers(model: nn.Module) -> Sequence[Node]:  # type: ignore[empty-body]
 
 
 @hookspec
-def ace_branch(site: Node, config: Config) -> nn.Module | None:
-    """The non-equivariant module for a site or stem, on CPU; None for the host's default."""
+def ace_branch(site: Node, model: nn.Module, config: Config) -> nn.Module | None:
+    """The non-equivariant module for a site or stem of this model, on CPU; None for the host's default."""
 
 
 @hookspec

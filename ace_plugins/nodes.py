@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from .contract import Node, Site, Tap, class_path
+from .contract import Node, Site, Stem, Tap, class_path
 from .errors import AdapterError
 from .relaxation import key
 from .taps import Argument, resolve
@@ -23,6 +23,7 @@ def checked(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, 
     arguments: dict[str, Argument] = {}
     seen: dict[str, str] = {}
     taken: dict[tuple[int, int | str | None], str] = {}
+    stems: dict[str, Stem] = {}
     problems: list[str] = []
     for node in nodes:
         if key(node.name) in seen:
@@ -37,10 +38,16 @@ def checked(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, 
                 # Each call of the module would add both branches, whichever of the two layers it is.
                 problems.append(f"sites {taken[place]!r} and {node.name!r} are one and the same submodule")
             taken[place] = node.name
+        if isinstance(node, Site) and node.through is not None:
+            problems += _through(node, stems.get(node.through))
+        if isinstance(node, Stem):
+            stems[node.name] = node
         if isinstance(node.reads, str):
             if key(node.reads) not in seen:
                 problems.append(f"{node.name!r} reads {node.reads!r}, which is no earlier stem or site")
-        else:
+            elif (stem := stems.get(node.reads)) is not None and stem.reads is None:
+                problems.append(f"{node.name!r} reads {node.reads!r}, which reads nothing itself; go through it")
+        elif node.reads is not None:
             try:
                 arguments[node.name] = _argument(node, node.reads, model)
             except (AttributeError, AdapterError) as error:
@@ -49,6 +56,13 @@ def checked(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, 
     if problems:
         raise AdapterError(f"{who} does not fit {class_path(type(model))}: {'; '.join(problems)}")
     return arguments
+
+
+def _through(site: Site, stem: Stem | None) -> Iterator[str]:
+    if stem is None or stem.reads is not None:
+        yield f"{site.name!r} goes through {site.through!r}, which is no earlier stem with reads=None"
+    elif stem.shape_out != site.shape_in:
+        yield f"{site.name!r} has shape_in {site.shape_in} but goes through {stem.name!r} of shape_out {stem.shape_out}"
 
 
 def _argument(node: Node, tap: Tap, model: nn.Module) -> Argument:

@@ -48,6 +48,7 @@ class Outcome:
             strict=True,
         )
         folder = TRACE.folders.get(self.duals)
+        errors = [error for error in TRACE.errors.get(self.duals, ()) if error is not None]
         return {
             "model": self.model,
             "adapter": self.adapter,
@@ -56,6 +57,7 @@ class Outcome:
             "landed": self.duals.landed,
             "verdict": self._whole(verdicts),
             "folder": None if folder is None else relative(folder),
+            "errors": [errors[0], errors[-1]] if len(errors) > 1 else errors,
             "sites": [
                 {"name": name, "gamma": finite(g), "lambda": finite(la), "u": finite(u), "verdict": said}
                 for name, g, la, u, said in values

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .config import Config
 from .contract import Node, Site, Tap
 from .duals import Duals
+from .equivariance import Call
 from .taps import Argument
 
 NAME = "ace"
@@ -58,6 +59,8 @@ class Ace(nn.Module):
         """Handles of the hooks that stay as long as the model is attached."""
         self.handles: list[Any] = []
         """Handles of the hooks that are there only while the branches take part."""
+        self.batch: Call | None = None
+        """The batch of the step under way, where the equivariance error is to be measured on it."""
         self._root: weakref.ref[nn.Module] | None = None
         self.verified = False
         """Every site was seen to carry its hook since the last change."""
@@ -73,6 +76,12 @@ class Ace(nn.Module):
             return self.forced
         # In this order: plain evaluation in strict mode should cost nothing.
         return (self.training or self.in_eval) and (not self.landed or (self.training and _distributed()))
+
+    def wants_batch(self) -> bool:
+        """Whether the step that this forward is for ends with a measurement."""
+        if not self.config.error_every or not self.training or self.landed:
+            return False
+        return self.config.measures(self.duals.count + 1) and torch.is_grad_enabled()
 
     def branch(self, name: str) -> nn.Module:
         return self.branches[key(name)]
@@ -114,7 +123,7 @@ class Ace(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
         # The override is of the block that made it, not of a copy taken inside.
-        return {**self.__dict__, "_root": None, "forced": None, "verified": False}
+        return {**self.__dict__, "_root": None, "forced": None, "verified": False, "batch": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from .bounding import follow, maps
 from .errors import AceWarning, StepError
 from .observers import tell
 from .relaxation import NAME, Ace
@@ -138,6 +139,8 @@ class Ownership:
 
     seen: tuple[int, ...]
     owned: list[Owned] = field(default_factory=list)
+    moved: list[Ace] = field(default_factory=list)
+    """Models whose bounded branches it moves, with gamma or without."""
 
 
 _under_way: weakref.WeakKeyDictionary[Ace, tuple[Owned, Optimizer]] = weakref.WeakKeyDictionary()
@@ -169,12 +172,12 @@ def _owned(optimizer: Optimizer) -> list[Owned]:
         _recover(optimizer)
         if known.seen == _seen(optimizer) and all(owned.holds(optimizer) for owned in known.owned):
             return known.owned
-    found = _look(optimizer)
+    found, moved = _look(optimizer)
     if found and known is None:
         # Between a step that raised and the next one, a saved state must not show what was put aside.
         optimizer.register_state_dict_pre_hook(_recover)
         optimizer.register_load_state_dict_pre_hook(_recover_before_load)
-    _ownership[optimizer] = Ownership(_seen(optimizer), found)
+    _ownership[optimizer] = Ownership(_seen(optimizer), found, moved)
     return found
 
 
@@ -202,7 +205,7 @@ def _nested(optimizer: Optimizer) -> bool:
     return steps > 1
 
 
-def _look(optimizer: Optimizer) -> list[Owned]:
+def _look(optimizer: Optimizer) -> tuple[list[Owned], list[Ace]]:
     places = {
         id(parameter): (g, i)
         for g, group in enumerate(optimizer.param_groups)
@@ -217,7 +220,7 @@ def _look(optimizer: Optimizer) -> list[Owned]:
     for ace in live:
         if id(ace.gamma) not in places:
             _check_not_missed(ace, optimizer, places.keys() - shared)
-    return owned
+    return owned, [ace for ace in live if any(id(m.weight) in places for m in maps(ace.branches))]
 
 
 def _check_not_missed(ace: Ace, optimizer: Optimizer, places: set[int]) -> None:
@@ -310,6 +313,9 @@ def _after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
         return
     # All of them before anyone is told, in reverse, so that groups appended last are taken out first.
     moved = [owned.ace for owned in reversed(known.owned) if owned.finish(optimizer)]
+    for ace in known.moved:
+        if not ace.landed:
+            follow(maps(ace.branches))
     for ace in reversed(moved):
         model = ace.root
         if model is not None:

@@ -116,6 +116,7 @@ def print_patching(adapter: Plugin, plan: Patching) -> None:
     missing = [shim.name for shim in shims(adapter) if isinstance(shim, StandIn) and shim.needed()]
     if missing and plan.config.shims:
         console.print(f"not installed here, stood in for: {', '.join(missing)}", soft_wrap=True)
+    _print_cautions(console, plan.config)
     scripts = ", ".join(adapter.upstream.checkout.scripts) if adapter.upstream.checkout else ""
     console.print(f"Now run {scripts} as its README says. 'ace-patch revert' undoes this.", soft_wrap=True)
 
@@ -130,6 +131,7 @@ def print_state(found: State) -> None:
         how = "as written" if found.settings.as_written else "edited"
         said = _settings_in_words(found.settings.settings, found.config)
         console.print(f"  {found.settings.path.name}: {how} ({escape(said)})", soft_wrap=True)
+        _print_cautions(console, found.config)
     for name, value in found.environment.items():
         console.print(f"  {name}={escape(value)} in this shell goes before ace.toml", soft_wrap=True)
     if found.runs:
@@ -138,6 +140,11 @@ def print_state(found: State) -> None:
         console.print(f"[red]problem[/]: {escape(problem)}", soft_wrap=True)
     if not found.patched and not found.problems:
         console.print(f"'ace-patch {found.adapter.name}' patches it.", soft_wrap=True)
+
+
+def _print_cautions(console: Console, config: Config) -> None:
+    for caution in config.cautions:
+        console.print(f"[yellow]warning[/]: {escape(caution)}", soft_wrap=True)
 
 
 def _settings_in_words(settings: Mapping[str, Any], config: Config) -> str:
@@ -161,8 +168,17 @@ def print_run(run: Mapping[str, Any]) -> None:
     console.print(table)
     for word in dict.fromkeys(site["verdict"] for site in run["sites"]):
         console.print(f"{word}: {escape(MEANING[word])}", soft_wrap=True)
+    if run["errors"]:
+        told = ", ".join(f"{_short(error['relative'])} at step {error['step']:,}" for error in run["errors"])
+        console.print(
+            f"equivariance error under {run['errors'][0]['group']}, with branches, relative: {told}", soft_wrap=True
+        )
     if run["verdict"]:
         console.print(escape(run["verdict"]), soft_wrap=True)
+
+
+def _short(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"
 
 
 def _number(value: float | None) -> str:

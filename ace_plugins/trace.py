@@ -1,4 +1,5 @@
-"""The trace of a run: gamma, lambda and u as JSON lines under ``.ace/runs/<time>-<adapter>/``.
+"""The trace of a run: gamma, lambda and u as JSON lines under ``.ace/runs/<time>-<adapter>/``, and the equivariance
+error where the settings ask for it.
 
 Every line is handed to the operating system when it is written, so a killed process loses none of them.
 The folder is made at a model's first step: a model that is never trained leaves nothing behind.
@@ -23,6 +24,7 @@ from torch import nn
 
 from .duals import Duals
 from .environment import RUNS
+from .equivariance import Call
 from .errors import AceError, AceWarning
 from .hookspecs import hookimpl
 from .observers import rank
@@ -90,13 +92,18 @@ class Trace:
         self.runs: weakref.WeakKeyDictionary[nn.Module, Run | None] = weakref.WeakKeyDictionary()
         self.folders: weakref.WeakKeyDictionary[Duals, Path] = weakref.WeakKeyDictionary()
         """Where the run of a model went, by its duals, which people may hold longer than the model."""
+        self.errors: weakref.WeakKeyDictionary[Duals, list[dict[str, Any] | None]] = weakref.WeakKeyDictionary()
+        """The equivariance errors measured in a run; None where that failed, after which it is left."""
         self.home = Path()
         """The folder whose runs these are: the current one, or a patched checkout."""
 
     @hookimpl
     def ace_stepped(self, model: nn.Module, step: int) -> None:
         ace = find(model)
-        if ace is None or not ace.config.trace or (step % ace.config.trace_every and step != 1):
+        if ace is None:
+            return
+        batch, ace.batch = ace.batch, None
+        if not ace.config.traces(step) and batch is None:
             return
         if model not in self.runs:
             run = self.runs[model] = self._open(ace)
@@ -105,8 +112,9 @@ class Trace:
                 run.at_the_end = weakref.finalize(model, run.finish, ace)
         run = self.runs[model]
         if run is not None and not run.finished:
+            error = None if batch is None else self._measured(model, ace, batch)
             try:
-                run.write(ace)
+                run.write(ace, **({} if error is None else {"error": error}))
             except OSError as error:
                 self.runs[model] = None
                 _no_trace(error)
@@ -117,6 +125,27 @@ class Trace:
         ace = find(model)
         if run is not None and ace is not None:
             run.finish(ace)
+
+    def _measured(self, model: nn.Module, ace: Ace, batch: Call) -> dict[str, Any] | None:
+        """How far the model with its branches is from equivariant, on a batch it has just trained on."""
+        from .attaching import equivariance_error  # which tells observers of what it does, this one among them
+
+        errors = self.errors.setdefault(ace.duals, [])
+        if errors and errors[-1] is None:
+            return None  # it could not be measured before
+        try:
+            found = equivariance_error(model, batch, branches_on=True)
+        except Exception as error:
+            errors.append(None)
+            warnings.warn(
+                f"the equivariance error of {type(model).__name__} cannot be measured: {error}; training goes on",
+                AceWarning,
+                stacklevel=2,
+            )
+            return None
+        told = {name: finite(v) if isinstance(v, float) else v for name, v in found.to_dict().items()}
+        errors.append({"step": ace.duals.count, **told})
+        return told
 
     def _open(self, ace: Ace) -> Run | None:
         if os.environ.get("ACE_TRACE") == "0" or rank() != 0:
