@@ -47,15 +47,15 @@ class Norm(nn.BatchNorm1d):
         self.seen = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        training = self.training and len(rows) > 1
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        training = self.training and rows.shape[0] > 1
         self.seen += training
         # Without a momentum, as torch.optim.swa_utils.update_bn has it, the statistics are plain averages.
         factor = 1 / max(self.seen, 1) if self.momentum is None else self.momentum
         result = nn.functional.batch_norm(
             rows, self.running_mean, self.running_var, self.weight, self.bias, training, factor, self.eps
         )
-        return result.reshape(x.shape)
+        return result if x.dim() == 2 else result.reshape(x.shape)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)

@@ -12,10 +12,12 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from .affine import Affine, affine
 from .bounding import SNLinear, divided, maps
-from .contract import Node, Site, Tap
+from .contract import Node, Site, Stem, Tap
 from .equivariance import Call, clone
 from .errors import AdapterError, AttachError
 from .parts import part_of, with_part
@@ -33,7 +35,7 @@ class Forward:
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
         self.fired: set[str] = set()
         self.tapped: dict[str, Any] = {}
-        self.values: dict[str, Tensor] = {}
+        self.values: dict[str, Tensor | Affine] = {}
         self.bounded: list[SNLinear] = []
 
     def divide(self) -> None:
@@ -46,7 +48,7 @@ class Forward:
         for bounded in self.bounded:
             bounded.divided = None
 
-    def value(self, name: str) -> Tensor:
+    def value(self, name: str) -> Tensor | Affine:
         """The output of a stem or of a site's branch, computed once in a forward."""
         if name not in self.values:
             node = self.ace.nodes[name]
@@ -54,6 +56,8 @@ class Forward:
                 read = self.value(node.reads)
             elif name in self.tapped:
                 read = self.tapped[name]
+                if isinstance(node, Stem) and isinstance(read, Tensor):
+                    read = affine(read, node.width_out)
             else:
                 assert node.reads is not None  # such stems are gone through, not read
                 where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
@@ -65,14 +69,14 @@ class Forward:
             self.values[name] = self.branch(node, read)
         return self.values[name]
 
-    def branch(self, node: Node, read: Any) -> Tensor:
+    def branch(self, node: Node, read: Any) -> Tensor | Affine:
         """The node's module on what it reads, which must be features of the shape the adapter says."""
         if isinstance(node, Site) and node.through is not None:
             read = self.branch(self.ace.nodes[node.through], read)
-        found = tuple(read.shape[-len(node.shape_in) :]) if isinstance(read, Tensor) else type(read).__name__
+        found = tuple(read.shape[-len(node.shape_in) :]) if isinstance(read, Tensor | Affine) else type(read).__name__
         if found != node.shape_in:
             raise AdapterError(f"{node.name!r} reads features of shape {found}, expected shape_in {node.shape_in}")
-        value: Tensor = self.ace.branch(node.name)(read)
+        value: Tensor | Affine = self.ace.branch(node.name)(read)
         return value
 
 
@@ -173,7 +177,7 @@ class SiteHook:
         return _added(output, site, forward.gammas[site.name], branch)
 
 
-def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor) -> Any:
+def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor | Affine) -> Any:
     where = f"output of {site.module}"
     chosen = output if site.output is None else part_of(output, str(site.output), where)
     if branch.shape != chosen.shape:
@@ -181,7 +185,7 @@ def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor) -> Any:
             f"site {site.name!r}: its branch gives shape {tuple(branch.shape)}, "
             f"expected {tuple(chosen.shape)} as {site.module} gives"
         )
-    summed = chosen + gamma * branch
+    summed = branch.added_to(chosen, gamma) if isinstance(branch, Affine) else torch.addcmul(chosen, branch, gamma)
     if site.output is None:
         return summed
     return with_part(output, str(site.output), summed, where)

@@ -8,6 +8,7 @@ import torch
 
 from ace_plugins import AceError, Config
 from ace_plugins.config import build, parse_rate
+from ace_plugins.duals import Duals
 
 
 def test_rates() -> None:
@@ -27,6 +28,9 @@ def test_rates() -> None:
         ({"dual_optimizer": "admm"}, "unknown dual_optimizer 'admm': .*did you mean 'adam'"),
         ({"rho": 0.0}, "rho 0.0: expected a finite number above 0"),
         ({"rho": 10**400}, "rho 1000*: expected a finite number above 0"),
+        ({"rho": -0.5}, "rho -0.5: expected a finite number above 0"),
+        ({"u_init": -0.1}, "u_init -0.1: expected a finite number of at least 0"),
+        ({"error_every": -1}, "error_every -1: expected an integer of at least 0"),
         ({"epsilon": -1}, "epsilon -1: expected a finite number above 0"),
         ({"adam_beta1": 1.0}, "adam_beta1 1.0: expected a finite number of at least 0 and below 1"),
         ({"gamma_init": float("nan")}, "gamma_init nan: expected a finite number"),
@@ -53,6 +57,21 @@ def test_presets() -> None:
     assert not build({"mode": "resilient"}, presets).has_landed(7), "landing is for strict runs"
     with pytest.raises(AceError, match="unknown preset 'shrt': expected one of none, paper, short"):
         build({"preset": "shrt"}, presets)
+
+
+def test_slack_starts_where_it_is_told() -> None:
+    starts = {"strict": 0.0, "resilient": 0.3, "bounded": 0.2}
+    for mode, u in starts.items():
+        config = Config(mode=mode, u_init=0.3, epsilon=0.2)
+        duals = Duals(2, config, dtype=torch.float64, device=torch.device("cpu"))
+        assert duals.u.tolist() == [u, u]
+
+
+def test_what_settings_cost_is_told() -> None:
+    (told,) = Config(mode="resilient").cautions
+    assert "mode 'resilient' without spectral_norm" in told
+    assert "set spectral_norm = true" in told
+    assert [Config(mode="resilient", spectral_norm=True).cautions, Config().cautions] == [(), ()]
 
 
 def test_every_setting_explains_itself() -> None:

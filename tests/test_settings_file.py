@@ -68,6 +68,7 @@ values: dict[str, st.SearchStrategy[Any]] = {
     "epsilon": st.floats(1e-9, 1e9) | st.integers(1, 10**6),
     "land_at": st.integers(0, 10**9),
     "trace_every": st.integers(1, 10**9),
+    "error_every": st.integers(0, 10**9),
     **{name: st.booleans() for name, field in SETTINGS.items() if isinstance(field.default, bool)},
 }
 values.update({name: numbers for name in SETTINGS if name not in values})
