@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 MINIATURES = Path(__file__).parent / "upstreams"
+MADE = "__pycache__/\n*.npy\n*.npz\n*.pkl\nexp_results/\n"
+"""What running makes, and tests put there: nothing a user would commit."""
 
 
 def miniature(name: str, folder: Path) -> Path:
@@ -18,7 +20,7 @@ def miniature(name: str, folder: Path) -> Path:
     root = folder / name
     shutil.copytree(MINIATURES / name, root, ignore=shutil.ignore_patterns("__pycache__"))
     git(root, "init", "-q")
-    (root / ".git" / "info" / "exclude").write_text("__pycache__/\n*.npy\n")
+    (root / ".git" / "info" / "exclude").write_text(MADE)
     git(root, "add", "-A")
     git(root, "-c", "user.name=x", "-c", "user.email=x@localhost", "commit", "-q", "-m", "upstream")
     return root
@@ -29,7 +31,7 @@ def real(name: str, folder: Path) -> Path:
     root = folder / name
     shutil.copytree(given(name), root, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     with (root / ".git" / "info" / "exclude").open("a") as exclude:
-        exclude.write("__pycache__/\n*.npy\n")
+        exclude.write(MADE)
     return root
 
 

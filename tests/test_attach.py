@@ -39,7 +39,8 @@ def test_battery(adapter: str, check: Any) -> None:
 
 
 def test_branch_reads_and_adds_where_the_site_says() -> None:
-    """Two outputs of one layer, a chain fed from a submodule's input, a stem fed from the model's own."""
+    """Two outputs of one layer, a chain fed from a submodule's input, a stem fed from the model's own, and one that
+    every layer goes through with its own input."""
     torch.manual_seed(1)
     plain = TwoOutputs(layers=2)
     model = attach(copy.deepcopy(plain), gamma_init=0.5)
@@ -52,7 +53,7 @@ def test_branch_reads_and_adds_where_the_site_says() -> None:
         xx, v, hh = layer(x_in, hh, v=x_in)
         chain = b[f"layers.{i}.h"](chain)
         hh = hh + 0.5 * chain
-        xx = xx + 0.5 * b[f"layers.{i}.x"](x_in)
+        xx = xx + 0.5 * b[f"layers.{i}.x"](b["turn_x"](x_in))
         xx = xx + v + 0.5 * b[f"layers.{i}.v"](b["lift_x"](x))
     for found, expected in zip(model(x, h=h), (xx, hh), strict=True):
         assert torch.allclose(found, expected, atol=1e-6)
@@ -349,6 +350,22 @@ def odd_adapter(nodes: Sequence[Node]) -> Iterator[None]:
         (
             [Site("a", "mix", (1,), (1,)), Site("b", "mix", (1,), (1,))],
             "sites 'a' and 'b' are one and the same submodule",
+        ),
+        (
+            [Site("a", "mix", (1,), (1,), through="s")],
+            "'a' goes through 's', which is no earlier stem with reads=None",
+        ),
+        (
+            [Stem("s", Tap(0, "mix"), (1,), (1,)), Site("a", "mix", (1,), (1,), through="s")],
+            "'a' goes through 's', which is no earlier stem with reads=None",
+        ),
+        (
+            [Stem("s", None, (1,), (2,)), Site("a", "mix", (1,), (1,), through="s")],
+            r"'a' has shape_in \(1,\) but goes through 's' of shape_out \(2,\)",
+        ),
+        (
+            [Stem("s", None, (1,), (1,)), Site("a", "mix", (1,), (1,), reads="s")],
+            "'a' reads 's', which reads nothing itself; go through it",
         ),
         ([Stem("s", Tap(), (1,), (1,)), Site("a", "mix", (1,), (1,))], "stem 's' must say which module it reads"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -14,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Layered
+from toy import Free, Layered
 
-from ace_plugins import AceError, AceWarning, attach, hookimpl, project, read_trace
+from ace_plugins import AceError, AceWarning, attach, equivariance_error, hookimpl, project, read_trace
 from ace_plugins.plugins import registry
 
 
@@ -80,6 +81,64 @@ def test_a_folder_that_cannot_be_written_costs_no_training(tmp_path: Path, monke
     model = attach(Layered())
     with pytest.warns(AceWarning, match="no trace is written: .*training goes on"):
         train(model, 12)
+
+
+def test_the_equivariance_error_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
+    """On the batch of that step, with the branches, in every mode; and training does not notice."""
+    torch.manual_seed(0)
+    plain = Layered()
+    gammas = []
+    for every in (0, 10):
+        torch.manual_seed(1)
+        model = attach(copy.deepcopy(plain), mode="resilient", spectral_norm=True, trace_every=4, error_every=every)
+        train(model, 25)
+        gammas.append(model.ace.gamma.tolist())
+    assert gammas[0] == gammas[1]
+    without, measured = (read_trace(folder) for folder in runs(tmp_path))
+    assert not any("error" in line for line in without)
+    assert [(line["step"], "error" in line) for line in measured] == [
+        *((step, step in (1, 10, 20)) for step in (1, 4, 8, 10, 12, 16, 20, 24))
+    ]
+    torch.manual_seed(1)
+    again = attach(copy.deepcopy(plain), mode="resilient", spectral_norm=True, trace=False)
+    optimizer, x = torch.optim.Adam(again.parameters()), torch.randn(8, 3)
+    again(x).square().mean().backward()
+    optimizer.step()
+    expected = equivariance_error(again, x, branches_on=True)
+    assert measured[0]["error"] == expected.to_dict()
+    assert expected.relative > 1e-3
+
+
+def test_the_batch_is_as_it_was_in_the_forward(tmp_path: Path) -> None:
+    model = attach(Layered(), error_every=1, trace_every=1)
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(8, 3)
+    expected = equivariance_error(model, x, branches_on=True)
+    model(x).square().mean().backward()
+    x.fill_(1e6)
+    optimizer.step()
+    assert read_trace(runs(tmp_path)[0])[0]["error"]["relative"] == pytest.approx(expected.relative, rel=1e-3)
+    assert model.ace.batch is None
+    with torch.no_grad():
+        model(x)
+    model.eval()(x)
+    assert model.ace.batch is None, "only what is trained on"
+
+
+def test_an_error_that_cannot_be_measured_is_told_once(tmp_path: Path) -> None:
+    model = attach(Free(torch.ones(2), 1), "free", error_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps() -> None:
+        for _ in range(3):
+            model(torch.randn(4, 1)).square().mean().backward()
+            optimizer.step()
+
+    with pytest.warns(AceWarning) as caught:
+        steps()
+    (warning,) = caught
+    assert "the equivariance error of Free cannot be measured: " in str(warning.message)
+    assert "training goes on" in str(warning.message)
+    assert [line["step"] for line in read_trace(runs(tmp_path)[0])] == [1, 2, 3]
 
 
 def test_divergence_is_told(tmp_path: Path) -> None:

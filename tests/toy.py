@@ -127,11 +127,12 @@ class TwoOutputsAdapter(Adapter):
         nodes: list[Node] = [
             Stem("lift_h", Tap(0, "embedding"), (2,), (width,)),
             Stem("lift_x", Tap("x", ""), (3,), (3,)),
+            Stem("turn_x", None, (3,), (3,)),
         ]
         before = "lift_h"
         for i in range(len(model.layers)):
             nodes.append(Site(f"layers.{i}.h", f"layers.{i}", (width,), (width,), reads=before, output=2))
-            nodes.append(Site(f"layers.{i}.x", f"layers.{i}", (3,), (3,), reads=Tap("x"), output=0))
+            nodes.append(Site(f"layers.{i}.x", f"layers.{i}", (3,), (3,), reads=Tap("x"), output=0, through="turn_x"))
             nodes.append(Site(f"layers.{i}.v", f"layers.{i}", (3,), (3,), reads="lift_x", output=1))
             before = f"layers.{i}.h"
         return nodes
