@@ -40,6 +40,8 @@ class Forward:
 
     def divide(self) -> None:
         """The weights of all bounded branches at once, rather than each when it is called."""
+        if torch.compiler.is_compiling():
+            return  # a compiler merges what it can itself, and does not keep what is put aside on modules
         self.bounded = maps(self.ace.branches)
         for bounded, weight in zip(self.bounded, divided(self.bounded), strict=True):
             bounded.divided = weight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -30,23 +30,24 @@ def in_turns(one: Timed, two: Timed, rounds: int) -> list[tuple[float, float]]:
     return found
 
 
-def trainer(model: Any, args: tuple[Any, ...]) -> Timed:
-    """A training step of a model on these arguments."""
+def trainer(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Timed:
+    """A training step of a model on these arguments; of several outputs the first is what counts."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def step() -> None:
         optimizer.zero_grad()
-        model(*args).square().mean().backward()
+        output = model(*args, **kwargs or {})
+        (output[0] if isinstance(output, tuple) else output).square().mean().backward()
         optimizer.step()
 
     return step
 
 
-def evaluator(model: Any, args: tuple[Any, ...]) -> Timed:
+def evaluator(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Timed:
     model.eval()
 
     def run() -> None:
         with torch.no_grad():
-            model(*args)
+            model(*args, **kwargs or {})
 
     return run

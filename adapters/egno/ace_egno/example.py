@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ace_plugins import Example
 
-JOINTS, TIMES = 8, 5
+TIMES = 5
 
 
 def mocap_example(seed: int, **options: Any) -> Example:
@@ -27,16 +27,15 @@ def mocap_model(**options: Any) -> nn.Module:
     return model
 
 
-def mocap_batch(skeletons: int = 2) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
+def mocap_batch(skeletons: int = 2, joints: int = 8) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
     """Chains of joints, with the features that upstream's training makes of them."""
-    x, v = torch.randn(2, skeletons, JOINTS, 3).cumsum(2)
+    x, v = torch.randn(2, skeletons, joints, 3).cumsum(2)
     mean = x.mean(1, keepdim=True).expand_as(x)
     x, v, mean = (tensor.reshape(-1, 3) for tensor in (x, 0.1 * v, mean))
-    joint = torch.arange(JOINTS)
-    pairs = torch.cartesian_prod(joint, joint)
+    pairs = torch.cartesian_prod(torch.arange(joints), torch.arange(joints))
     apart = (pairs[:, 0] - pairs[:, 1]).abs()
     near = (apart == 1) | (apart == 2)
-    offsets = JOINTS * torch.arange(skeletons)[:, None, None]
+    offsets = joints * torch.arange(skeletons)[:, None, None]
     row, col = (pairs[near] + offsets).flatten(0, 1).T
     kind = apart[near].repeat(skeletons)[:, None].float()
     height = torch.rand(len(x), 1)

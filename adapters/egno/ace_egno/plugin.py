@@ -62,12 +62,13 @@ def ace_branch(site: Node, model: Any) -> nn.Module:
 
 @hookimpl
 def ace_group_action() -> GroupAction:
-    from ace_plugins.actions import SE3, GroupAction, Invariant, Positions, Vectors
+    from ace_plugins.actions import SE3, GroupAction, Positions, Vectors
 
     return GroupAction(
         SE3,
         inputs={"x": Positions(), "v": Vectors(), "loc_mean": Positions()},
-        outputs=(Positions(), Vectors(), Invariant()),
+        # No script reads the features that come out with them.
+        outputs=(Positions(), Vectors(), None),
     )
 
 
