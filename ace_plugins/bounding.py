@@ -34,7 +34,7 @@ class SNLinear(nn.Linear):
         self.register_buffer("direction", (start / start.norm()).to(self.weight))
         self.divided: Tensor | None = None
         """The divided weight, while a forward of the model is under way."""
-        self.version = -1
+        self.version: int | None = None
         """Of the weight, when the direction was last brought up to it."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -50,7 +50,9 @@ class SNLinear(nn.Linear):
     @property
     def changed(self) -> bool:
         """Whether the weight was written to by something else than the steps that `follow` saw."""
-        return not self.weight.is_inference() and self.weight._version != self.version
+        if self.weight.is_inference() or getattr(self, "_is_replica", False):
+            return False  # it cannot be known, or it is known of the original (nn.DataParallel)
+        return self.weight._version != self.version
 
     def seen(self) -> None:
         self.version = -1 if self.weight.is_inference() else self.weight._version
@@ -61,7 +63,12 @@ class SNLinear(nn.Linear):
             self.seen()  # they belong together: a resumed run goes on as if it had not stopped
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "divided": None}
+        return {**self.__dict__, "divided": None, "version": None if self.changed else -1}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.version is not None:
+            self.seen()  # a copy computes what the original does
 
 
 def bound(branch: nn.Module) -> nn.Module:

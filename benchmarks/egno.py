@@ -105,9 +105,8 @@ def train(checkout: Path, epochs: int, seeds: list[int], processes: int) -> None
         }
         found = {key: job.result() for key, job in jobs.items()}
     print(f"CMU motion capture, subject 9, run: {epochs} epochs ({steps:,} steps), MSE of the model that eval() shows")
-    print(
-        f"{'':10} {'seed':>4} {'best val':>9} {'its test':>9} {'epoch':>6} {'last val':>9}  equivariance error, relative"
-    )
+    head = f"{'':10} {'seed':>4} {'best val':>9} {'its test':>9} {'epoch':>6} {'last val':>9}"
+    print(f"{head}  equivariance error, relative")
     for (name, seed), told in found.items():
         errors = " ".join(f"{error:.2g}" for error in told["errors"])
         numbers = f"{told['val']:9.3f} {told['test']:9.3f} {told['epoch']:6d} {told['last val']:9.3f}"

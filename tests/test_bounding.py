@@ -188,12 +188,56 @@ def test_copies_and_pickles_in_the_middle_of_it() -> None:
     x = torch.randn(4, 3)
     seen: list[Any] = []
     handle = model.head.register_forward_hook(lambda *_: seen.append(copy.deepcopy(model.ace.branches)))
-    expected = model(x)
+    model(x)
     handle.remove()
     assert all(m.divided is None for m in maps(seen[0])), "a copy holds no graph"
     assert all(m.divided is None for m in maps(model.ace.branches)), "nothing is kept between forwards"
+    train(model, 3)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.allclose(twin(x), expected, atol=1e-6)
+        assert torch.equal(twin(x), model(x)), "bit for bit, not a better bounded one"
+
+
+def test_a_copy_of_weights_that_were_set_knows_that() -> None:
+    (m,) = maps(branch(4, 4))
+    settle([m])
+    nn.init.normal_(m.weight, std=7.0)
+    assert copy.deepcopy(m).changed
+    assert norm(divided([copy.deepcopy(m)])[0]) < 1 + 1e-4
+
+
+def test_replicas_leave_the_iterations_to_the_original() -> None:
+    (m,) = maps(branch(4, 4))
+    settle([m])
+    replica = m._replicate_for_data_parallel()
+    replica.weight = m.weight.detach().clone().add_(0.0)
+    assert not replica.changed
+    assert torch.equal(divided([replica])[0], divided([m])[0])
+
+
+def test_averaged_models_are_bounded_anew() -> None:
+    model = attach(Layered(), "layered", mode="resilient", spectral_norm=True)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    for _ in range(3):
+        train(model, 5, lr=5e-2)
+        averaged.update_parameters(model)
+    averaged(torch.randn(4, 3))
+    assert all(norm(w) < 1 + 1e-4 for w in divided(maps(averaged.module.ace.branches)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled() -> None:
+    torch.manual_seed(0)
+    model = attach(Layered(), "layered", mode="resilient", spectral_norm=True, trace=False)
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend="eager")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=5e-3) for m in (model, twin)]
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        for forward, optimizer in zip((compiled, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            forward(x).square().mean().backward()
+            optimizer.step()
+    assert all(torch.allclose(v, twin.state_dict()[n], atol=1e-5) for n, v in model.state_dict().items())
 
 
 def test_precisions() -> None:
