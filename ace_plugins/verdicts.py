@@ -16,7 +16,7 @@ FEWEST = 12
 
 MEANING = {
     "fits": "gamma is at 0 and lambda has settled: the symmetry fits the data, the branch can go",
-    "at 0": "gamma is at 0, lambda still moves",
+    "at 0": "gamma is at 0, lambda or u still moves",
     "landed": "gamma came close to 0 and is 0 for good: this is plain upstream again",
     "cut": "gamma was set to 0 from far away: this is plain upstream again, but the branch was cut off rather than "
     "learnt away; land later, or let gamma move faster (gamma_lr)",
@@ -52,8 +52,9 @@ def verdict(mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: 
         return "over"
     if mode == "bounded":
         return "at bound" if now > 0.9 * bound else "within"
-    if _spread(lambda_, 4) > 0.1 * _size(lambda_):  # u follows lambda
-        return "at 0" if now <= NEAR and bound <= NEAR else "moving"
+    unused = bound > NEAR and now < 0.5 * bound  # slack that gamma leaves goes, if slowly
+    if unused or _spread(lambda_, 4) > 0.1 * _size(lambda_):  # u follows lambda
+        return "at 0" if now <= NEAR and (unused or bound <= NEAR) else "moving"
     return "fits" if bound < 0.01 else "a little" if bound < NEAR else "broken"
 
 

@@ -101,6 +101,8 @@ def test_a_swing_that_died_down_to_one_that_goes_on() -> None:
         ("resilient", flat(0.0), flat(0.0), 0.0, "fits"),
         ("resilient", flat(0.01), growing, 0.001, "at 0"),
         ("resilient", flat(0.2), growing, 0.3, "moving"),
+        ("resilient", flat(0.001), flat(0.0), 0.17, "at 0"),
+        ("resilient", flat(0.1), flat(0.0), 0.3, "moving"),
     ],
 )
 def test_the_other_modes(mode: str, gamma: Curve, lambda_: Curve, bound: float, said: str) -> None:

@@ -254,15 +254,20 @@ def test_the_other_scripts_configurations(root: Path) -> None:
 # What resilient mode shows.
 
 
-def test_the_equivariance_error_falls(mini: Path) -> None:
-    patched(mini, "--error-every", "20", "--dual-lr", "0.005")
-    run = configured(mini, **SMALL, lr=5e-3, epochs=120, test_interval=60, max_training_samples=25)
-    done = python(mini, *run)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (mini / ".ace" / "runs").iterdir()
-    errors = [line["error"]["relative"] for line in read_trace(folder) if "error" in line]
-    assert len(errors) == 13
-    assert max(errors[-3:]) < 0.25 * max(errors[:3])
+def test_the_equivariance_error_falls_to_what_the_data_is_worth(mini: Path) -> None:
+    """The motion bounces and goes its way: at a low price of slack the branches come back, at a high one they go."""
+    last = {}
+    for rho in (1, 100):
+        patched(mini, "--preset", "short", "--error-every", "20", f"--rho={rho}")
+        done = python(mini, *configured(mini, **SMALL, lr=5e-3, epochs=120, test_interval=119), ACE_RUNS=f"runs{rho}")
+        assert done.returncode == 0, done.stderr
+        (folder,) = (mini / f"runs{rho}").iterdir()
+        errors = [line["error"]["relative"] for line in read_trace(folder) if "error" in line]
+        assert len(errors) == 13
+        assert min(errors) < 0.3 * errors[0]
+        last[rho] = errors[-1]
+    assert last[100] < 0.2 * errors[0]
+    assert last[1] > 5 * last[100]
 
 
 def test_resilient_without_bounded_branches_is_told(mini: Path) -> None:

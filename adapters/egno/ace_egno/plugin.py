@@ -83,6 +83,15 @@ def ace_preset() -> Mapping[str, Mapping[str, Any]]:
             "spectral_norm": True,
             "error_every": 100,
         },
+        # For budgets of a thousand steps or so, in which the authors' lambda hardly begins to pull.
+        "short": {
+            "mode": "resilient",
+            "dual_optimizer": "sgd",
+            "dual_lr": "10x",
+            "gamma_lr": 4.0,
+            "spectral_norm": True,
+            "error_every": 100,
+        },
     }
 
 
