@@ -23,7 +23,7 @@ from .nodes import checked
 from .observers import tell
 from .plugins import Plugin, registry
 from .relaxation import NAME, Ace, find, unwrapped
-from .shims import apply_shims
+from .shims import apply_shims, check_device
 from .steps import unwatch, watch
 from .taps import Argument
 
@@ -49,14 +49,14 @@ def attach(model: M, adapter: str | None = None, **config: Any) -> M:
         raise AttachError(f"{class_path(type(model))} has an attribute {NAME!r} of its own; ACE needs that name")
     if settings.mode == "off":
         if settings.shims:
-            apply_shims(plugin)
+            apply_shims(plugin, settings.device)
         return model
     nodes = list(plugin.call("ace_layers", model=model) or ())
     arguments = checked(nodes, model, plugin.name)
     ace = _made(model, plugin, settings, nodes, arguments)
     _caution(ace)
     if settings.shims:
-        apply_shims(plugin)
+        apply_shims(plugin, settings.device)
     install(ace, model)
     hook = CheckpointHook()
     ace.permanent.append(model.register_load_state_dict_pre_hook(hook))  # type: ignore[no-untyped-call]
@@ -82,6 +82,7 @@ def configured(plugin: Plugin, settings: Mapping[str, Any]) -> Config:
     config = build(settings, plugin.presets)
     if config.dual_optimizer == "nupi":
         cooper()  # missing is told now, not at the first model
+    check_device(plugin, config)
     return config
 
 

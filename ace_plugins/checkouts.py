@@ -21,6 +21,7 @@ from .fingerprint import Fingerprint, fingerprint
 from .marking import activates, is_marked, mark, unmark
 from .plugins import Plugin
 from .settings_file import NAME, SettingsFile, checked, content_of, is_as_written, is_ours, new, parsed
+from .shims import check_device
 from .writing import Change, apply, diff, locked
 
 
@@ -65,6 +66,7 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     build(settings, presets)
     file, before = _settings(root, plugin, settings, presets)
     config = checked(file.settings, presets, file.where)
+    check_device(plugin, config)
     if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
         raise ConfigError("dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim")
     found = fingerprint(root, checkout)

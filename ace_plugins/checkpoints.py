@@ -170,12 +170,24 @@ def _read(path: Path) -> Any:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}: expected a file that torch.save wrote")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(numpy_numbers()):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
             f"cannot read {path} as a checkpoint of tensors and containers ({type(error).__name__} in torch.load): "
             "expected what torch.save(model.state_dict(), path) writes, alone or in a dict"
         ) from None
+
+
+def numpy_numbers() -> list[Any]:
+    """What the numbers of numpy are pickled with: scripts save their accuracies as such, beside the weights."""
+    try:
+        import numpy
+    except ImportError:
+        return []
+    kinds = (numpy.float64, numpy.float32, numpy.int64, numpy.int32, numpy.bool_)
+    rebuild = numpy.float64(0).__reduce__()[0]
+    return [rebuild, numpy.dtype, *(type(numpy.dtype(kind)) for kind in kinds)]
 
 
 def _write(content: Any, path: Path) -> None:

@@ -29,12 +29,15 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             kind = type(field.default)
         option = click.option(name, field.name, type=kind, default=None, help=field.metadata["help"])
         command = option(command)
+    command = click.option("--cpu", is_flag=True, default=None, help="The same as --device cpu.")(command)
     return click.option("--preset", default=None, help="The adapter's named settings to start from.")(command)
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were given, with a dual learning rate that is a number as a number."""
     given = {name: value for name, value in options.items() if value is not None}
+    if given.pop("cpu", False):
+        given["device"] = "cpu"
     with suppress(ValueError, KeyError):
         given["dual_lr"] = float(given["dual_lr"])
     return given

@@ -19,6 +19,7 @@ LARGEST = 1e30
 MODES = ("strict", "bounded", "resilient", "off")
 DUAL_OPTIMIZERS = ("sgd", "adam", "nupi")
 EVAL_BRANCHES = ("auto", "on", "off")
+DEVICES = ("auto", "cpu")
 UNBOUNDED = (
     "the branches stay in the deployed model and nothing bounds them, so that a branch can grow as its gamma shrinks: "
     "gamma and u do not say how far the model is from equivariant, and no bound on its equivariance error holds"
@@ -56,6 +57,7 @@ class Config:
     land_at: int = _setting(0, "strict: the step after which gamma is 0 for good; 0 for never")
     spectral_norm: bool = _setting(False, "divide every linear map of the branches by its spectral norm")
     eval_branches: str = _setting("auto", "branches in model.eval(): auto (strict off, others on), on, off")
+    device: str = _setting("auto", "cpu: where upstream insists on a GPU, run it on the CPU; auto: as upstream has it")
     shims: bool = _setting(True, "repair what upstream needs and today's stack has not")
     trace: bool = _setting(True, "write gamma, lambda and u to .ace/runs/")
     trace_every: int = _setting(10, "steps between two lines of the trace")
@@ -74,6 +76,7 @@ class Config:
             ("mode", MODES),
             ("dual_optimizer", DUAL_OPTIMIZERS),
             ("eval_branches", EVAL_BRANCHES),
+            ("device", DEVICES),
         ):
             if getattr(self, name) not in known:
                 yield name, one_of(name, getattr(self, name), known)

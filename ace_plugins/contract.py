@@ -155,6 +155,8 @@ class Site(_Features):
     """Where the branch reads: by default the first argument of ``module``; a name is a stem or a site."""
     output: int | str | None = None
     """Which of the submodule's outputs: an index of a tuple, a key of a dict, None for a single tensor."""
+    axis: int | None = None
+    """Where the dimensions that make one feature vector begin in what the branch reads; None: they are the last."""
     through: str | None = None
     """A stem that reads nothing itself, applied to what this site reads before the branch gets it; ``shape_in`` is
     what comes out of it."""
@@ -171,6 +173,8 @@ class Shim:
     reason: str
     needed: Callable[[], bool]
     apply: Callable[[], None]
+    device: str | None = None
+    """Set where it is for people who ask for this device, and for nobody else."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,10 @@ class StandIn:
     """Called when upstream first imports it."""
 
     def needed(self) -> bool:
-        return find_spec(self.name) is None
+        try:
+            return find_spec(self.name) is None
+        except ModuleNotFoundError:  # the package it would be in
+            return True
 
 
 AnyShim = Shim | StandIn

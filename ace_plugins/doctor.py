@@ -17,7 +17,7 @@ from .errors import AceError, AdapterError
 from .fingerprint import fingerprint
 from .importable import make_importable
 from .plugins import Plugin, one_line, registry
-from .shims import applied, offer_stand_ins, shims
+from .shims import applied, apply_shims, offer_stand_ins, shims
 from .site_status import status
 
 SYMMETRIC = 1e-3
@@ -74,6 +74,7 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
     assert plugin.upstream is not None
     root = make_importable(plugin, checkout)
     offer_stand_ins(plugin)
+    apply_shims(plugin, "cpu")  # where the example is
     example = plugin.example(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the same branches, and so the same numbers, each time

@@ -68,18 +68,32 @@ class Forward:
                     "forward (on its own, taken into another model, or recomputed by activation checkpointing); call "
                     "the model itself, or project(model) first"
                 )
-            self.values[name] = self.branch(node, read)
+            names = self.ace.together.get(name, (name,))
+            if len(names) == 1:
+                self.values[name] = self.branch(node, read)
+            else:
+                self._check(node, read)
+                branches = [self.ace.branch(each) for each in names]
+                self.values.update(zip(names, branches[0].joint(branches, read), strict=True))  # type: ignore[operator]
         return self.values[name]
 
     def branch(self, node: Node, read: Any) -> Tensor | Affine:
         """The node's module on what it reads, which must be features of the shape the adapter says."""
         if isinstance(node, Site) and node.through is not None:
             read = self.branch(self.ace.nodes[node.through], read)
-        found = tuple(read.shape[-len(node.shape_in) :]) if isinstance(read, Tensor | Affine) else type(read).__name__
-        if found != node.shape_in:
-            raise AdapterError(f"{node.name!r} reads features of shape {found}, expected shape_in {node.shape_in}")
+        self._check(node, read)
         value: Tensor | Affine = self.ace.branch(node.name)(read)
         return value
+
+    @staticmethod
+    def _check(node: Node, read: Any) -> None:
+        found: tuple[int, ...] | str = type(read).__name__
+        if isinstance(read, Tensor | Affine):
+            axis = node.axis if isinstance(node, Site) else None
+            begin = max(len(read.shape) - len(node.shape_in), 0) if axis is None else axis
+            found = tuple(read.shape[begin : begin + len(node.shape_in)])
+        if found != node.shape_in:
+            raise AdapterError(f"{node.name!r} reads features of shape {found}, expected shape_in {node.shape_in}")
 
 
 class _Forwards(threading.local):

@@ -18,6 +18,7 @@ import wrapt
 from torch import nn
 
 from .attaching import attach, configured
+from .config import Config
 from .contract import Upstream, file_of
 from .errors import AdapterError
 from .imports import imported, when_imported
@@ -37,10 +38,10 @@ _watched: weakref.WeakSet[type] = weakref.WeakSet()
 class Patch(AbstractContextManager["Patch"]):
     """A patch in force. Leave the ``with`` block, or call ``undo()``, to end it; attached models stay so."""
 
-    def __init__(self, plugin: Plugin, settings: Mapping[str, Any], *, shims: bool) -> None:
+    def __init__(self, plugin: Plugin, settings: Mapping[str, Any], config: Config) -> None:
         self.plugin = plugin
         self.settings = dict(settings)
-        self.shims = shims
+        self.config = config
 
     @property
     def upstream(self) -> Upstream:
@@ -70,9 +71,11 @@ def patched(name: str, **config: Any) -> Patch:
     """
     plugin = registry().adapter(name)
     settings = configured(plugin, config)
-    patch = Patch(plugin, config, shims=settings.shims)
-    if patch.shims:
+    patch = Patch(plugin, config, settings)
+    if settings.shims:
         offer_stand_ins(plugin)
+        if settings.device != "auto":
+            apply_shims(plugin, settings.device)  # for models that are not ours to attach, too
     for path in patch.upstream.models:
         _patches.setdefault(path, []).append(patch)
     for path in patch.upstream.models:
@@ -105,8 +108,8 @@ def _meet(module: ModuleType, path: str) -> None:
             f"adapter {patch.plugin.name!r} expected class {path.partition(':')[2]} in {module.__name__} and found "
             "none: this version of the upstream does not fit"
         )
-    if patch.shims:
-        apply_shims(patch.plugin)
+    if patch.config.shims:
+        apply_shims(patch.plugin, patch.config.device)
     _paths[cls] = path
     _wrap(cls)
     # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.

@@ -45,6 +45,8 @@ class Ace(nn.Module):
         taps = {node.name: node.reads.module for node in nodes if isinstance(node.reads, Tap)}
         self.from_model = tuple(name for name, module in taps.items() if module == "")
         self.from_others = {name: module for name, module in taps.items() if module}
+        self.together = _together(nodes, branches)
+        """Sites whose branches read one and the same tensor and can be computed in one go, by name."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), float(config.gamma_init), dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
@@ -133,6 +135,16 @@ class Ace(nn.Module):
 
     def extra_repr(self) -> str:
         return f"adapter={self.adapter!r}, mode={self.config.mode!r}, sites={len(self.sites)}"
+
+
+def _together(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
+    """A branch says that it can by a method ``joint(branches, read)``, which gives the values of all of them."""
+    groups: dict[Any, list[str]] = {}
+    for node in nodes:
+        kind = type(branches[node.name])
+        if isinstance(node.reads, Tap) and node.reads.module is not None and hasattr(kind, "joint"):
+            groups.setdefault((node.reads, kind), []).append(node.name)
+    return {name: tuple(names) for names in groups.values() for name in names}
 
 
 def _distributed() -> bool:

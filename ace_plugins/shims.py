@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .config import Config
 from .contract import AnyShim, Shim, StandIn
-from .errors import AdapterError
+from .errors import AdapterError, ConfigError
 from .plugins import Plugin
 from .stand_ins import STAND_INS
 
@@ -37,11 +38,27 @@ def withdraw_stand_ins(plugin: Plugin) -> None:
             STAND_INS.withdraw(shim)
 
 
-def apply_shims(plugin: Plugin) -> list[Shim]:
+def check_device(plugin: Plugin, config: Config) -> None:
+    """Whether this adapter can make its upstream run there, which few have to."""
+    known = {shim.device for shim in shims(plugin) if isinstance(shim, Shim)}
+    if config.device != "auto" and config.device not in known:
+        assert plugin.upstream is not None
+        raise ConfigError(
+            problems=[
+                (
+                    "device",
+                    f"device {config.device!r}: adapter {plugin.name!r} redirects no CUDA calls, as "
+                    f"{plugin.upstream.title} lets its user choose; expected auto, and the script's own option",
+                )
+            ]
+        )
+
+
+def apply_shims(plugin: Plugin, device: str) -> list[Shim]:
     """Apply what this upstream needs and has not got yet. Returns what was applied now."""
     done: list[Shim] = []
     for shim in shims(plugin):
-        if isinstance(shim, StandIn) or applied(plugin, shim):
+        if isinstance(shim, StandIn) or applied(plugin, shim) or shim.device not in (None, device):
             continue
         try:
             if shim.needed():

@@ -29,7 +29,7 @@ from .equivariance import Call, EquivarianceError
 from .importable import make_importable
 from .plugins import Plugin, registry
 from .relaxation import Ace
-from .shims import offer_stand_ins
+from .shims import apply_shims, offer_stand_ins
 from .site_status import status
 
 SYMMETRIC = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -301,6 +301,7 @@ def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] 
     plugin = registry().adapter(name)
     make_importable(plugin, None if checkout is None else Path(checkout))
     offer_stand_ins(plugin)
+    apply_shims(plugin, "cpu")  # where the examples are
     kit = Kit(name, seed)
     failures = []
     for check in CHECKS:

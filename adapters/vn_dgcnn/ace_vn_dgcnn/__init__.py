@@ -1,0 +1,1 @@
+"""ACE for vector neurons: VN-DGCNN and VN-PointNet."""

@@ -1,0 +1,89 @@
+"""Vector neurons: where ACE goes in, and how SO(3) acts on them.
+
+A layer ``VNLinearLeakyReLU`` maps its vector channels twice, to features and to the directions its nonlinearity goes
+by. Both maps are sites, and both branches read the layer's input: an affine map of all channels of a point, which
+mixes x, y and z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ace_plugins import Example, Site, Tap, Upstream, hookimpl
+
+from .upstream import CHECKOUT, MODELS
+
+if TYPE_CHECKING:
+    import click
+    from torch import nn
+
+    from ace_plugins.actions import GroupAction
+    from ace_plugins.contract import AnyShim, Node
+
+LAYER, MAPS = "VNLinearLeakyReLU", ("map_to_feat", "map_to_dir")
+
+
+@hookimpl
+def ace_upstream() -> Upstream:
+    models = tuple(f"models.{name}:get_model" for name in MODELS)
+    return Upstream(title="VN-DGCNN and VN-PointNet (vnn)", models=models, checkout=CHECKOUT)
+
+
+@hookimpl
+def ace_layers(model: Any) -> Sequence[Node]:
+    sites = []
+    for path, layer in model.named_modules():
+        if type(layer).__name__ == LAYER:
+            for name in MAPS:
+                linear = getattr(layer, name)
+                shapes = (linear.in_features, 3), (linear.out_features, 3)
+                sites.append(Site(f"{path}.{name}", f"{path}.{name}", *shapes, reads=Tap("x", path), axis=1))
+    return sites
+
+
+@hookimpl
+def ace_branch(site: Node) -> nn.Module:
+    from .branch import VectorLinear
+
+    return VectorLinear(site.width_in, site.width_out)
+
+
+@hookimpl
+def ace_group_action(model: Any) -> GroupAction:
+    from ace_plugins.actions import SO3, GroupAction, Invariant, Vectors
+
+    # Logits, or log-probabilities per point, and a second output that upstream leaves empty or unused.
+    name = "point_cloud" if hasattr(model, "conv_pos") else "x"
+    return GroupAction(SO3, inputs={name: Vectors(axis=1)}, outputs=(Invariant(), None))
+
+
+@hookimpl
+def ace_preset() -> Mapping[str, Mapping[str, Any]]:
+    return {
+        # From the authors' grid for ModelNet40, beside upstream's SGD.
+        "paper": {"dual_optimizer": "adam", "dual_lr": 1e-4},
+        # For a few thousand steps. Upstream's SGD runs at a rate of 0.1, at which gamma needs no help.
+        "short": {"dual_optimizer": "sgd", "dual_lr": "0.1x", "augmented": 0.5, "spectral_norm": True},
+    }
+
+
+@hookimpl
+def ace_shims() -> Sequence[AnyShim]:
+    from .shims import SHIMS
+
+    return SHIMS
+
+
+@hookimpl
+def ace_example(seed: int) -> Example:
+    from .example import shapes_example
+
+    return shapes_example(seed)
+
+
+@hookimpl
+def ace_datasets() -> Mapping[str, click.Command]:
+    from .shapes import shapes
+
+    return {"shapes": shapes}

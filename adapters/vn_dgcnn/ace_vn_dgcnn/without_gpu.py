@@ -1,0 +1,70 @@
+"""Upstream's hard-coded CUDA calls on the CPU: those written in upstream's own files, and nobody else's."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache, wraps
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ace_plugins.environment import say
+from ace_plugins.imports import imported, when_imported
+from ace_plugins.stand_ins import belongs
+
+from .upstream import MODELS
+
+FILES = tuple(f"models/{name}.py" for name in MODELS)
+UTILITIES = ("models/utils/vn_dgcnn_util.py", "models/utils/dgcnn_util.py")
+"""Where upstream writes torch.device('cuda')."""
+
+
+def redirect() -> None:
+    """From now on, for this process."""
+    told = "device cpu: the CUDA calls in the files of this checkout go to the CPU"
+    if torch.cuda.is_available():
+        told += f', though this machine has a GPU ({torch.cuda.get_device_name()}); to use it, device = "auto"'
+    say(told)
+    for owner in (Tensor, nn.Module):
+        _redirect_calls(owner)
+    for file in UTILITIES:
+        when_imported(_redirect_devices, file=file)
+        for module in imported(file=file):
+            _redirect_devices(module)
+
+
+def _redirect_calls(owner: Any) -> None:
+    plain = owner.cuda
+
+    @wraps(plain)
+    def cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Of the one that wrote .cuda(), not of torch calling itself.
+        if _of_upstream(sys._getframe(1).f_code.co_filename):
+            return self.cpu()
+        return plain(self, *args, **kwargs)
+
+    owner.cuda = cuda
+
+
+def _redirect_devices(module: ModuleType) -> None:
+    file = getattr(module, "__file__", None) or ""
+    if _of_upstream(file) and isinstance(vars(module).get("torch"), ModuleType):
+        vars(module)["torch"] = _Torch("torch")
+
+
+class _Torch(ModuleType):
+    """torch, in which every device is the CPU."""
+
+    @staticmethod
+    def device(*_: Any, **__: Any) -> torch.device:
+        return torch.device("cpu")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@cache
+def _of_upstream(file: str) -> bool:
+    return belongs(file, FILES)
