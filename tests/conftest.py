@@ -14,6 +14,9 @@ from ace_plugins.plugins import registry
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Somebody's test_cls.py is a script, not a test.
+collect_ignore = ["upstreams"]
+
 
 @pytest.fixture(autouse=True)
 def _runs_in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

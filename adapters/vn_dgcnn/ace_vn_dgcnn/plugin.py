@@ -8,6 +8,7 @@ mixes x, y and z.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ace_plugins import Example, Site, Tap, Upstream, hookimpl
@@ -53,9 +54,9 @@ def ace_branch(site: Node) -> nn.Module:
 def ace_group_action(model: Any) -> GroupAction:
     from ace_plugins.actions import SO3, GroupAction, Invariant, Vectors
 
-    # Logits, or log-probabilities per point, and a second output that upstream leaves empty or unused.
-    name = "point_cloud" if hasattr(model, "conv_pos") else "x"
-    return GroupAction(SO3, inputs={name: Vectors(axis=1)}, outputs=(Invariant(), None))
+    points = next(iter(signature(model.forward).parameters))
+    # Logits, of the shape or of each point, and a second output that upstream leaves empty.
+    return GroupAction(SO3, inputs={points: Vectors(axis=1)}, outputs=(Invariant(), None))
 
 
 @hookimpl
