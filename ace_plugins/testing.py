@@ -82,6 +82,15 @@ class Kit:
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
         return self.tensors(model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs))))
 
+    def same(self, *sides: tuple[nn.Module, Example]) -> bool:
+        """Whether models give the same, down to the last bit, for the same random numbers (of dropout)."""
+        outputs = []
+        for model, example in sides:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(self.seed)
+                outputs.append(self.run(model, example))
+        return all(_same(outputs[0], other) for other in outputs[1:])
+
     def loss(self, model: nn.Module, example: Example) -> Tensor:
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
@@ -143,7 +152,7 @@ def check_gamma_zero_is_upstream(kit: Kit) -> None:
         model.ace.gamma.zero_()
     for mode in (True, False):
         with use_branches(model, True):
-            assert _same(kit.run(plain.model.train(mode), plain), kit.run(model.train(mode), example)), (
+            assert kit.same((plain.model.train(mode), plain), (model.train(mode), example)), (
                 f"gamma = 0 does not give upstream's output bit for bit (training={mode})"
             )
 
@@ -206,7 +215,7 @@ def check_copies_are_independent(kit: Kit) -> None:
     model, example = kit.attached()
     for how, twin in (("deepcopy", copy.deepcopy(model)), ("pickle", pickle.loads(pickle.dumps(model)))):
         before = copy.deepcopy(model.state_dict())
-        assert _same(kit.run(copy.deepcopy(model).train(), example), kit.run(copy.deepcopy(twin).train(), example)), (
+        assert kit.same((copy.deepcopy(model).train(), example), (copy.deepcopy(twin).train(), example)), (
             f"a {how} of the model gives other outputs"
         )
         kit.train(twin.train(), example)

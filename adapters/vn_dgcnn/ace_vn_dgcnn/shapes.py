@@ -1,0 +1,274 @@
+"""``ace-patch data shapes``: solids of a dozen families in the text layout of ModelNet40, in seconds and offline.
+
+ModelNet40 is a download of gigabytes; a few hundred solids show within minutes whether a script trains, and what
+dropping points does to it. They all stand upright about z, so that upstream's ``--rot aligned`` and ``--rot z`` mean
+something.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+import numpy as np
+
+from ace_plugins.errors import AceError, one_of
+
+from .solids import FAMILIES, Array
+
+Progress = Callable[[int], None]
+
+NAMES = "modelnet40_shape_names.txt"
+INDEX = {"train": "modelnet40_train.txt", "test": "modelnet40_test.txt"}
+RECORD = "shapes.json"
+"""Beside what upstream reads: how the folder was made, by which it is known as ours."""
+DROP_SPLITS = {"train": ("train",), "test": ("test",), "both": ("train", "test")}
+NEIGHBOURS = 20
+"""Upstream's --n_knn: it fails on clouds of fewer points."""
+LINE = "%.6f,%.6f,%.6f,%.6f,%.6f,%.6f\n"
+
+
+def shape(name: str, split: str, number: int, *, points: int, noise: float = 0.0, seed: int = 0) -> Array:
+    """One shape [points, 6], positions and normals. It has a random stream of its own, so that it stays the same
+    whatever else is made, dropped or left out. ``noise`` moves its points, not its normals."""
+    random = np.random.default_rng([seed, list(FAMILIES).index(name), list(INDEX).index(split), number])
+    positions, normals = FAMILIES[name].sample(random, points)
+    if noise:
+        positions = positions + noise * random.standard_normal(positions.shape)
+    return np.concatenate([positions, normals], axis=1)
+
+
+def kept_of(points: int, drop: float) -> int:
+    """How many points remain, the same number for every shape: upstream's loader stacks a batch as it is.
+
+    It takes the first ``--num_point`` lines of a file, and of a shorter file all of them. So the shapes of one split
+    must be equally long, and may be shorter than that: a batch is then [B, kept, 3], which the models take as well.
+    """
+    if points < 1:
+        raise AceError(f"points {points}: expected at least 1")
+    if not 0 <= drop < 1:
+        raise AceError(f"drop {drop}: expected a fraction of the points, at least 0 and less than 1")
+    kept = round(points * (1 - drop))
+    if kept < 1:
+        raise AceError(f"drop {drop}: expected at least 1 of {points} points to remain, found 0")
+    return kept
+
+
+def ids_of(name: str, split: str, train: int, test: int) -> list[str]:
+    """As ModelNet40 numbers them: from 1, those to train on first."""
+    numbers = range(1, train + 1) if split == "train" else range(train + 1, train + test + 1)
+    return [f"{name}_{number:04d}" for number in numbers]
+
+
+def files_of(names: Sequence[str], train: int, test: int) -> list[str]:
+    """Every file of a data set, relative to its folder."""
+    shapes = [f"{name}/{each}.txt" for name in names for split in INDEX for each in ids_of(name, split, train, test)]
+    return [RECORD, NAMES, *INDEX.values(), *shapes]
+
+
+def check(
+    folder: Path,
+    *,
+    classes: int,
+    train: int,
+    test: int,
+    points: int,
+    noise: float,
+    drop: float,
+    drop_split: str,
+    seed: int,
+) -> None:
+    """Everything that can be wrong with a data set to be generated; nothing is written."""
+    if not 1 <= classes <= len(FAMILIES):
+        raise AceError(f"classes {classes}: expected 1 to {len(FAMILIES)}, there are {', '.join(FAMILIES)}")
+    for part, count in (("train", train), ("test", test)):
+        if count < 1:
+            raise AceError(f"{part} {count}: expected at least 1 shape of each class")
+    kept_of(points, drop)
+    if drop_split not in DROP_SPLITS:
+        raise AceError(one_of("drop split", drop_split, DROP_SPLITS))
+    if not 0 <= noise < math.inf:
+        raise AceError(f"noise {noise}: expected a standard deviation, 0 or more")
+    if not 0 <= seed < 2**32:
+        raise AceError(f"seed {seed}: expected 0 to {2**32 - 1}")
+    nearest = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+    if not nearest.is_dir():
+        raise AceError(f"out {str(folder)!r}: expected a folder, found that {str(nearest)!r} is none")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise AceError(f"out {str(folder)!r}: expected a folder to write to, {str(nearest)!r} is not writable")
+    foreign = _foreign(folder)
+    if foreign is not None:
+        raise AceError(
+            f"out {str(folder)!r}: expected a folder that is new, empty or made by this command, found {foreign!r} "
+            "in it; choose another folder, or move that away"
+        )
+
+
+def _recorded(folder: Path) -> set[str]:
+    """What this command has put into a folder, by the record it left there: files and folders."""
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        names = [name for name in FAMILIES if name in record["classes"]]
+        files = files_of(names, int(record["train"]), int(record["test"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return set()
+    return {*files, *names}
+
+
+def _foreign(folder: Path) -> str | None:
+    """The first thing in a folder that this command has not put there."""
+    if not folder.is_dir():
+        return None
+    ours = _recorded(folder)
+    found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*") if ours else folder.iterdir()))
+    return next((path for path in found if path not in ours), None)
+
+
+def generate(
+    folder: str | Path,
+    *,
+    classes: int = 8,
+    train: int = 40,
+    test: int = 10,
+    points: int = 1024,
+    noise: float = 0.0,
+    drop: float = 0.0,
+    drop_split: str = "train",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Write the data set into ``folder``: all of it or nothing. A data set made by this before is replaced.
+
+    The points of a shape come in random order, and dropping takes them from the end: any first lines of a file are a
+    uniform sample of the shape, and a smaller ``drop`` keeps all that a larger one keeps.
+    """
+    folder = Path(folder)
+    settings: dict[str, Any] = {"train": train, "test": test, "points": points, "noise": noise, "drop": drop}
+    settings |= {"drop_split": drop_split, "seed": seed}
+    check(folder, classes=classes, **settings)
+    names = list(FAMILIES)[:classes]
+    made = [each for each in (folder, *folder.absolute().parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".shapes-", dir=folder) as inside:
+            fresh, old = Path(inside) / "fresh", Path(inside) / "old"
+            fresh.mkdir()
+            old.mkdir()
+            (fresh / RECORD).write_text(json.dumps({"classes": names, **settings}, indent=1) + "\n")
+            _write(fresh, names, **settings, progress=progress)
+            _publish(fresh, old, folder)
+    except BaseException as error:
+        for each in made:
+            with suppress(OSError):  # somebody has put something there meanwhile
+                each.rmdir()
+        if isinstance(error, OSError):
+            raise AceError(f"out {str(folder)!r}: could not write the data set: {error}") from error
+        raise
+    return [folder / file for file in files_of(names, train, test)]
+
+
+def _write(
+    folder: Path,
+    names: Sequence[str],
+    *,
+    train: int,
+    test: int,
+    points: int,
+    noise: float,
+    drop: float,
+    drop_split: str,
+    seed: int,
+    progress: Progress | None,
+) -> None:
+    (folder / NAMES).write_text("".join(f"{name}\n" for name in names))
+    for name in names:
+        (folder / name).mkdir()
+    for split, index in INDEX.items():
+        kept = kept_of(points, drop if split in DROP_SPLITS[drop_split] else 0.0)
+        ids = {name: ids_of(name, split, train, test) for name in names}
+        for name, each in ids.items():
+            for number, identity in enumerate(each):
+                made = shape(name, split, number, points=points, noise=noise, seed=seed)[:kept]
+                (folder / name / f"{identity}.txt").write_text(_text(made))
+            if progress is not None:
+                progress(len(each))
+        (folder / index).write_text("".join(f"{identity}\n" for each in ids.values() for identity in each))
+
+
+def _text(rows: Array) -> str:
+    """One format for the whole file: several times faster than ``np.savetxt``. Adding 0 takes the sign off -0."""
+    return LINE * len(rows) % tuple((rows.round(6) + 0.0).ravel().tolist())
+
+
+def _publish(fresh: Path, old: Path, folder: Path) -> None:
+    """The old data set out, the new one in. Stopped halfway, every move is taken back: old and new must not mix."""
+    ours = sorted(path for path in _recorded(folder) if "/" not in path and (folder / path).exists())
+    moves = [(folder / name, old / name) for name in ours]
+    moves += [(entry, folder / entry.name) for entry in sorted(fresh.iterdir())]
+    begun: list[tuple[Path, Path]] = []
+    try:
+        for source, target in moves:
+            begun.append((source, target))
+            os.replace(source, target)
+    except BaseException:
+        for source, target in reversed(begun):
+            if target.exists() and not source.exists():
+                os.replace(target, source)
+        raise
+
+
+@click.command()
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the data, made if missing; upstream reads data/modelnet40_normal_resampled in its checkout.",
+)
+@click.option("--classes", default=8, show_default=True, help=f"Families of shapes, up to {len(FAMILIES)}.")
+@click.option("--train", default=40, show_default=True, help="Shapes of each class to train on.")
+@click.option("--test", default=10, show_default=True, help="Shapes of each class to test on.")
+@click.option(
+    "--points",
+    default=1024,
+    show_default=True,
+    help="Points of a shape; upstream takes the first --num_point, so more of them hide what is dropped.",
+)
+@click.option("--noise", default=0.0, show_default=True, help="Gaussian noise on the points, of shapes of radius 1.")
+@click.option("--drop", default=0.0, show_default=True, help="Fraction of the points to drop from every shape.")
+@click.option(
+    "--drop-split",
+    default="train",
+    show_default=True,
+    type=click.Choice(list(DROP_SPLITS)),
+    help="Where to drop them.",
+)
+@click.option("--seed", default=0, show_default=True, help="The same seed: the same shapes, whatever is dropped.")
+def shapes(out: Path, **settings: Any) -> None:
+    """Solids in the layout of ModelNet40: spheres, cones, tori, brackets and others, with normals.
+
+    A stand-in for the download, made in seconds. With --drop the shapes to train on have fewer points, as in the
+    experiment on robustness (0 to 0.85), all of them equally many: upstream's loader takes a file that is shorter
+    than --num_point as it is, and stacks what has one length. Its graphs need at least --n_knn points, 20 by default.
+    """
+    check(out, **settings)
+    counts = {split: settings["classes"] * settings[split] for split in INDEX}
+    with ExitStack() as stack:
+        progress = None
+        if sys.stderr.isatty():
+            bar = click.progressbar(length=sum(counts.values()), label="shapes", file=sys.stderr)
+            progress = stack.enter_context(bar).update
+        generate(out, **settings, progress=progress)
+    dropped = DROP_SPLITS[settings["drop_split"]]
+    kept = {split: kept_of(settings["points"], settings["drop"] if split in dropped else 0.0) for split in INDEX}
+    told = ", ".join(f"{count:,} {split} of {kept[split]:,} points" for split, count in counts.items())
+    click.echo(f"wrote {sum(counts.values()):,} shapes of {settings['classes']} classes to {out}: {told}")
+    if min(kept.values()) < NEIGHBOURS:
+        click.echo(f"fewer than {NEIGHBOURS} points: give upstream's scripts a smaller --n_knn", err=True)
