@@ -28,7 +28,7 @@ from .steps import watch
 class Forward:
     """One forward under way: the tensors tapped so far and the branch values computed so far."""
 
-    __slots__ = ("ace", "bounded", "fired", "gammas", "tapped", "values")
+    __slots__ = ("ace", "bounded", "fired", "gammas", "prepares", "tapped", "values")
 
     def __init__(self, ace: Ace) -> None:
         self.ace = ace
@@ -36,6 +36,7 @@ class Forward:
         self.fired: set[str] = set()
         self.tapped: dict[str, Any] = {}
         self.values: dict[str, Tensor | Affine] = {}
+        self.prepares: dict[str, Any] = {}
         self.bounded: list[SNLinear] = []
 
     def divide(self) -> None:
@@ -54,28 +55,41 @@ class Forward:
         """The output of a stem or of a site's branch, computed once in a forward."""
         if name not in self.values:
             node = self.ace.nodes[name]
-            if isinstance(node.reads, str):
-                read = self.value(node.reads)
-            elif name in self.tapped:
-                read = self.tapped[name]
-                if isinstance(node, Stem) and isinstance(read, Tensor):
-                    read = affine(read, node.width_out)
-            else:
-                assert node.reads is not None  # such stems are gone through, not read
-                where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
-                raise AttachError(
-                    f"{name!r} reads {where}, which this call has not seen: a submodule was called outside its model's "
-                    "forward (on its own, taken into another model, or recomputed by activation checkpointing); call "
-                    "the model itself, or project(model) first"
-                )
-            names = self.ace.together.get(name, (name,))
-            if len(names) == 1:
-                self.values[name] = self.branch(node, read)
-            else:
-                self._check(node, read)
-                branches = [self.ace.branch(each) for each in names]
-                self.values.update(zip(names, branches[0].joint(branches, read), strict=True))  # type: ignore[operator]
+            read = self._read(node)
+            if isinstance(node, Stem) and isinstance(read, Tensor):
+                read = affine(read, node.width_out)
+            self.values[name] = self.branch(node, read)
         return self.values[name]
+
+    def prepared(self, site: Site) -> Any:
+        """What the site reads as its branch wants it, made once for all sites that read the same."""
+        first = self.ace.together[site.name]
+        if first not in self.prepares:
+            read = self._read(site)
+            self._check(site, read)
+            self.prepares[first] = self.ace.branch(first).prepare(read)  # type: ignore[operator]
+        return self.prepares[first]
+
+    def added(self, output: Any, site: Site) -> Any:
+        """By a branch that adds itself, which may be cheaper than making its value first."""
+        where = f"output of {site.module}"
+        chosen = output if site.output is None else part_of(output, str(site.output), where)
+        gamma, points = self.gammas[site.name], self.prepared(site)
+        summed = self.ace.branch(site.name).add_to(chosen, gamma, points)  # type: ignore[operator]
+        return summed if site.output is None else with_part(output, str(site.output), summed, where)
+
+    def _read(self, node: Node) -> Any:
+        if isinstance(node.reads, str):
+            return self.value(node.reads)
+        if node.name in self.tapped:
+            return self.tapped[node.name]
+        assert node.reads is not None  # such stems are gone through, not read
+        where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
+        raise AttachError(
+            f"{node.name!r} reads {where}, which this call has not seen: a submodule was called outside its model's "
+            "forward (on its own, taken into another model, or recomputed by activation checkpointing); call "
+            "the model itself, or project(model) first"
+        )
 
     def branch(self, node: Node, read: Any) -> Tensor | Affine:
         """The node's module on what it reads, which must be features of the shape the adapter says."""
@@ -164,6 +178,7 @@ class TapHook:
         forward = _current(self.ace)
         if forward is not None:
             forward.tapped[self.name] = self.ace.arguments[self.name].pick(args, kwargs)
+            forward.prepares.pop(self.name, None)  # of a call before
 
 
 @dataclass(eq=False)
@@ -184,6 +199,8 @@ class SiteHook:
         forward.fired.add(self.site)
         site = forward.ace.nodes[self.site]
         assert isinstance(site, Site)
+        if site.name in forward.ace.together:
+            return forward.added(output, site)
         if isinstance(site.reads, Tap) and site.reads.module is None:
             # Not cached: the module may be called several times in a forward, with other inputs.
             branch = forward.branch(site, forward.ace.arguments[site.name].pick(args, kwargs))

@@ -46,7 +46,7 @@ class Ace(nn.Module):
         self.from_model = tuple(name for name, module in taps.items() if module == "")
         self.from_others = {name: module for name, module in taps.items() if module}
         self.together = _together(nodes, branches)
-        """Sites whose branches read one and the same tensor and can be computed in one go, by name."""
+        """Sites whose branches add themselves, with the first of those that read one and the same tensor."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), float(config.gamma_init), dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
@@ -137,14 +137,16 @@ class Ace(nn.Module):
         return f"adapter={self.adapter!r}, mode={self.config.mode!r}, sites={len(self.sites)}"
 
 
-def _together(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[str, tuple[str, ...]]:
-    """A branch says that it can by a method ``joint(branches, read)``, which gives the values of all of them."""
-    groups: dict[Any, list[str]] = {}
+def _together(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[str, str]:
+    """A branch that adds itself has a method ``prepare(read)``, whose result serves all that read the same, and
+    ``add_to(output, gamma, prepared)``, which may write to the output."""
+    first: dict[Any, str] = {}
+    found = {}
     for node in nodes:
         kind = type(branches[node.name])
-        if isinstance(node.reads, Tap) and node.reads.module is not None and hasattr(kind, "joint"):
-            groups.setdefault((node.reads, kind), []).append(node.name)
-    return {name: tuple(names) for names in groups.values() for name in names}
+        if isinstance(node.reads, Tap) and node.reads.module is not None and hasattr(kind, "add_to"):
+            found[node.name] = first.setdefault((node.reads, kind), node.name)
+    return found
 
 
 def _distributed() -> bool:

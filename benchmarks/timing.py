@@ -30,9 +30,9 @@ def in_turns(one: Timed, two: Timed, rounds: int) -> list[tuple[float, float]]:
     return found
 
 
-def trainer(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Timed:
+def trainer(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, optimizer: Any = None) -> Timed:
     """A training step of a model on these arguments; of several outputs the first is what counts."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-4)
 
     def step() -> None:
         optimizer.zero_grad()

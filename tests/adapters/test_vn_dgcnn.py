@@ -221,9 +221,14 @@ def test_a_branch_acts_on_each_point_alone(points: tuple[int, ...], turned: bool
         x = x.transpose(1, -1).contiguous().transpose(1, -1)
     x.requires_grad_()
     feat, direction = VectorLinear(15, 12).double(), VectorLinear(15, 3).double()
-    together = VectorLinear.joint([feat, direction], x)
-    for branch, value in zip((feat, direction), together, strict=True):
-        expected = dense(branch, x)
+    prepared = feat.prepare(x)
+    values = []
+    for branch, scale in ((feat, 0.5), (direction, -2.0)):
+        gamma, expected = torch.tensor(scale, dtype=torch.float64), dense(branch, x)
+        output = torch.randn_like(expected, memory_format=torch.contiguous_format)
+        before = output.clone()
+        value = (branch.add_to(output, gamma, prepared) - before) / gamma
+        values.append(value)
         assert torch.allclose(value, expected, atol=1e-12)
         assert torch.allclose(branch(x), expected, atol=1e-12)
         weights = torch.randn_like(expected)
@@ -236,10 +241,32 @@ def test_a_branch_acts_on_each_point_alone(points: tuple[int, ...], turned: bool
         order = torch.randperm(points[0])
         moved = feat(x.index_select(3, order))
         axis = 3 if len(points) == 2 else 1
-        assert torch.allclose(moved, together[0].index_select(axis, order), atol=1e-12)
+        assert torch.allclose(moved, values[0].index_select(axis, order), atol=1e-12)
 
 
-def test_both_branches_of_a_layer_come_from_one_product(mini: Path) -> None:
+@pytest.mark.parametrize("points", [(7,), (6, 4)], ids=["4", "5"])
+@pytest.mark.parametrize("holds", [True, False])
+def test_what_is_repeated_is_mapped_once(points: tuple[int, ...], holds: bool) -> None:
+    """And where it is not repeated after all, it is mapped as it is."""
+    torch.manual_seed(0)
+    own, centre = torch.randn(2, 4, 3, *points).double(), torch.randn(2, 4, 3, *points[:-1], 1).double()
+    own.requires_grad_()
+    centre.requires_grad_()
+    x = torch.cat([own, centre.expand_as(own)], 1)
+    if not holds:
+        x = x + torch.zeros_like(x).index_fill_(-1, torch.tensor([1]), 1e-9)
+    branch = VectorLinear(24, 6, repeats=True).double()
+    value, expected = branch(x), dense(branch, x)
+    assert torch.allclose(value, expected, atol=1e-12)
+    weights = torch.randn_like(expected)
+    wanted = [own, centre, *branch.parameters()]
+    ours = torch.autograd.grad((value * weights).sum(), wanted)
+    theirs = torch.autograd.grad((expected * weights).sum(), wanted)
+    for one, two in zip(ours, theirs, strict=True):
+        assert torch.allclose(one, two, atol=1e-10)
+
+
+def test_both_branches_of_a_layer_share_what_they_read(mini: Path) -> None:
     code = """
         import warnings; warnings.simplefilter("ignore")
         import torch
@@ -248,14 +275,14 @@ def test_both_branches_of_a_layer_come_from_one_product(mini: Path) -> None:
         from ace_vn_dgcnn.branch import VectorLinear
         from ace_vn_dgcnn.example import shapes_example
         calls = []
-        plain = VectorLinear.joint
-        VectorLinear.joint = staticmethod(lambda maps, x: calls.append(len(maps)) or plain(maps, x))
+        plain = VectorLinear.prepare
+        VectorLinear.prepare = lambda self, x: calls.append(x.dim()) or plain(self, x)
         example = shapes_example(0)
         example.model.train()(*example.args)
         print(calls)
     """
     done = python(mini, "-c", textwrap.dedent(code))
-    assert done.stdout.splitlines()[-1:] == [str([2] * 7)], done.stderr
+    assert done.stdout.splitlines()[-1:] == [str([5, 5, 5, 5, 4, 4, 4])], done.stderr
 
 
 # Without a GPU.

@@ -44,10 +44,13 @@ def ace_layers(model: Any) -> Sequence[Node]:
 
 
 @hookimpl
-def ace_branch(site: Node) -> nn.Module:
+def ace_branch(site: Node, model: Any) -> nn.Module:
     from .branch import VectorLinear
 
-    return VectorLinear(site.width_in, site.width_out)
+    path = site.name.rpartition(".")[0]
+    # Graphs have a point beside each of its neighbours, and the last layers a mean beside each point.
+    repeats = model.get_submodule(path).dim == 5 or path.endswith("std_feature.vn1")
+    return VectorLinear(site.width_in, site.width_out, repeats=repeats)
 
 
 @hookimpl
