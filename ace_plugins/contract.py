@@ -155,6 +155,9 @@ class Site(_Features):
     """Where the branch reads: by default the first argument of ``module``; a name is a stem or a site."""
     output: int | str | None = None
     """Which of the submodule's outputs: an index of a tuple, a key of a dict, None for a single tensor."""
+    layer: str | None = None
+    """The submodule around ``module``, where the branch leaves outputs in another order in memory than upstream has
+    them: what that submodule gives goes through ``restore(output)`` of the branch."""
     axis: int | None = None
     """Where the dimensions that make one feature vector begin in what the branch reads; None: they are the last."""
     through: str | None = None

@@ -210,6 +210,20 @@ class SiteHook:
         return _added(output, site, forward.gammas[site.name], branch)
 
 
+@dataclass(eq=False)
+class RestoreHook:
+    """Forward hook of the layer around sites whose branches leave their outputs in another order in memory."""
+
+    ace: Ace
+    site: str
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        forward = _current(self.ace)
+        if forward is None or self.site not in forward.fired:
+            return None
+        return forward.ace.branch(self.site).restore(output)  # type: ignore[operator]
+
+
 def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor | Affine) -> Any:
     where = f"output of {site.module}"
     chosen = output if site.output is None else part_of(output, str(site.output), where)
@@ -283,6 +297,9 @@ def _added_hooks(ace: Ace, model: nn.Module) -> list[Any]:
         handles.append(module.register_forward_pre_hook(TapHook(ace, name), with_kwargs=True))
     for site in ace.sites:
         handles.append(_module(site, model).register_forward_hook(SiteHook(ace, site.name), with_kwargs=True))
+    layers = {site.layer: site.name for site in reversed(ace.sites) if site.layer is not None}
+    for path, name in layers.items():
+        handles.append(model.get_submodule(path).register_forward_hook(RestoreHook(ace, name)))
     return handles
 
 

@@ -39,7 +39,8 @@ def ace_layers(model: Any) -> Sequence[Node]:
             for name in MAPS:
                 linear = getattr(layer, name)
                 shapes = (linear.in_features, 3), (linear.out_features, 3)
-                sites.append(Site(f"{path}.{name}", f"{path}.{name}", *shapes, reads=Tap("x", path), axis=1))
+                site = f"{path}.{name}"
+                sites.append(Site(site, site, *shapes, reads=Tap("x", path), axis=1, layer=path))
     return sites
 
 
