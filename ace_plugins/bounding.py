@@ -73,16 +73,19 @@ class SNLinear(nn.Linear):
 
 def bound(branch: nn.Module) -> nn.Module:
     """The branch with its linear maps bounded. In place, but for a branch that is itself one linear map."""
-    if type(branch) is nn.Linear and not parametrize.is_parametrized(branch):
-        return SNLinear(branch)
     for parent in list(branch.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and not parametrize.is_parametrized(child):
-                setattr(parent, name, SNLinear(child))
-            elif isinstance(child, nn.Linear) and not is_bounded(child):
-                # Whoever subclasses Linear may use the weight in ways of its own: torch divides it for all of them.
-                parametrizations.spectral_norm(child)
-    return branch
+            setattr(parent, name, _bounded(child))
+    return _bounded(branch)
+
+
+def _bounded(module: nn.Module) -> nn.Module:
+    if type(module) is nn.Linear and not parametrize.is_parametrized(module):
+        return SNLinear(module)
+    if isinstance(module, nn.Linear) and not is_bounded(module):
+        # Whoever subclasses Linear may use the weight in ways of its own: torch divides it for all of them.
+        parametrizations.spectral_norm(module)
+    return module
 
 
 def is_bounded(module: nn.Module) -> bool:

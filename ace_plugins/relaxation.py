@@ -143,9 +143,9 @@ def _together(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[
     first: dict[Any, str] = {}
     found = {}
     for node in nodes:
-        kind = type(branches[node.name])
+        kind: Any = type(branches[node.name])
         if isinstance(node.reads, Tap) and node.reads.module is not None and hasattr(kind, "add_to"):
-            found[node.name] = first.setdefault((node.reads, kind), node.name)
+            found[node.name] = first.setdefault((node.reads, kind.prepare), node.name)
     return found
 
 

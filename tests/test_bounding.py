@@ -282,6 +282,7 @@ def test_what_is_bounded_and_what_is_not() -> None:
     assert unbounded(bound(nn.Linear(2, 2))) == []
     assert unbounded(bound(nn.Sequential(nn.Sequential(Own(2, 2)), nn.ReLU()))) == []
     assert unbounded(spectral_norm(nn.Linear(2, 2))) == []
+    assert unbounded(bound(Own(2, 2))) == []
     twice = bound(branch(2, 3, 2))
     assert len(maps(twice)) == 2
     done = nn.Sequential(spectral_norm(nn.Linear(2, 2)))

@@ -244,6 +244,22 @@ def test_a_branch_acts_on_each_point_alone(points: tuple[int, ...], turned: bool
         assert torch.allclose(moved, values[0].index_select(axis, order), atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of the compiler
+def test_half_precision_and_compilers() -> None:
+    torch.manual_seed(0)
+    x, branch = torch.randn(2, 4, 3, 6, 5), VectorLinear(12, 9)
+    expected, gamma = dense(branch, x), torch.ones(())
+    output = torch.zeros_like(expected, memory_format=torch.contiguous_format)
+    half = branch.add_to(output.bfloat16(), gamma, branch.prepare(x))
+    assert half.dtype == torch.bfloat16
+    assert torch.allclose(half.float(), expected, atol=0.05)
+
+    def add(x: torch.Tensor) -> torch.Tensor:
+        return branch.add_to(output, gamma, branch.prepare(x))
+
+    assert torch.allclose(torch.compile(add, backend="eager")(x), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("points", [(7,), (6, 4)], ids=["4", "5"])
 @pytest.mark.parametrize("holds", [True, False])
 def test_what_is_repeated_is_mapped_once(points: tuple[int, ...], holds: bool) -> None:
@@ -283,6 +299,31 @@ def test_both_branches_of_a_layer_share_what_they_read(mini: Path) -> None:
     """
     done = python(mini, "-c", textwrap.dedent(code))
     assert done.stdout.splitlines()[-1:] == [str([5, 5, 5, 5, 4, 4, 4])], done.stderr
+
+
+BOUNDED = """
+    import warnings; warnings.simplefilter("error"); warnings.filterwarnings("ignore", category=FutureWarning)
+    import torch
+    from ace_plugins import patched
+    patched("vn_dgcnn", device="cpu", trace=False, mode="resilient", spectral_norm=True)
+    from ace_vn_dgcnn.example import shapes_example
+    example = shapes_example(0)
+    model = example.model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(*example.args)[0].square().mean().backward()
+        optimizer.step()
+    model.eval()
+    norms = [torch.linalg.matrix_norm(branch.weight, 2).item() for branch in model.ace.branches.values()]
+    assert max(norms) < 1.1, norms
+    print(len(set(model.ace.together.values())))
+"""
+
+
+def test_branches_can_be_bounded(mini: Path) -> None:
+    done = python(mini, "-c", textwrap.dedent(BOUNDED))
+    assert done.stdout.splitlines()[-1:] == ["7"], done.stderr
 
 
 # Without a GPU.

@@ -47,8 +47,12 @@ class VectorLinear(nn.Linear):
 
     def add_to(self, output: Tensor, gamma: Tensor, points: Points) -> Tensor:
         """Upstream's output and gamma times the map of the points."""
-        weight, bias = gamma * self.weight, gamma * self.bias
-        added: Tensor = _Add.apply(output, points.x, weight, bias, points.repeats)  # type: ignore[no-untyped-call]
+        # Under autocast upstream's output is in half precision: this is then, too.
+        weight, bias, x = (t.to(output.dtype) for t in (gamma * self.weight, gamma * self.bias, points.x))
+        if torch.compiler.is_compiling():
+            made = torch.matmul(weight, _columns(x)) + bias[:, None]
+            return output + made.view(len(x), -1, *x.shape[2:]).transpose(1, -1)
+        added: Tensor = _Add.apply(output, x, weight, bias, points.repeats)  # type: ignore[no-untyped-call]
         return added
 
     def restore(self, output: Tensor) -> Tensor:
@@ -58,7 +62,7 @@ class VectorLinear(nn.Linear):
 
 def _repeats(x: Tensor) -> bool:
     """Looked at, not taken on trust, where looking is cheap beside the product: elsewhere it would be a wait."""
-    if x.dim() < 4 or x.shape[1] % 2 or x.shape[-1] == 1 or x.device.type != "cpu":
+    if x.dim() < 4 or x.shape[1] % 2 or x.shape[-1] == 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     second = x.detach()[:, x.shape[1] // 2 :]
     return torch.equal(second, second[..., :1].expand_as(second))
