@@ -3,7 +3,7 @@
 A chain of BatchNorm and Linear, as the branches of SchNet and EGNO are, has no nonlinearity: with z the few numbers
 that its stem reads for a node, every link is M z + c, and the mean and variance that BatchNorm needs follow from
 those of z. So links multiply small matrices, whatever the number of nodes, and rows are made once, where they are
-added to the model. Anything else that is done with such a value makes its rows first.
+added to the model. Only modules that are known to take such a value get one.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+from .bounding import SNLinear
+from .branches import Norm
+
+KNOWN = {nn.Linear, SNLinear, nn.BatchNorm1d, Norm, nn.Identity, nn.Sequential}
 
 
 class Read:
@@ -127,9 +132,14 @@ class Affine:
         return getattr(self.tensor(), name)
 
 
+def takes_affine(branch: nn.Module) -> bool:
+    """Whether it is made of maps alone that are known to leave such a value one, or to make its rows."""
+    return all(type(module) in KNOWN for module in branch.modules())
+
+
 def affine(read: Tensor, width: int) -> Tensor | Affine:
     """A value to start from, where keeping the map pays: rows of fewer numbers than the stem makes of them."""
     pays = read.dim() == 2 and read.shape[1] < width and read.dtype in (torch.float32, torch.float64)
-    if not pays or torch.is_autocast_enabled(read.device.type) or torch.compiler.is_compiling():
+    if not pays or read.is_meta or torch.is_autocast_enabled(read.device.type) or torch.compiler.is_compiling():
         return read
     return Affine(Read(read))

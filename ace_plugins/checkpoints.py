@@ -185,9 +185,12 @@ def numpy_numbers() -> list[Any]:
         import numpy
     except ImportError:
         return []
-    kinds = (numpy.float64, numpy.float32, numpy.int64, numpy.int32, numpy.bool_)
     rebuild = numpy.float64(0).__reduce__()[0]
-    return [rebuild, numpy.dtype, *(type(numpy.dtype(kind)) for kind in kinds)]
+    found: list[Any] = [rebuild, numpy.dtype, *{type(numpy.dtype(kind)) for kind in "?bBhHiIlLqQefd"}]
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):
+        # As numpy 1 and numpy 2 name it, whichever wrote the file.
+        found += [(rebuild, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    return found
 
 
 def _write(content: Any, path: Path) -> None:

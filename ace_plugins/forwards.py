@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .affine import Affine, affine
-from .bounding import SNLinear, divided, maps
+from .affine import Affine, affine, takes_affine
+from .bounding import Bounded, divided, maps
 from .contract import Node, Site, Stem, Tap
 from .equivariance import Call, clone
 from .errors import AdapterError, AttachError
@@ -37,7 +37,7 @@ class Forward:
         self.tapped: dict[str, Any] = {}
         self.values: dict[str, Tensor | Affine] = {}
         self.prepares: dict[str, Any] = {}
-        self.bounded: list[SNLinear] = []
+        self.bounded: list[Bounded] = []
 
     def divide(self) -> None:
         """The weights of all bounded branches at once, rather than each when it is called."""
@@ -56,7 +56,7 @@ class Forward:
         if name not in self.values:
             node = self.ace.nodes[name]
             read = self._read(node)
-            if isinstance(node, Stem) and isinstance(read, Tensor):
+            if isinstance(node, Stem) and isinstance(read, Tensor) and takes_affine(self.ace.branch(name)):
                 read = affine(read, node.width_out)
             self.values[name] = self.branch(node, read)
         return self.values[name]
@@ -96,7 +96,8 @@ class Forward:
         if isinstance(node, Site) and node.through is not None:
             read = self.branch(self.ace.nodes[node.through], read)
         self._check(node, read)
-        value: Tensor | Affine = self.ace.branch(node.name)(read)
+        branch = self.ace.branch(node.name)
+        value: Tensor | Affine = branch(read if takes_affine(branch) or isinstance(read, Tensor) else read.tensor())
         return value
 
     @staticmethod
@@ -141,13 +142,9 @@ class OpenHook:
             if active != bool(ace.handles) or (active and not ace.verified):
                 sync(ace, model)
             if ace.wants_batch():
-                # A copy: the script may go on to write into its batch.
-                ace.batch = Call(clone(args), clone(kwargs))
+                ace.batch = _kept(args, kwargs)
+        _close_all(ace)  # of a forward that was interrupted (Ctrl-C)
         if active:
-            # A forward that was interrupted (Ctrl-C) never closed.
-            for forward in [forward for forward in _forwards.open if forward.ace is ace]:
-                _forwards.open.remove(forward)
-                forward.close()
             forward = Forward(ace)
             for name in ace.from_model:
                 forward.tapped[name] = ace.arguments[name].pick(args, kwargs)
@@ -238,6 +235,20 @@ def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor | Affine) -> A
     return with_part(output, str(site.output), summed, where)
 
 
+def _kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Exception:
+    """A copy, since the script may go on to write into its batch; or why there can be none."""
+    try:
+        return Call(clone(args), clone(kwargs))
+    except Exception as error:
+        return error
+
+
+def _close_all(ace: Ace) -> None:
+    for forward in [forward for forward in _forwards.open if forward.ace is ace]:
+        _forwards.open.remove(forward)
+        forward.close()
+
+
 def install(ace: Ace, model: nn.Module) -> None:
     """Make ``ace`` a submodule of the model, with its hooks. Everything that could fail was checked before."""
     ace.train(model.training)
@@ -251,6 +262,7 @@ def install(ace: Ace, model: nn.Module) -> None:
 def uninstall(ace: Ace, model: nn.Module) -> None:
     """Take out what `install` put in."""
     _remove(ace)
+    _close_all(ace)
     for handle in ace.permanent:
         handle.remove()
     ace.permanent = []

@@ -61,8 +61,8 @@ class Ace(nn.Module):
         """Handles of the hooks that stay as long as the model is attached."""
         self.handles: list[Any] = []
         """Handles of the hooks that are there only while the branches take part."""
-        self.batch: Call | None = None
-        """The batch of the step under way, where the equivariance error is to be measured on it."""
+        self.batch: Call | Exception | None = None
+        """The batch of the step under way, where the equivariance error is to be measured on it; or why it cannot."""
         self._root: weakref.ref[nn.Module] | None = None
         self.verified = False
         """Every site was seen to carry its hook since the last change."""
@@ -81,7 +81,7 @@ class Ace(nn.Module):
 
     def wants_batch(self) -> bool:
         """Whether the step that this forward is for ends with a measurement."""
-        if not self.config.error_every or not self.training or self.landed:
+        if not self.config.error_every or not self.training or self.landed or not self.gamma.requires_grad:
             return False
         return self.config.measures(self.duals.count + 1) and torch.is_grad_enabled()
 

@@ -126,7 +126,7 @@ class Trace:
         if run is not None and ace is not None:
             run.finish(ace)
 
-    def _measured(self, model: nn.Module, ace: Ace, batch: Call) -> dict[str, Any] | None:
+    def _measured(self, model: nn.Module, ace: Ace, batch: Call | Exception) -> dict[str, Any] | None:
         """How far the model with its branches is from equivariant, on a batch it has just trained on."""
         from .attaching import equivariance_error  # which tells observers of what it does, this one among them
 
@@ -134,6 +134,8 @@ class Trace:
         if errors and errors[-1] is None:
             return None  # it could not be measured before
         try:
+            if isinstance(batch, Exception):
+                raise batch
             found = equivariance_error(model, batch, branches_on=True)
         except Exception as error:
             errors.append(None)

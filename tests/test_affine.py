@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from toy import ADAPTERS, Layered
 
-from ace_plugins.affine import Affine, Read, affine
+from ace_plugins import Stem, attach, hookimpl
+from ace_plugins.affine import Affine, Read, affine, takes_affine
 from ace_plugins.branches import Norm
+from ace_plugins.plugins import registry
 
 
 def chain(k: int, d: int, links: int, *, bias: bool = True, norm: type[nn.Module] = Norm) -> nn.Module:
@@ -97,6 +101,34 @@ def test_anything_else_makes_rows() -> None:
 )
 def test_where_it_does_not_pay_nothing_happens(read: Tensor) -> None:
     assert affine(read, 3) is read
+
+
+class Own(nn.Module):
+    """Somebody's branch, which does what one does with tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return self.linear(x[:, [2, 1, 0]] * 2 - x)
+
+
+def test_only_modules_that_are_known_get_one() -> None:
+    assert takes_affine(nn.Sequential(nn.Linear(2, 3), Norm(3)))
+    assert not takes_affine(nn.Sequential(Own(), nn.Linear(8, 8)))
+
+    class Adapter(ADAPTERS["layered"]):  # type: ignore[name-defined,misc]
+        @hookimpl
+        def ace_branch(self, site: Any) -> nn.Module | None:
+            return Own() if isinstance(site, Stem) else None
+
+    registry().remove("layered")
+    registry().add(Adapter(), "layered")
+    model = attach(Layered(), "layered")
+    model(torch.randn(5, 3)).sum().backward()
+    assert model.ace.branch("stem").linear.weight.grad is not None
 
 
 def test_autocast_sees_rows() -> None:

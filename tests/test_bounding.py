@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from toy import ADAPTERS, Layered, LayeredAdapter
 
-from ace_plugins import AceWarning, Stem, Tap, attach, hookimpl, status
+from ace_plugins import AceWarning, Stem, Tap, attach, hookimpl, project, status
 from ace_plugins.bounding import SNLinear, bound, divided, follow, maps, settle, unbounded
 from ace_plugins.plugins import registry
 
@@ -222,6 +222,65 @@ def test_averaged_models_are_bounded_anew() -> None:
         averaged.update_parameters(model)
     averaged(torch.randn(4, 3))
     assert all(norm(w) < 1 + 1e-4 for w in divided(maps(averaged.module.ace.branches)))
+
+
+def test_averaged_checkpoints_are_bounded_anew() -> None:
+    """What averages weights averages directions, too, and leaves vectors that are no directions."""
+    torch.manual_seed(0)
+    states = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = attach(Layered(), "layered", mode="resilient", spectral_norm=True, trace=False)
+        train(model, 20, lr=1e-2)
+        states.append(model.state_dict())
+    mean = {name: sum(state[name] for state in states) / 3 for name in states[0]}
+    model.load_state_dict(mean)
+    assert all(norm(w) < 1 + 1e-4 for w in divided(maps(model.ace.branches)))
+
+
+def test_another_weight_and_another_memory_are_seen() -> None:
+    (m,) = maps(branch(6, 6))
+    settle([m])
+    m.weight = nn.Parameter(torch.randn(6, 6) * 9)
+    assert norm(divided([m])[0]) < 1 + 1e-4
+    nn.utils.vector_to_parameters(torch.randn(42) * 9, m.parameters())
+    assert norm(divided([m])[0]) < 1 + 1e-4
+
+
+def test_torchs_layers_that_reach_for_weights_get_the_divided_ones() -> None:
+    torch.manual_seed(0)
+    layer = bound(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)).eval()
+    x = torch.randn(2, 3, 8)
+    expected = layer(x)
+    with torch.no_grad():  # where torch takes a path of its own
+        assert torch.allclose(layer(x), expected, atol=1e-5)
+
+
+def test_a_map_that_is_there_twice_is_one_map() -> None:
+    linear = nn.Linear(3, 3)
+    bounded = bound(nn.Sequential(linear, nn.Tanh(), linear))
+    assert isinstance(bounded[0], SNLinear)
+    assert bounded[2] is bounded[0]
+
+
+def test_an_interrupted_forward_leaves_no_weights_behind() -> None:
+    model = attach(Layered(), "layered", spectral_norm=True)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    handle = model.head.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(4, 3))
+    handle.remove()
+    ace = model.ace
+    project(model)
+    assert all(m.divided is None for m in maps(ace.branches))
+
+
+def test_models_without_memory() -> None:
+    model = attach(Layered(), "layered", mode="resilient", spectral_norm=True).to("meta")
+    assert model(torch.empty(4, 3, device="meta")).shape == (4, 1)
 
 
 @pytest.mark.filterwarnings("ignore")

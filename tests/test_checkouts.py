@@ -306,7 +306,7 @@ def test_two_processes_that_patch_at_once(root: Path) -> None:
 
 def test_help_lists_the_checkouts() -> None:
     done = call("--help")
-    assert re.search(r"Checkouts:\n +segnn +Patch a checkout of SEGNN", done.output)
+    assert re.search(r"Checkouts:\n(?: +\w+ +Patch.*\n)* +segnn +Patch a checkout of SEGNN", done.output)
     assert "RobDHess/Steerable-E3-GNN" in " ".join(call("segnn", "--help").output.split())
 
 

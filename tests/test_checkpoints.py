@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,19 @@ def test_resume_across_modes() -> None:
     resumed.load_state_dict(model.state_dict())
     assert status(resumed).steps == 1
     assert status(resumed).sites[0].lambda_ == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("core", ["core", "_core"])
+def test_numbers_of_numpy_beside_the_weights(tmp_path: Path, core: str) -> None:
+    """As numpy 1 and numpy 2 name them; scripts save their accuracies so."""
+    numpy = pytest.importorskip("numpy")
+    torch.save({"model": trained().state_dict(), "accuracy": numpy.float64(0.5)}, tmp_path / "saved.pt")
+    content = tmp_path / "content"
+    with zipfile.ZipFile(tmp_path / "saved.pt") as saved, zipfile.ZipFile(content, "w") as changed:
+        for name in saved.namelist():
+            data = saved.read(name)
+            if name.endswith("data.pkl"):
+                data = data.replace(b"numpy._core.multiarray", b"numpy." + core.encode() + b".multiarray")
+            changed.writestr(name, data)
+    with pytest.warns(AceWarning, match="exporting f_eq alone"):
+        assert export(content)["accuracy"] == 0.5

@@ -106,7 +106,7 @@ def test_a_near_miss_is_told(name: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "ACE_HOME", "ACE_ROOT", "ACE_PATH", "ACE_VERSION", "ACE_SEED", "ACE_DATA", "ACE_DEVICE", "ACE_LOG", "ACE_",
+        "ACE_HOME", "ACE_ROOT", "ACE_PATH", "ACE_VERSION", "ACE_SEED", "ACE_DATA", "ACE_BUILD", "ACE_LOG", "ACE_",
         "ACE_UPSTREAM_SEGNN", "ACE_UPSTREAM_MODE", "ACE", "ACEMODE", "MODE", "ace_mode", "PALACE_MODE", "ACE_DEBUG",
         *OTHERS,
     ],

@@ -155,7 +155,7 @@ def test_a_constructor_that_fails_leaves_nothing(adapter: type[NetAdapter]) -> N
 def test_settings_are_checked_at_once(adapter: type[NetAdapter]) -> None:
     with pytest.raises(AceError, match="unknown mode 'hard'"):
         patched("net", mode="hard")
-    with pytest.raises(AceError, match="unknown adapter 'nett': expected .*did you mean 'net'"):
+    with pytest.raises(AceError, match="unknown adapter 'nett': .*did you mean 'net'"):
         patched("nett")
     Net = importlib.import_module("upstream_net").Net
     assert status(Net()).mode == "off"

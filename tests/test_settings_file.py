@@ -63,6 +63,7 @@ values: dict[str, st.SearchStrategy[Any]] = {
     "dual_optimizer": st.sampled_from(["sgd", "adam"]),
     "dual_lr": rates,
     "eval_branches": st.sampled_from(["auto", "on", "off"]),
+    "device": st.sampled_from(["auto", "cpu"]),
     "gamma_init": st.floats(-1e6, 1e6),
     "rho": st.floats(1e-9, 1e9),
     "epsilon": st.floats(1e-9, 1e9) | st.integers(1, 10**6),

@@ -124,6 +124,33 @@ def test_the_batch_is_as_it_was_in_the_forward(tmp_path: Path) -> None:
     assert model.ace.batch is None, "only what is trained on"
 
 
+class Odd(Layered):
+    def forward(self, x: torch.Tensor, more: Any = None) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_a_batch_that_cannot_be_copied_costs_no_training(tmp_path: Path) -> None:
+    model = attach(Odd(), "layered", error_every=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def steps() -> None:
+        for _ in range(4):
+            model(torch.randn(4, 3), (i for i in range(3))).square().mean().backward()
+            optimizer.step()
+
+    with pytest.warns(AceWarning, match="the equivariance error of Odd cannot be measured: .*generator") as caught:
+        steps()
+    assert len(caught) == 1
+    assert model.ace.duals.count == 4
+
+
+def test_a_frozen_gamma_keeps_no_batch() -> None:
+    model = attach(Layered(), error_every=1)
+    model.ace.gamma.requires_grad_(False)
+    train(model, 2)
+    assert model.ace.batch is None
+
+
 def test_an_error_that_cannot_be_measured_is_told_once(tmp_path: Path) -> None:
     model = attach(Free(torch.ones(2), 1), "free", error_every=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -315,8 +315,14 @@ BOUNDED = """
         model(*example.args)[0].square().mean().backward()
         optimizer.step()
     model.eval()
-    norms = [torch.linalg.matrix_norm(branch.weight, 2).item() for branch in model.ace.branches.values()]
-    assert max(norms) < 1.1, norms
+    from ace_plugins.bounding import divided, maps
+    bounded = maps(model.ace.branches)
+    assert len(bounded) == 14
+    norms = [torch.linalg.matrix_norm(weight, 2).item() for weight in divided(bounded)]
+    assert all(abs(norm - 1) < 0.01 for norm in norms), norms
+    import copy, pickle
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(*example.args)[0], model(*example.args)[0])
     print(len(set(model.ace.together.values())))
 """
 
@@ -339,6 +345,7 @@ CONFINED = """
     assert torch.nn.Linear(1, 1).cuda().weight.device.type == "cpu"
     assert vn_dgcnn_util.torch.device("cuda").type == "cpu"
     assert torch.device("cuda").type == "cuda"
+    assert isinstance(torch.device("cpu"), vn_dgcnn_util.torch.device)
     if not torch.cuda.is_available():
         for call in (elsewhere.tensor, elsewhere.module):
             try:

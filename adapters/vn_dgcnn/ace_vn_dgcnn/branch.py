@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ace_plugins.bounding import Bounded
+
 
 @dataclass(frozen=True)
 class Points:
@@ -48,16 +50,33 @@ class VectorLinear(nn.Linear):
     def add_to(self, output: Tensor, gamma: Tensor, points: Points) -> Tensor:
         """Upstream's output and gamma times the map of the points."""
         # Under autocast upstream's output is in half precision: this is then, too.
-        weight, bias, x = (t.to(output.dtype) for t in (gamma * self.weight, gamma * self.bias, points.x))
+        weight, bias, x = (t.to(output.dtype) for t in (gamma * self.matrix(), gamma * self.bias, points.x))
         if torch.compiler.is_compiling():
             made = torch.matmul(weight, _columns(x)) + bias[:, None]
             return output + made.view(len(x), -1, *x.shape[2:]).transpose(1, -1)
         added: Tensor = _Add.apply(output, x, weight, bias, points.repeats)  # type: ignore[no-untyped-call]
         return added
 
+    def matrix(self) -> Tensor:
+        return self.weight
+
+    def bounded(self) -> SNVectorLinear:
+        """The same map, of spectral norm 1."""
+        return SNVectorLinear(self)
+
     def restore(self, output: Tensor) -> Tensor:
         """What the layer gives, in the order in memory that upstream has it in."""
         return output.transpose(1, -1).contiguous().transpose(1, -1)
+
+
+class SNVectorLinear(Bounded, VectorLinear):
+    """A map of spectral norm 1."""
+
+    def __init__(self, plain: VectorLinear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.repeats = plain.in_features, plain.out_features, plain.repeats
+        self.weight, self.bias = plain.weight, plain.bias
+        self.begin()
 
 
 def _repeats(x: Tensor) -> bool:

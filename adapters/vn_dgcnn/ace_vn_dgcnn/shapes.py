@@ -8,7 +8,6 @@ something.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -95,8 +94,8 @@ def check(
     kept_of(points, drop)
     if drop_split not in DROP_SPLITS:
         raise AceError(one_of("drop split", drop_split, DROP_SPLITS))
-    if not 0 <= noise < math.inf:
-        raise AceError(f"noise {noise}: expected a standard deviation, 0 or more")
+    if not 0 <= noise <= 1e3:
+        raise AceError(f"noise {noise}: expected a standard deviation, from 0 to 1000")
     if not 0 <= seed < 2**32:
         raise AceError(f"seed {seed}: expected 0 to {2**32 - 1}")
     nearest = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))

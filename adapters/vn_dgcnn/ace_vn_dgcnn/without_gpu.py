@@ -54,12 +54,22 @@ def _redirect_devices(module: ModuleType) -> None:
         vars(module)["torch"] = _Torch("torch")
 
 
-class _Torch(ModuleType):
-    """torch, in which every device is the CPU."""
-
-    @staticmethod
-    def device(*_: Any, **__: Any) -> torch.device:
+class _AnyDevice(type):
+    def __call__(cls, *_: Any, **__: Any) -> torch.device:
         return torch.device("cpu")
+
+    def __instancecheck__(cls, thing: Any) -> bool:
+        return isinstance(thing, torch.device)
+
+
+class _Device(metaclass=_AnyDevice):
+    """Every device is the CPU."""
+
+
+class _Torch(ModuleType):
+    """torch, with such devices."""
+
+    device = _Device
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
