@@ -309,7 +309,7 @@ BOUNDED = """
     from ace_vn_dgcnn.example import shapes_example
     example = shapes_example(0)
     model = example.model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
     for _ in range(3):
         optimizer.zero_grad()
         model(*example.args)[0].square().mean().backward()
