@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ace_plugins import Checkout
 
 MINIATURES = Path(__file__).parent / "upstreams"
 MADE = "__pycache__/\n*.npy\n*.npz\n*.pkl\nexp_results/\n"
@@ -64,3 +69,39 @@ def python(root: Path, *arguments: str, **environment: str) -> subprocess.Comple
 def ace(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """``ace-patch ...`` in that folder."""
     return python(root, "-m", "ace_plugins", *arguments, **environment)
+
+
+# What every adapter of a checkout is asked.
+
+
+def assert_battery(root: Path, adapter: str) -> None:
+    code = f"from ace_plugins.testing import check_adapter as check; check({adapter!r}, checkout='.')"
+    done = python(root, "-W", "ignore", "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def assert_revert_is_whole(root: Path, *patch: str) -> None:
+    """Patched twice and reverted: git sees what it saw before."""
+    before = git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")
+    for _ in range(2):
+        done = ace(root, *patch)
+        assert done.returncode == 0, done.stderr
+    assert ace(root, "revert").returncode == 0
+    assert (git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")) == before
+
+
+def assert_commit_is_known(name: str, checkout: Checkout) -> None:
+    root = given(name)
+    ((commit, blobs),) = checkout.commits.items()
+    assert git(root, "rev-parse", "HEAD").strip() == commit
+    assert {file: git(root, "rev-parse", f"HEAD:{file}").strip() for file in blobs} == blobs
+
+
+def layouts(mini: Path, name: str, code: str) -> tuple[Any, Any]:
+    """What a script that prints JSON last says of the miniature, and of the real one."""
+    outputs = []
+    for root in (mini, given(name)):
+        done = python(root, "-c", textwrap.dedent(code), PYTHONDONTWRITEBYTECODE="1")
+        assert done.returncode == 0, done.stderr
+        outputs.append(json.loads(done.stdout.splitlines()[-1]))
+    return outputs[0], outputs[1]

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from checkout import ace, git, given, miniature, python, real
+from checkout import (
+    ace,
+    assert_battery,
+    assert_commit_is_known,
+    assert_revert_is_whole,
+    git,
+    given,
+    layouts,
+    miniature,
+    python,
+    real,
+)
 from motion import write_motion
 
 np = pytest.importorskip("numpy", reason="needs numpy: pip install 'ace-egno[upstream]'")
@@ -126,11 +137,7 @@ def test_off_is_the_plain_script_bit_for_bit(root: Path, tmp_path: Path) -> None
 
 
 def test_patch_and_revert_leave_git_as_it_was(root: Path) -> None:
-    before = git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")
-    patched(root)
-    patched(root)
-    assert ace(root, "revert").returncode == 0
-    assert (git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")) == before
+    assert_revert_is_whole(root, "egno")
 
 
 PLAIN = """
@@ -159,10 +166,7 @@ def test_a_saved_model_goes_back_to_plain_upstream(root: Path, tmp_path: Path) -
 
 
 def test_the_battery(root: Path) -> None:
-    done = python(
-        root, "-W", "ignore", "-c", "from ace_plugins.testing import check_adapter as c; c('egno', checkout='.')"
-    )
-    assert done.returncode == 0, done.stderr
+    assert_battery(root, "egno")
 
 
 def test_doctor_measures_the_symmetry(root: Path) -> None:
@@ -350,10 +354,7 @@ def test_without_shims_upstream_fails_as_it_does(mini: Path) -> None:
 
 
 def test_the_pinned_commit_is_known() -> None:
-    root = given("egno")
-    ((commit, blobs),) = CHECKOUT.commits.items()
-    assert git(root, "rev-parse", "HEAD").strip() == commit
-    assert {file: git(root, "rev-parse", f"HEAD:{file}").strip() for file in blobs} == blobs
+    assert_commit_is_known("egno", CHECKOUT)
 
 
 LAYOUT = """
@@ -385,12 +386,7 @@ LAYOUT = """
 
 
 def test_the_miniature_has_the_real_ones_names_signatures_and_shapes(mini: Path) -> None:
-    outputs = []
-    for root in (mini, given("egno")):
-        done = python(root, "-c", textwrap.dedent(LAYOUT), PYTHONDONTWRITEBYTECODE="1")
-        assert done.returncode == 0, done.stderr
-        outputs.append(json.loads(done.stdout.splitlines()[-1]))
-    mine, real_one = outputs
+    mine, real_one = layouts(mini, "egno", LAYOUT)
     assert mine == real_one
 
 

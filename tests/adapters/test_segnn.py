@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkout import ace, git, given, miniature, python, real
+from checkout import (
+    ace,
+    assert_battery,
+    assert_commit_is_known,
+    assert_revert_is_whole,
+    git,
+    given,
+    layouts,
+    miniature,
+    python,
+    real,
+)
 
 pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install 'ace-segnn[upstream]'")
 pytest.importorskip("e3nn", reason="needs e3nn: pip install 'ace-segnn[upstream]'")
@@ -109,11 +120,7 @@ def test_off_is_the_plain_script_bit_for_bit(root: Path, tmp_path: Path) -> None
 
 
 def test_patch_and_revert_leave_git_as_it_was(root: Path) -> None:
-    before = git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")
-    patched(root)
-    patched(root)
-    assert ace(root, "revert").returncode == 0
-    assert (git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")) == before
+    assert_revert_is_whole(root, "segnn")
 
 
 CONSTRUCT = """
@@ -138,10 +145,7 @@ def test_the_qm9_configuration(root: Path) -> None:
 
 
 def test_the_battery(root: Path) -> None:
-    done = python(
-        root, "-W", "ignore", "-c", "from ace_plugins.testing import check_adapter as c; c('segnn', checkout='.')"
-    )
-    assert done.returncode == 0, done.stderr
+    assert_battery(root, "segnn")
 
 
 def test_doctor_measures_the_symmetry(root: Path) -> None:
@@ -200,10 +204,7 @@ def test_seconv_through_the_script(root: Path) -> None:
 
 
 def test_the_pinned_commit_is_known() -> None:
-    root = given("segnn")
-    ((commit, blobs),) = CHECKOUT.commits.items()
-    assert git(root, "rev-parse", "HEAD").strip() == commit
-    assert {file: git(root, "rev-parse", f"HEAD:{file}").strip() for file in blobs} == blobs
+    assert_commit_is_known("segnn", CHECKOUT)
 
 
 LAYOUT = """
@@ -243,14 +244,8 @@ LAYOUT = """
 """
 
 
-def test_the_miniature_has_the_real_ones_names_signatures_and_shapes(mini: Path, tmp_path: Path) -> None:
-    theirs = given("segnn")
-    outputs = []
-    for root in (mini, theirs):
-        done = python(root, "-c", textwrap.dedent(LAYOUT), PYTHONDONTWRITEBYTECODE="1")
-        assert done.returncode == 0, done.stderr
-        outputs.append(json.loads(done.stdout.splitlines()[-1]))
-    mine, real_one = outputs
+def test_the_miniature_has_the_real_ones_names_signatures_and_shapes(mini: Path) -> None:
+    mine, real_one = layouts(mini, "segnn", LAYOUT)
     assert {name: mine.get(name) for name in real_one} == real_one
 
 

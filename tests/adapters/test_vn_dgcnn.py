@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkout import ace, git, given, miniature, python, real
+from checkout import (
+    ace,
+    assert_battery,
+    assert_commit_is_known,
+    assert_revert_is_whole,
+    git,
+    layouts,
+    miniature,
+    python,
+    real,
+)
 
 np = pytest.importorskip("numpy", reason="needs numpy: pip install 'ace-vn-dgcnn[upstream]'")
 
@@ -123,19 +133,12 @@ def test_off_is_the_plain_script_bit_for_bit(mini: Path, tmp_path: Path) -> None
 
 
 def test_patch_and_revert_leave_git_as_it_was(root: Path) -> None:
-    before = git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")
-    patched(root)
-    patched(root)
-    assert 'device = "cpu"' in (root / "ace.toml").read_text()
-    assert ace(root, "revert").returncode == 0
-    assert (git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")) == before
+    assert_revert_is_whole(root, "vn-dgcnn", "--cpu")
+    assert 'device = "cpu"' in (patched(root) / "ace.toml").read_text()
 
 
 def test_the_battery(root: Path) -> None:
-    done = python(
-        root, "-W", "ignore", "-c", "from ace_plugins.testing import check_adapter as c; c('vn_dgcnn', checkout='.')"
-    )
-    assert done.returncode == 0, done.stderr
+    assert_battery(root, "vn_dgcnn")
 
 
 def test_doctor_measures_the_symmetry(root: Path) -> None:
@@ -435,10 +438,7 @@ def test_a_missing_data_folder(mini: Path) -> None:
 
 
 def test_the_pinned_commit_is_known() -> None:
-    root = given("vn_dgcnn")
-    ((commit, blobs),) = CHECKOUT.commits.items()
-    assert git(root, "rev-parse", "HEAD").strip() == commit
-    assert {file: git(root, "rev-parse", f"HEAD:{file}").strip() for file in blobs} == blobs
+    assert_commit_is_known("vn_dgcnn", CHECKOUT)
 
 
 LAYOUT = """
@@ -466,12 +466,7 @@ LAYOUT = """
 
 
 def test_the_miniature_has_the_real_ones_names_signatures_and_shapes(mini: Path) -> None:
-    outputs = []
-    for root in (mini, given("vn_dgcnn")):
-        done = python(root, "-c", textwrap.dedent(LAYOUT), PYTHONDONTWRITEBYTECODE="1")
-        assert done.returncode == 0, done.stderr
-        outputs.append(json.loads(done.stdout.splitlines()[-1]))
-    mine, real_one = outputs
+    mine, real_one = layouts(mini, "vn_dgcnn", LAYOUT)
     assert mine == real_one
 
 
