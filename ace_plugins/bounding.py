@@ -18,8 +18,6 @@ from torch.nn.utils import parametrizations, parametrize
 
 SQUARINGS = 12
 """Of W^T W, for a weight that was set rather than trained: as good as 4,096 iterations, and exact to some 1e-5."""
-
-
 UNIT = 1e-5
 """How far from 1 the length of a direction may be, in single precision."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -12,6 +13,16 @@ import click
 from .config import SETTINGS
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+
+
+@contextmanager
+def progress_on_a_terminal(length: int, label: str) -> Iterator[Callable[[int], None] | None]:
+    """What to call with every few that are done; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield bar.update
 
 
 def print_json(value: Any) -> None:

@@ -97,7 +97,7 @@ class Forward:
             read = self.branch(self.ace.nodes[node.through], read)
         self._check(node, read)
         branch = self.ace.branch(node.name)
-        value: Tensor | Affine = branch(read if takes_affine(branch) or isinstance(read, Tensor) else read.tensor())
+        value: Tensor | Affine = branch(read if isinstance(read, Tensor) or takes_affine(branch) else read.tensor())
         return value
 
     @staticmethod

@@ -7,9 +7,7 @@ amplify. Only elementwise operations are used, so that neither the block size no
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +18,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from ace_plugins.cli_options import progress_on_a_terminal
 from ace_plugins.errors import AceError
 
 Array = NDArray[np.float64]
@@ -254,11 +253,7 @@ def nbody(out: Path, **settings: Any) -> None:
     settings |= {"steps": STEPS, "every": EVERY}
     check(out, **settings)
     counts = {part: settings[part] for part in ("train", "valid", "test")}
-    with ExitStack() as stack:
-        progress = None
-        if sys.stderr.isatty():
-            bar = click.progressbar(length=sum(counts.values()), label="trajectories", file=sys.stderr)
-            progress = stack.enter_context(bar).update
+    with progress_on_a_terminal(sum(counts.values()), "trajectories") as progress:
         written = generate(out, **settings, progress=progress)
     told = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     click.echo(

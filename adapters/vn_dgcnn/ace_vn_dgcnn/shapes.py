@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
+from ace_plugins.cli_options import progress_on_a_terminal
 from ace_plugins.errors import AceError, one_of
 
 from .solids import FAMILIES, Array
@@ -259,11 +259,7 @@ def shapes(out: Path, **settings: Any) -> None:
     """
     check(out, **settings)
     counts = {split: settings["classes"] * settings[split] for split in INDEX}
-    with ExitStack() as stack:
-        progress = None
-        if sys.stderr.isatty():
-            bar = click.progressbar(length=sum(counts.values()), label="shapes", file=sys.stderr)
-            progress = stack.enter_context(bar).update
+    with progress_on_a_terminal(sum(counts.values()), "shapes") as progress:
         generate(out, **settings, progress=progress)
     dropped = DROP_SPLITS[settings["drop_split"]]
     kept = {split: kept_of(settings["points"], settings["drop"] if split in dropped else 0.0) for split in INDEX}
