@@ -72,11 +72,10 @@ class Forward:
 
     def added(self, output: Any, site: Site) -> Any:
         """By a branch that adds itself, which may be cheaper than making its value first."""
-        where = f"output of {site.module}"
-        chosen = output if site.output is None else part_of(output, str(site.output), where)
+        chosen = _chosen(output, site)
         gamma, points = self.gammas[site.name], self.prepared(site)
         summed = self.ace.branch(site.name).add_to(chosen, gamma, points)  # type: ignore[operator]
-        return summed if site.output is None else with_part(output, str(site.output), summed, where)
+        return _with_chosen(output, site, summed)
 
     def _read(self, node: Node) -> Any:
         if isinstance(node.reads, str):
@@ -222,17 +221,24 @@ class RestoreHook:
 
 
 def _added(output: Any, site: Site, gamma: Tensor, branch: Tensor | Affine) -> Any:
-    where = f"output of {site.module}"
-    chosen = output if site.output is None else part_of(output, str(site.output), where)
+    chosen = _chosen(output, site)
     if branch.shape != chosen.shape:
         raise AdapterError(
             f"site {site.name!r}: its branch gives shape {tuple(branch.shape)}, "
             f"expected {tuple(chosen.shape)} as {site.module} gives"
         )
     summed = branch.added_to(chosen, gamma) if isinstance(branch, Affine) else torch.addcmul(chosen, branch, gamma)
+    return _with_chosen(output, site, summed)
+
+
+def _chosen(output: Any, site: Site) -> Any:
+    return output if site.output is None else part_of(output, str(site.output), f"output of {site.module}")
+
+
+def _with_chosen(output: Any, site: Site, summed: Tensor) -> Any:
     if site.output is None:
         return summed
-    return with_part(output, str(site.output), summed, where)
+    return with_part(output, str(site.output), summed, f"output of {site.module}")
 
 
 def _kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Exception:
