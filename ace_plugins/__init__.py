@@ -14,44 +14,44 @@ TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts w
 if TYPE_CHECKING:
     from typing import Any
 
-    from .attaching import attach, equivariance_error, project, use_branches
-    from .checkpoints import export
-    from .config import Config
-    from .contract import Checkout, Example, Shim, Site, StandIn, Stem, Tap, Upstream
-    from .equivariance import Call, EquivarianceError
+    from .engine.attaching import attach, equivariance_error, project, use_branches
+    from .engine.checkpoints import export
+    from .settings.config import Config
+    from .contract.data import Checkout, Example, Shim, Site, StandIn, Stem, Tap, Upstream
+    from .symmetry.measuring import Call, EquivarianceError
     from .errors import AceError, AceWarning
-    from .hookspecs import hookimpl
-    from .patching import patched
-    from .site_status import SiteStatus, Status, status
-    from .trace import read_trace
+    from .contract.hookspecs import hookimpl
+    from .patch.constructors import patched
+    from .engine.status import SiteStatus, Status, status
+    from .report.trace import read_trace
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "attach": "attaching",
-    "project": "attaching",
-    "status": "site_status",
-    "use_branches": "attaching",
-    "equivariance_error": "attaching",
-    "Status": "site_status",
-    "SiteStatus": "site_status",
-    "export": "checkpoints",
-    "patched": "patching",
-    "Config": "config",
-    "Upstream": "contract",
-    "Checkout": "contract",
-    "StandIn": "contract",
-    "Site": "contract",
-    "Stem": "contract",
-    "Tap": "contract",
-    "Shim": "contract",
-    "Example": "contract",
-    "Call": "equivariance",
-    "EquivarianceError": "equivariance",
+    "attach": "engine.attaching",
+    "project": "engine.attaching",
+    "status": "engine.status",
+    "use_branches": "engine.attaching",
+    "equivariance_error": "engine.attaching",
+    "Status": "engine.status",
+    "SiteStatus": "engine.status",
+    "export": "engine.checkpoints",
+    "patched": "patch.constructors",
+    "Config": "settings.config",
+    "Upstream": "contract.data",
+    "Checkout": "contract.data",
+    "StandIn": "contract.data",
+    "Site": "contract.data",
+    "Stem": "contract.data",
+    "Tap": "contract.data",
+    "Shim": "contract.data",
+    "Example": "contract.data",
+    "Call": "symmetry.measuring",
+    "EquivarianceError": "symmetry.measuring",
     "AceError": "errors",
     "AceWarning": "errors",
-    "hookimpl": "hookspecs",
-    "read_trace": "trace",
+    "hookimpl": "contract.hookspecs",
+    "read_trace": "report.trace",
 }
 
 __all__ = [

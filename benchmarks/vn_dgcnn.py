@@ -24,9 +24,9 @@ import torch
 from timing import Timed, evaluator, interleaved, trainer
 
 from ace_plugins import attach
-from ace_plugins.importable import make_importable
-from ace_plugins.plugins import registry
-from ace_plugins.shims import apply_shims
+from ace_plugins.testing.importable import make_importable
+from ace_plugins.plugins.registry import registry
+from ace_plugins.patch.shims import apply_shims
 from ace_vn_dgcnn import shapes
 from ace_vn_dgcnn.example import shapes_model
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from toy import ADAPTERS
 
-from ace_plugins.plugins import registry
+from ace_plugins.plugins.registry import registry
 
 # Models of this size are fastest on one thread, and tests often share a machine. Subprocesses inherit it.
 torch.set_num_threads(1)

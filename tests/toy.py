@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from ace_plugins import Example, Site, Stem, Tap, Upstream, hookimpl
 from ace_plugins.actions import O3, SO3, GroupAction, Invariant, Vectors
-from ace_plugins.branches import linear
-from ace_plugins.contract import Node, class_path
+from ace_plugins.engine.branches import linear
+from ace_plugins.contract.data import Node, class_path
 
 
 class Layered(nn.Module):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkout import (
+from clones import (
     ace,
     assert_battery,
     assert_commit_is_known,

@@ -20,7 +20,7 @@ from torch_geometric.nn import SchNet
 from torch_geometric.nn.models import schnet as upstream
 
 from ace_plugins import AceError, attach, equivariance_error, patched, project, status
-from ace_plugins.plugins import registry
+from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import CHECKS, Kit
 from ace_schnet import radius_shim
 from ace_schnet.neighbours import RadiusGraph

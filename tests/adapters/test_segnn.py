@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkout import (
+from clones import (
     ace,
     assert_battery,
     assert_commit_is_known,
@@ -515,7 +515,7 @@ AUTHORS = """
 OURS = """
     from models.segnn.segnn import SEGNN
     from nbody import train_nbody as upstream
-    from ace_plugins.relaxation import key
+    from ace_plugins.engine.state import key
     model = build(SEGNN)
     start, batches = torch.load(f"{folder}/start.pt"), torch.load(f"{folder}/batches.pt")
     state = model.state_dict()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkout import (
+from clones import (
     ace,
     assert_battery,
     assert_commit_is_known,
@@ -318,7 +318,7 @@ BOUNDED = """
         model(*example.args)[0].square().mean().backward()
         optimizer.step()
     model.eval()
-    from ace_plugins.bounding import divided, maps
+    from ace_plugins.engine.bounded import divided, maps
     bounded = maps(model.ace.branches)
     assert len(bounded) == 14
     norms = [torch.linalg.matrix_norm(weight, 2).item() for weight in divided(bounded)]

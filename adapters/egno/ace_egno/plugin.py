@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ace_plugins.actions import GroupAction
-    from ace_plugins.contract import AnyShim, Node
+    from ace_plugins.contract.data import AnyShim, Node
 
 X, H = 0, 2
 """Where a layer's (x, v, h) has them."""
@@ -50,7 +50,7 @@ def ace_layers(model: Any) -> Sequence[Node]:
 def ace_branch(site: Node, model: Any) -> nn.Module:
     from torch.nn import Linear, Sequential, SiLU
 
-    from ace_plugins.branches import Norm, linear, norm_linear
+    from ace_plugins.engine.branches import Norm, linear, norm_linear
 
     if isinstance(site, Stem):
         return linear(site)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ace_plugins import Config
     from ace_plugins.actions import GroupAction
-    from ace_plugins.contract import Node
+    from ace_plugins.contract.data import Node
 
 LIFT = "lift"
 
@@ -50,7 +50,7 @@ def ace_layers(model: Any) -> Sequence[Node]:
 
 @hookimpl
 def ace_branch(site: Node, config: Config) -> nn.Module:
-    from ace_plugins.branches import linear, norm_linear
+    from ace_plugins.engine.branches import linear, norm_linear
 
     return linear(site) if isinstance(site, Stem) else norm_linear(site)
 

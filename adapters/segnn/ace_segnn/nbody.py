@@ -18,7 +18,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from ace_plugins.cli_options import progress_on_a_terminal
+from ace_plugins.cli.options import progress_on_a_terminal
 from ace_plugins.errors import AceError
 
 Array = NDArray[np.float64]

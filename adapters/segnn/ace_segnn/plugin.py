@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ace_plugins import Config
     from ace_plugins.actions import GroupAction
-    from ace_plugins.contract import AnyShim, Node
+    from ace_plugins.contract.data import AnyShim, Node
 
 
 @hookimpl
@@ -47,7 +47,7 @@ def ace_layers(model: Any) -> Sequence[Node]:
 
 @hookimpl
 def ace_branch(site: Node, config: Config) -> nn.Module:
-    from ace_plugins.branches import mlp
+    from ace_plugins.engine.branches import mlp
 
     return mlp(site)
 

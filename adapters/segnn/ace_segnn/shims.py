@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from ace_plugins import AceError, Shim, StandIn
-from ace_plugins.imports import imported, when_imported
+from ace_plugins.patch.imports import imported, when_imported
 
 INSTANCE_NORM = "models/segnn/instance_norm.py"
 

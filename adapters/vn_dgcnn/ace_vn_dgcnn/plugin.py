@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ace_plugins.actions import GroupAction
-    from ace_plugins.contract import AnyShim, Node
+    from ace_plugins.contract.data import AnyShim, Node
 
 LAYER, MAPS = "VNLinearLeakyReLU", ("map_to_feat", "map_to_dir")
 

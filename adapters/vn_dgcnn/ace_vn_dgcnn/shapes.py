@@ -18,7 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
-from ace_plugins.cli_options import progress_on_a_terminal
+from ace_plugins.cli.options import progress_on_a_terminal
 from ace_plugins.errors import AceError, one_of
 
 from .solids import FAMILIES, Array

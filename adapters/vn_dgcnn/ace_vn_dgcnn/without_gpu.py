@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ace_plugins.environment import say
-from ace_plugins.imports import imported, when_imported
-from ace_plugins.stand_ins import belongs
+from ace_plugins.settings.environment import say
+from ace_plugins.patch.imports import imported, when_imported
+from ace_plugins.patch.stand_ins import belongs
 
 from .upstream import MODELS
 

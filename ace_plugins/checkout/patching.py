@@ -1,0 +1,197 @@
+"""Patching a checkout in place, and undoing it.
+
+One marked line goes into each entry script and an ``ace.toml`` beside them; there is no other state. Everything is
+planned from what was read, and then written all or not at all.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..settings.config import Config, build
+from ..contract.data import Checkout
+from ..errors import AceError, CheckoutError, ConfigError
+from .fingerprint import Fingerprint, fingerprint
+from .marking import activates, is_marked, mark, unmark
+from ..plugins.registry import Plugin
+from ..settings.file import NAME, SettingsFile, checked, content_of, is_as_written, is_ours, new, parsed
+from ..patch.shims import check_device
+from .writing import Change, apply, diff, locked
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be changed in a checkout, and nothing changed yet."""
+
+    root: Path
+    changes: tuple[Change, ...]
+    kept: tuple[str, ...] = ()
+    """What stays although one might expect it to go, and why."""
+
+    def diff(self) -> str:
+        return diff(self.changes, self.root)
+
+    def carry_out(self) -> None:
+        with locked(self.root):
+            apply(self.changes)
+
+    @property
+    def changed(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.before != change.after)
+
+    def name(self, change: Change) -> str:
+        return change.path.relative_to(self.root).as_posix()
+
+
+@dataclass(frozen=True)
+class Patching(Plan):
+    """A plan that patches: what the folder was found to be, and the settings it gets."""
+
+    print: Fingerprint = field(kw_only=True)
+    settings: SettingsFile = field(kw_only=True)
+    config: Config = field(kw_only=True)
+
+
+def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patching:
+    """Plan to patch a checkout, or to set settings in one that is patched."""
+    root = folder(root)
+    checkout = checkout_of(plugin)
+    presets = plugin.presets
+    build(settings, presets)
+    file, before = _settings(root, plugin, settings, presets)
+    config = checked(file.settings, presets, file.where)
+    check_device(plugin, config)
+    if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
+        raise ConfigError("dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim")
+    found = fingerprint(root, checkout)
+    if not found.fits:
+        raise _refusal(root, plugin, checkout, found)
+    # The settings first: a process killed half-way must not leave a marked script without them.
+    changes = [Change(file.path, before, _encoded(file, before))]
+    for script in checkout.scripts:
+        source = (root / script).read_bytes()
+        changes.append(Change(root / script, source, mark(source, script)))
+    return Patching(root, tuple(changes), print=found, settings=file, config=config)
+
+
+def _settings(
+    root: Path, plugin: Plugin, settings: Mapping[str, Any], presets: Mapping[str, Any]
+) -> tuple[SettingsFile, bytes | None]:
+    path = root / NAME
+    if not path.exists():
+        return new(path, plugin.name, checkout_of(plugin).scripts[0], settings, presets), None
+    before = content_of(path)
+    file = parsed(path, before)
+    if file.adapter != plugin.name:
+        raise CheckoutError(
+            f"{root} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: one "
+            "checkout has one adapter; run 'ace-patch revert' there first"
+        )
+    return file.with_settings(settings, presets), before
+
+
+def _encoded(file: SettingsFile, before: bytes | None) -> bytes:
+    """The file's text with the line endings, and the mark at its start, that it had before."""
+    before = before or b""
+    text = file.text.replace("\n", "\r\n") if b"\r\n" in before else file.text
+    return (codecs.BOM_UTF8 if before.startswith(codecs.BOM_UTF8) else b"") + text.encode()
+
+
+def reverting(root: Path, *, purge: bool = False) -> Plan:
+    """Plan to take the marked lines out, and ``ace.toml`` away unless somebody edited it."""
+    root = folder(root)
+    changes, kept = [], []
+    for path in scripts_in(root):
+        name = path.relative_to(root).as_posix()
+        try:
+            source = path.read_bytes()
+        except OSError as error:
+            kept.append(f"{name}: it cannot be read ({error.strerror})")
+            continue
+        if b"ace_plugins" not in source:
+            continue  # most files, and parsing them takes long
+        if is_marked(source):
+            changes.append(Change(path, source, unmark(source, name)))
+        for line in activates(source):
+            kept.append(f"{name} line {line}: imports ace_plugins.activate without the mark of ace-patch")
+    path = root / NAME
+    if path.is_file():
+        content = path.read_bytes()
+        text = content.decode("utf-8", "replace")
+        if is_as_written(text) or (purge and is_ours(text)):
+            changes.append(Change(path, content, None))
+        elif is_ours(text):
+            kept.append(f"{NAME}: it was edited; 'ace-patch revert --purge' removes it too")
+        else:
+            kept.append(f"{NAME}: it is not a file of ace-patch")
+    if not changes and not kept:
+        above = next((each for each in root.parents if (each / NAME).is_file()), None)
+        if above is not None:
+            raise CheckoutError(f"nothing to revert in {root}: did you mean {str(above)!r}?")
+    return Plan(root, tuple(changes), tuple(kept))
+
+
+def checkout_of(plugin: Plugin) -> Checkout:
+    if plugin.upstream is None or plugin.upstream.checkout is None:
+        raise AceError(
+            f"'ace-patch {plugin.name}' does not exist: {plugin.name} has no checkout to patch; run 'ace-patch run "
+            f"{plugin.name} -- your_script.py', or see 'ace-patch doctor {plugin.name}'"
+        )
+    return plugin.upstream.checkout
+
+
+def folder(root: Path) -> Path:
+    """As the user wrote it, made absolute; links are left alone."""
+    if not root.is_dir():
+        found = "a file" if root.exists() else "nothing there"
+        raise CheckoutError(f"checkout {str(root)!r}: expected a folder, found {found}; give the folder of the clone")
+    return root.absolute()
+
+
+def _refusal(root: Path, plugin: Plugin, checkout: Checkout, found: Fingerprint) -> CheckoutError:
+    files = (*checkout.scripts, *checkout.shape)
+    of = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
+    near = nearby(root, checkout)
+    if near is not None:
+        return CheckoutError(f"{root} is not {of}: did you mean {str(near)!r}?")
+    if not any((root / file).is_file() for file in files):
+        return CheckoutError(
+            f"{root} is not {of}: expected {', '.join(files)}, found none of them; run it in the folder of the "
+            "clone, or give its path"
+        )
+    return CheckoutError(
+        f"{root} has not the shape of {of}; nothing was changed. Expected and not found as such", found.differences
+    )
+
+
+def nearby(root: Path, checkout: Checkout) -> Path | None:
+    """A folder above or right below this one that is a checkout of that kind."""
+    try:
+        below = sorted(each for each in root.iterdir() if each.is_dir())
+    except OSError:
+        below = []
+    return next((each for each in (*root.parents, *below) if fingerprint(each, checkout).fits), None)
+
+
+def scripts_in(root: Path) -> Iterator[Path]:
+    """Every Python file of a checkout; not those of hidden folders, environments, or a checkout inside it."""
+    seen: set[Path] = set()
+    for where, folders, files in os.walk(root):
+        here = Path(where)
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_apart(here / name))
+        for file in sorted(files):
+            path = here / file
+            if file.endswith(".py") and path.is_file() and path.resolve() not in seen:
+                seen.add(path.resolve())  # a script and a link to it are one
+                yield path
+
+
+def _is_apart(path: Path) -> bool:
+    own = (NAME, ".git", "pyvenv.cfg", "conda-meta")
+    return path.name == "site-packages" or any((path / each).exists() for each in own)

@@ -1,0 +1,129 @@
+"""How a checkout is: whose, at which commit, patched or not, with which settings, and what ran in it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .patching import checkout_of, folder, nearby
+from ..settings.config import Config
+from ..settings.environment import RUNS, settings_in, variable
+from ..errors import AceError, CheckoutError
+from .fingerprint import Fingerprint, fingerprint
+from .marking import activates, is_marked
+from ..plugins.registry import Plugin, Registry
+from ..settings.file import NAME, SettingsFile, checked, unchecked
+
+
+@dataclass(frozen=True)
+class State:
+    """What was found, the good and the bad: this is where people look when something is wrong."""
+
+    root: Path
+    adapter: Plugin
+    print: Fingerprint
+    scripts: Mapping[str, str]
+    """Per entry script: "patched" or "not patched", or why that cannot be told."""
+    settings: SettingsFile | None
+    config: Config | None
+    environment: Mapping[str, str]
+    """Variables that go before the settings file in this shell."""
+    problems: tuple[str, ...]
+    """What would stop a run."""
+    runs: tuple[str, ...]
+
+    @property
+    def patched(self) -> bool:
+        return self.settings is not None and set(self.scripts.values()) == {"patched"}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "checkout": str(self.root),
+            "adapter": self.adapter.name,
+            "commit": self.print.commit,
+            "known": self.print.known,
+            "patched": self.patched,
+            "scripts": dict(self.scripts),
+            "settings": None if self.settings is None else dict(self.settings.settings),
+            "edited": None if self.settings is None else not self.settings.as_written,
+            "config": None if self.config is None else dataclasses.asdict(self.config),
+            "environment": dict(self.environment),
+            "problems": list(self.problems),
+            "warnings": [] if self.config is None else list(self.config.cautions),
+            "runs": list(self.runs),
+        }
+
+
+def state(root: Path, registry: Registry) -> State:
+    """Whose checkout a folder is, and how it is."""
+    root = folder(root)
+    problems: list[str] = []
+    settings, config = None, None
+    if (root / NAME).is_file():
+        try:
+            settings = unchecked(root / NAME)
+        except AceError as error:
+            problems.append(str(error))
+    plugin = registry.adapter(settings.adapter) if settings else _claiming(root, registry)
+    checkout = checkout_of(plugin)
+    if settings is not None:
+        try:
+            config = checked(settings.settings, plugin.presets, settings.where)
+        except AceError as error:
+            problems.append(str(error))
+    scripts = {script: _script_state(root / script) for script in checkout.scripts}
+    if "patched" in scripts.values() and not (root / NAME).is_file():
+        problems.append(
+            f"{NAME}: missing, so that patched scripts stop; 'ace-patch {plugin.name}' writes it again, 'ace-patch "
+            "revert' takes their marked lines out"
+        )
+    found = fingerprint(root, checkout)
+    runs = root / RUNS
+    return State(
+        root=root,
+        adapter=plugin,
+        print=found,
+        scripts=scripts,
+        settings=settings,
+        config=config,
+        environment=_environment(problems),
+        problems=(*problems, *(f"does not fit: {difference}" for difference in found.differences)),
+        runs=tuple(sorted(each.name for each in runs.iterdir() if each.is_dir())) if runs.is_dir() else (),
+    )
+
+
+def _environment(problems: list[str]) -> dict[str, str]:
+    try:
+        found, notices = settings_in(os.environ)
+    except AceError as error:
+        problems.append(str(error))
+        return {}
+    problems.extend(notices)
+    return {variable(name): os.environ[variable(name)] for name in found}
+
+
+def _script_state(path: Path) -> str:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return "patched" if is_marked(source) or activates(source) else "not patched"
+
+
+def _claiming(root: Path, registry: Registry) -> Plugin:
+    """The adapter whose checkout this is, by its shape."""
+    known = registry.with_checkouts
+    fitting = [p for p in known if fingerprint(root, checkout_of(p)).fits]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        names = ", ".join(f"{p.name} ({p.distribution})" for p in fitting)
+        raise CheckoutError(f"several adapters claim {root}: {names}; say which, as 'ace-patch {fitting[0].name}'")
+    near = next((found for p in known if (found := nearby(root, checkout_of(p))) is not None), None)
+    expected = ", ".join(f"{p.name} ({checkout_of(p).repository})" for p in known) or "none, as none is installed"
+    hint = f"did you mean {str(near)!r}?" if near else f"expected one of {expected}"
+    raise CheckoutError(f"{root} is no checkout of an upstream that an adapter patches: {hint}")

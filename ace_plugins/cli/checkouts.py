@@ -1,0 +1,113 @@
+"""The commands of ``ace-patch`` that work on a checkout: ``segnn`` and its like, ``status``, ``revert``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import as_json, config_options, given_settings, print_json
+from ..plugins.registry import registry
+
+if TYPE_CHECKING:
+    from ..checkout.patching import Plan
+
+
+CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
+
+
+def patch_command(name: str) -> click.Command | None:
+    """``ace-patch segnn``: one command for every adapter whose upstream is a checkout."""
+    plugin = registry().plugins.get(name.replace("-", "_"))
+    if plugin is None or plugin.upstream is None or plugin.upstream.checkout is None:
+        return None
+    scripts = ", ".join(plugin.upstream.checkout.scripts)
+
+    @click.command(
+        name,
+        help=f"Patch CHECKOUT, a clone of {plugin.upstream.checkout.repository} (by default the current folder), so "
+        f"that its own scripts train with ACE. One marked line goes into {scripts}, and the settings into ace.toml. "
+        "Run again with options to change settings.",
+    )
+    @CHECKOUT
+    @config_options
+    @DRY_RUN
+    @as_json
+    def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
+        from ..checkout.patching import patching
+
+        adapter = registry().adapter(name)
+        settings = given_settings(options)
+        plan = patching(checkout, adapter, settings)
+        if dry_run and not as_json:
+            click.echo(plan.diff(), nl=False)
+            if not plan.changed:
+                click.echo(f"nothing to change: {plan.root} is patched already", err=True)
+            return
+        if not dry_run:
+            plan.carry_out()
+        if as_json:
+            about = {"commit": plan.print.commit, "known": plan.print.known, "warnings": list(plan.config.cautions)}
+            print_json(_planned(plan, dry_run) | about)
+            return
+        from ..report.tables import print_patching
+
+        print_patching(adapter, plan)
+
+    return patch
+
+
+def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
+    return {
+        "checkout": str(plan.root),
+        "changed": [plan.name(change) for change in plan.changed],
+        "kept": list(plan.kept),
+        "diff": plan.diff(),
+        "dry_run": dry_run,
+    }
+
+
+@click.command(short_help="Undo a patch; your own edits stay.")
+@CHECKOUT
+@click.option("--purge", is_flag=True, help="Remove ace.toml even if it was edited.")
+@DRY_RUN
+@as_json
+def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
+    """Take ACE out of CHECKOUT again: the marked lines go, your own edits stay."""
+    from ..checkout.patching import reverting
+
+    plan = reverting(checkout, purge=purge)
+    if not dry_run:
+        plan.carry_out()
+    if as_json:
+        print_json(_planned(plan, dry_run))
+        return
+    if dry_run:
+        click.echo(plan.diff(), nl=False)
+    for change in () if dry_run else plan.changed:
+        click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'the marked line is gone'}")
+    if not plan.changed:
+        click.echo(f"nothing to revert in {plan.root}", err=dry_run)
+    for kept in plan.kept:
+        click.echo(f"kept {kept}", err=True)
+
+
+@click.command(short_help="Whose checkout, which commit, patched or not.")
+@CHECKOUT
+@as_json
+def status(checkout: Path, as_json: bool) -> None:
+    """How CHECKOUT is: whose it is, at which commit, patched or not, with which settings."""
+    from ..checkout.state import state
+
+    found = state(checkout, registry())
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        from ..report.tables import print_state
+
+        print_state(found)
+    if found.problems:
+        sys.exit(1)

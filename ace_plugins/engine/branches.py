@@ -1,0 +1,101 @@
+"""Non-equivariant branches: the shapes the literature uses, and the host's default."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..contract.data import Node
+
+
+class Flat(nn.Module):
+    """Run a module on features whose trailing dimensions make one vector: (..., *shape_in) -> (..., *shape_out)."""
+
+    def __init__(self, inner: nn.Module, shape_in: tuple[int, ...], shape_out: tuple[int, ...]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.shape_in = shape_in
+        self.shape_out = shape_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = x.shape[: x.dim() - len(self.shape_in)]
+        result: Tensor = self.inner(x.flatten(-len(self.shape_in)))
+        return result.reshape(*lead, *self.shape_out)
+
+
+class Norm(nn.BatchNorm1d):
+    """Batch normalisation of the last dimension over all others, which a script's habits cannot trip over.
+
+    A single row, which has no spread, is normalised by the running statistics. There is no step counter
+    among its buffers: with a fixed momentum nothing reads it, and averaging checkpoints chokes on its integers.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.num_batches_tracked = None
+
+    def reset_running_stats(self) -> None:
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.running_mean.zero_()
+        self.running_var.fill_(1)
+        self.seen = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        training = self.training and rows.shape[0] > 1
+        self.seen += training
+        # Without a momentum, as torch.optim.swa_utils.update_bn has it, the statistics are plain averages.
+        factor = 1 / max(self.seen, 1) if self.momentum is None else self.momentum
+        result = nn.functional.batch_norm(
+            rows, self.running_mean, self.running_var, self.weight, self.bias, training, factor, self.eps
+        )
+        return result if x.dim() == 2 else result.reshape(x.shape)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state_dict.pop(prefix + "num_batches_tracked", None)
+        # Not BatchNorm's own, which would put the counter back.
+        nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
+
+
+def _shaped(inner: nn.Module, node: Node) -> nn.Module:
+    plain = len(node.shape_in) == len(node.shape_out) == 1
+    return inner if plain else Flat(inner, node.shape_in, node.shape_out)
+
+
+def linear(node: Node) -> nn.Module:
+    """One affine map of the whole feature vector."""
+    return _shaped(nn.Linear(node.width_in, node.width_out), node)
+
+
+def mlp(node: Node) -> nn.Module:
+    """Linear(d_in, 2d) GELU Linear(2d, d) GELU Linear(d, d), with d the width of the output: the default."""
+    d = node.width_out
+    layers = (nn.Linear(node.width_in, 2 * d), nn.GELU(), nn.Linear(2 * d, d), nn.GELU(), nn.Linear(d, d))
+    return _shaped(nn.Sequential(*layers), node)
+
+
+def norm_linear(node: Node) -> nn.Module:
+    """BatchNorm(d_in) Linear(d_in, d): one link of a chain."""
+    return _shaped(nn.Sequential(Norm(node.width_in), nn.Linear(node.width_in, node.width_out)), node)
+
+
+@contextmanager
+def forked_random_stream() -> Iterator[None]:
+    """Draw initial weights without moving the script's random stream.
+
+    The fork is seeded from the stream's state: the same script seed gives the same branches, and the numbers
+    are not the ones the script draws next.
+    """
+    state = torch.random.get_rng_state()
+    seed = int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:8], "little") >> 1
+    with torch.random.fork_rng(devices=[]):
+        # Only the CPU stream: branches are made on CPU, wherever the model is. Not torch.manual_seed, which
+        # would reseed every accelerator as well.
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -1,0 +1,220 @@
+"""Checkpoints with and without ACE: what an attached model accepts, and what plain upstream gets."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import warnings
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import AceWarning, CheckpointError
+from .state import NAME, Ace, find
+
+MANIFEST = f"{NAME}.manifest"
+
+
+class CheckpointHook:
+    """load_state_dict pre-hook of an attached model: refuse what is not its own, before anything is copied.
+
+    A plain upstream checkpoint is welcome: ACE's part keeps what it has.
+    """
+
+    def __call__(self, model: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
+        ace = find(model)
+        if ace is None:
+            return
+        own = model.state_dict(prefix=prefix, keep_vars=True)
+        mine = prefix + NAME + "."
+        # Judged by what the checkpoint holds: a part of one is welcome, and whether it was to be strict torch
+        # does not tell here.
+        theirs = [name for name in state if name.startswith(prefix) and not name.startswith(mine)]
+        fitting = [name for name in theirs if name in own and _same_shape(state[name], own[name])]
+        if len(fitting) * 2 < len(theirs):
+            weights = [name for name in own if not name.startswith(mine)]
+            raise CheckpointError(
+                f"checkpoint of another architecture: {len(fitting)} of its {len(theirs)} weights fit "
+                f"{type(model).__name__} by name and shape; it holds {_some(theirs)}, expected {_some(weights)}; "
+                f"nothing was loaded into {type(model).__name__}"
+            )
+        if any(name.startswith(mine) for name in state):
+            _check_ace(ace, own, state, mine)
+            return
+        state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
+        deployed = "; with them model.eval() is not the checkpoint's function" if ace.in_eval else ""
+        warnings.warn(
+            f"checkpoint without ACE loaded into {type(model).__name__}: gamma, the duals and the branches of "
+            f"its {len(ace.sites)} sites keep the values they have{deployed}",
+            AceWarning,
+            stacklevel=2,
+        )
+
+
+def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine: str) -> None:
+    if mine + "manifest" not in state:
+        return  # a part of one, on purpose
+    about = read_manifest(state.get(mine + "manifest"))
+    sites = [site.name for site in ace.sites]
+    if about is None or about["adapter"] != ace.adapter or about["sites"] != sites:
+        found = "an unreadable manifest" if about is None else f"{about['adapter']}: {', '.join(about['sites'])}"
+        raise CheckpointError(
+            f"checkpoint holds ACE of other sites ({found}), expected {ace.adapter}: {', '.join(sites)}; "
+            "nothing of it was loaded"
+        )
+    wrong = [n for n, v in own.items() if n.startswith(mine) and not _same_shape(state.get(n), v)]
+    extra = [n for n in state if n.startswith(mine) and n not in own]
+    if wrong or extra:
+        raise CheckpointError(
+            f"checkpoint holds ACE with other branches: missing or of another shape {_some(wrong)}, not expected "
+            f"{_some(extra)}; attach with the settings it was trained with; nothing of it was loaded"
+        )
+
+
+def read_manifest(stored: object) -> dict[str, Any] | None:
+    """What a checkpoint says of the ACE in it; None if that cannot be read."""
+    if not isinstance(stored, Tensor):
+        return None
+    try:
+        about = json.loads(bytes(stored.round().to(torch.uint8).tolist()))
+        return about if {"adapter", "sites"} <= about.keys() else None
+    except (ValueError, AttributeError, TypeError):
+        return None
+
+
+def export(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Any:
+    """A checkpoint without ACE, which plain upstream loads with ``strict=True``.
+
+    ``source`` is a state_dict, or dicts and lists with state_dicts somewhere inside, or the path of either as
+    ``torch.save`` wrote it. Returns the same structure without ACE's entries, and writes it to ``to`` if given.
+    """
+    return exported(source, to).content
+
+
+@dataclass
+class Exported:
+    """What an export came to; ``kept`` and ``removed`` count tensors."""
+
+    content: Any = None
+    kept: int = 0
+    removed: int = 0
+    gammas: list[Tensor] = field(default_factory=list)
+    optimizers: int = 0
+    """Optimizer states beside the weights, which still count ACE's parameters."""
+
+    def clean(self, content: Any) -> Any:
+        if isinstance(content, (list, tuple)) and type(content) in (list, tuple):
+            return type(content)(self.clean(item) for item in content)
+        if not isinstance(content, Mapping):
+            self.kept += isinstance(content, Tensor)
+            return content
+        if {"state", "param_groups"} <= content.keys():
+            self.optimizers += 1
+        # A wrapped model's keys have a prefix ("module.ace.gamma"); the manifest marks every ACE there is.
+        marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
+        prefixes = tuple(mark[: -len("manifest")] for mark in marks)
+        self.gammas.extend(content[p + "gamma"] for p in prefixes if isinstance(content.get(p + "gamma"), Tensor))
+        cleaned = copy.copy(content)  # of the same kind, with torch's metadata
+        for name, value in content.items():
+            if isinstance(name, str) and name.startswith(prefixes or ("\0",)):
+                self.removed += 1
+                del cleaned[name]  # type: ignore[attr-defined]
+            else:
+                cleaned[name] = self.clean(value)  # type: ignore[index]
+        return cleaned
+
+
+def exported(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Exported:
+    """`export`, with the counts."""
+    if isinstance(source, nn.Module):
+        raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
+    if to is not None and isinstance(source, (str, os.PathLike)) and Path(to).resolve() == Path(source).resolve():
+        raise CheckpointError(f"{str(to)!r} is the checkpoint itself: ACE's part would be lost; choose another name")
+    where = "the state_dict"
+    content: Any = source
+    if isinstance(source, (str, os.PathLike)):
+        where = str(source)
+        content = _read(Path(source))
+    result = Exported()
+    result.content = result.clean(content)
+    if not result.removed:
+        raise CheckpointError(
+            f"{where} holds no ACE: expected keys such as {MANIFEST!r} and '{NAME}.gamma', "
+            f"found {_some(content) if isinstance(content, Mapping) else type(content).__name__}"
+        )
+    if to is not None:
+        _write(result.content, Path(to))
+    largest = max((float(gamma.detach().abs().max()) for gamma in result.gammas), default=0.0)
+    if not largest <= 1e-3:  # written so that nan is told too
+        warnings.warn(
+            f"exporting f_eq alone although max |gamma| is {largest:.3g}: the branches it leaves out still count",
+            AceWarning,
+            stacklevel=3,
+        )
+    if result.optimizers:
+        warnings.warn(
+            "the optimizer state beside the weights is left as it is and still counts ACE's parameters: plain upstream "
+            "can load the weights but not resume from it",
+            AceWarning,
+            stacklevel=3,
+        )
+    return result
+
+
+def _read(path: Path) -> Any:
+    if not path.is_file():
+        raise CheckpointError(f"no checkpoint at {str(path)!r}: expected a file that torch.save wrote")
+    try:
+        with torch.serialization.safe_globals(numpy_numbers()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"cannot read {path} as a checkpoint of tensors and containers ({type(error).__name__} in torch.load): "
+            "expected what torch.save(model.state_dict(), path) writes, alone or in a dict"
+        ) from None
+
+
+def numpy_numbers() -> list[Any]:
+    """What the numbers of numpy are pickled with: scripts save their accuracies as such, beside the weights."""
+    try:
+        import numpy
+    except ImportError:
+        return []
+    rebuild = numpy.float64(0).__reduce__()[0]
+    found: list[Any] = [rebuild, numpy.dtype, *{type(numpy.dtype(kind)) for kind in "?bBhHiIlLqQefd"}]
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):
+        # As numpy 1 and numpy 2 name it, whichever wrote the file.
+        found += [(rebuild, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    return found
+
+
+def _write(content: Any, path: Path) -> None:
+    """Whole or not at all, with the permissions an ordinary file gets."""
+    if path.is_dir() or not path.parent.is_dir():
+        raise CheckpointError(f"cannot write {str(path)!r}: expected a file name in a folder that exists")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+        temporary.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _same_shape(value: object, like: object) -> bool:
+    if isinstance(value, Tensor) and isinstance(like, Tensor):
+        return value.shape == like.shape
+    return value is not None and not isinstance(like, Tensor)
+
+
+def _some(names: Any) -> str:
+    listed = [str(name) for name in names]
+    shown = ", ".join(listed[:3])
+    return f"{shown} and {len(listed) - 3} more" if len(listed) > 3 else shown or "nothing"

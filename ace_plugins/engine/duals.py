@@ -1,0 +1,153 @@
+"""The dual loop's arithmetic, vectorised over sites: lambda, the slack u, and what moves them.
+
+Nothing here knows of models, optimizers or hooks. One step of the loop is
+
+    gamma's gradient += duals.pull(gamma)          before the script's optimizer steps
+    duals.ascend(gamma_before, eta_p)              after it
+
+with ``gamma_before`` the gamma that the gradient was taken at.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..settings.config import Config
+from ..errors import ConfigError
+
+ADAM_EPS = 1e-8
+
+
+class Duals(nn.Module):
+    """lambda and u of every site, and the dual optimizer's state, all buffers of shape [sites].
+
+    The buffers are the same whatever the mode and the dual optimizer, so that a checkpoint's keys never
+    depend on settings.
+    """
+
+    lambda_: Tensor
+    u: Tensor
+    steps: Tensor
+    mean: Tensor
+    square: Tensor
+    error: Tensor
+
+    def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        if config.dual_optimizer == "nupi":
+            cooper()
+        self.config = config
+        zeros = torch.zeros(sites, dtype=dtype, device=device)
+        self.register_buffer("lambda_", zeros.clone())
+        slack = {"bounded": config.epsilon, "resilient": config.u_init}.get(config.mode, 0.0)
+        self.register_buffer("u", zeros + slack)
+        self.register_buffer("steps", torch.zeros((), device=device))
+        self.register_buffer("mean", zeros.clone())
+        self.register_buffer("square", zeros.clone())
+        self.register_buffer("error", zeros.clone())
+        self.count = 0
+        """``steps`` as a Python number, so that no step has to wait for the device to know it."""
+        self._nupi: Any = None
+
+    @property
+    def landed(self) -> bool:
+        """The step after which gamma is 0 for good has been made."""
+        return self.config.has_landed(self.count)
+
+    def slack(self, gamma: Tensor) -> Tensor:
+        """The constraint's value: 0 wanted in strict mode, at most 0 in the others."""
+        return gamma if self.config.mode == "strict" else gamma.abs() - self.u
+
+    @torch.no_grad()
+    def pull(self, gamma: Tensor) -> Tensor:
+        """What the constraints add to gamma's gradient, shape [sites]."""
+        c = self.config.augmented
+        if self.config.mode == "strict":
+            return self.lambda_ + 2 * c * gamma if c else self.lambda_
+        force = self.lambda_
+        if c:
+            # An inequality that holds is not penalised: only the violated part is squared.
+            force = force + 2 * c * self.slack(gamma).clamp_min(0)
+        return force * gamma.sign()
+
+    @torch.no_grad()
+    def ascend(self, gamma: Tensor, eta_p: float | Tensor) -> None:
+        """Move lambda, and u in resilient mode, from the gamma before the step and the live primal rate."""
+        self.count += 1
+        self.steps.fill_(self.count)
+        slack = self.slack(gamma)
+        lambda_before = self.lambda_.clone() if self.config.mode == "resilient" else self.lambda_
+        self._move(slack, self.config.dual_rate(eta_p))
+        if self.config.mode == "strict":
+            return
+        self.lambda_.clamp_(min=0)
+        if self.config.mode == "resilient":
+            descent = self.config.rho * self.u - lambda_before
+            if self.config.augmented:
+                descent -= 2 * self.config.augmented * slack.clamp_min(0)
+            self.u.sub_(eta_p * descent).clamp_(min=0)
+
+    def _move(self, slack: Tensor, rate: float | Tensor) -> None:
+        kind = self.config.dual_optimizer
+        if kind == "sgd":
+            self.lambda_ += rate * slack
+        elif kind == "adam":
+            beta1, beta2 = self.config.adam_beta1, self.config.adam_beta2
+            self.mean.lerp_(slack, 1 - beta1)
+            self.square.mul_(beta2).addcmul_(slack, slack, value=1 - beta2)
+            corrected = (self.square / (1 - beta2**self.count)).sqrt_().add_(ADAM_EPS)
+            self.lambda_ += rate / (1 - beta1**self.count) * (self.mean / corrected)
+        else:
+            self._controller().param_groups[0]["lr"] = float(rate)
+            self.lambda_.grad = slack
+            self._nupi.step()
+            self.lambda_.grad = None
+
+    def _controller(self) -> Any:
+        """cooper's nuPI over the live buffers; made anew after ``.to()``, which replaces them."""
+        made = self._nupi
+        if made is None or made.param_groups[0]["params"][0] is not self.lambda_:
+            library = cooper()
+            # ZEROS: with the default initialisation cooper-optim 1.0.1 mishandles the second step.
+            made = self._nupi = library.nuPI(
+                [self.lambda_],
+                lr=0.0,
+                # As tensors of lambda's own precision: cooper would make float32 ones.
+                Kp=torch.full((), self.config.nupi_kp, dtype=self.lambda_.dtype, device=self.lambda_.device),
+                Ki=torch.full((), self.config.nupi_ki, dtype=self.lambda_.dtype, device=self.lambda_.device),
+                ema_nu=self.config.nupi_nu,
+                init_type=library.nuPIInitType.ZEROS,
+                maximize=True,
+            )
+            if self.config.nupi_kp:
+                made.state[self.lambda_]["xi"] = self.error
+        return made
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """The buffers come from a checkpoint: what is derived from them follows."""
+        super()._load_from_state_dict(*args)
+        if not self.steps.is_meta:
+            steps = float(self.steps)
+            if math.isfinite(steps):  # a checkpoint in half precision may not hold it
+                self.count = round(steps)
+            self.steps.fill_(self.count)
+        self._nupi = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_nupi": None}
+
+
+def cooper() -> Any:
+    """The optional library that has nuPI."""
+    try:
+        import cooper.optim
+    except ImportError as error:
+        raise ConfigError(
+            f"dual_optimizer 'nupi': expected the package cooper-optim, found {error}; "
+            "run pip install cooper-optim, or choose sgd or adam"
+        ) from None
+    return cooper.optim

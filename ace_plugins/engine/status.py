@@ -1,0 +1,78 @@
+"""What ACE is doing to a model, in numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..contract.data import Stem
+from .state import find, unwrapped
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """One site: its gamma, lambda and u, and how many parameters its branch has."""
+
+    name: str
+    module: str
+    gamma: float
+    lambda_: float
+    u: float
+    branch_parameters: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """What ACE is doing to a model. In mode "off" there are no sites."""
+
+    adapter: str
+    mode: str
+    steps: int
+    landed: bool
+    upstream_parameters: int
+    ace_parameters: int
+    stem_parameters: int
+    sites: tuple[SiteStatus, ...]
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        if not self.sites:
+            return f"no ACE: {self.upstream_parameters:,} parameters"
+        width = max(len(site.name) for site in self.sites)
+        landed = ", landed" if self.landed else ""
+        head = (
+            f"ACE {self.mode} ({self.adapter}), {self.steps:,} steps{landed}, "
+            f"{self.upstream_parameters:,} + {self.ace_parameters:,} parameters"
+        )
+        rows = (f"  {s.name:{width}}  gamma {s.gamma:8.4f}  lambda {s.lambda_:8.4f}  u {s.u:7.4f}" for s in self.sites)
+        return "\n".join([head, *rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with lambda under its own name."""
+        plain = dataclasses.asdict(self)
+        plain["sites"] = [{("lambda" if k == "lambda_" else k): v for k, v in site.items()} for site in plain["sites"]]
+        return plain
+
+
+def status(model: nn.Module) -> Status:
+    """Per site gamma, lambda, u and branch parameters. A model without ACE has mode "off" and no sites."""
+    model = unwrapped(model)
+    ace = find(model)
+    total = sum(p.numel() for p in model.parameters())
+    if ace is None:
+        return Status("", "off", 0, False, total, 0, 0, ())
+    added = sum(p.numel() for p in ace.parameters())
+    values = zip(ace.gamma.tolist(), ace.duals.lambda_.tolist(), ace.duals.u.tolist(), strict=True)
+    sites = tuple(
+        SiteStatus(site.name, site.module, gamma, lambda_, u, _count(ace.branch(site.name)))
+        for site, (gamma, lambda_, u) in zip(ace.sites, values, strict=True)
+    )
+    stems = sum(_count(ace.branch(name)) for name, node in ace.nodes.items() if isinstance(node, Stem))
+    return Status(ace.adapter, ace.config.mode, ace.duals.count, ace.landed, total - added, added, stems, sites)
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())

@@ -1,0 +1,205 @@
+"""How far a model is from equivariant, measured on a batch with random group elements."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .actions import Element, GroupAction
+from ..errors import AdapterError, ConfigError
+
+
+@dataclass(frozen=True)
+class EquivarianceError:
+    """The distance of rho_Y(g) f(x) from f(rho_X(g) x), averaged over ``samples`` random elements g.
+
+    Rows run along an output's last dimension; each entry of a 1-d output is a row. ``absolute`` is the mean
+    of the 2-norms of the difference's rows, ``relative`` the norm of the whole difference over the norm of
+    f(x) (0 when both vanish, infinite when only f(x) does). Several outputs count as one: the mean is over
+    the rows of all of them, the norms over all their entries.
+    """
+
+    absolute: float
+    relative: float
+    samples: int
+    group: str
+
+    def __float__(self) -> float:
+        return self.absolute
+
+    def to_dict(self) -> dict[str, float | int | str]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one forward."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a batch: a Call as it says, a tuple as positional arguments, a dict as keyword
+    arguments, anything else as the only argument. For a forward that takes one dict or tuple, write
+    ``Call(args=(batch,))``."""
+    if isinstance(batch, Call):
+        return tuple(batch.args), dict(batch.kwargs)
+    if isinstance(batch, tuple):
+        return tuple(batch), {}
+    if isinstance(batch, dict):
+        if odd := [key for key in batch if not isinstance(key, str)]:
+            raise AdapterError(f"batch: expected names as keys, found {odd[0]!r}; use Call(args=(batch,))")
+        return (), dict(batch)
+    return (batch,), {}
+
+
+def forward_names(model: nn.Module) -> list[str]:
+    """The forward's parameters in order, ``*rest`` and ``**more`` with their stars."""
+    stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+    while True:
+        parameters = inspect.signature(model.forward).parameters.values()
+        names = [stars.get(p.kind, "") + p.name for p in parameters]
+        # DataParallel, DDP and torch.compile take anything and hand it on to the model they wrap
+        inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+        if not isinstance(inner, nn.Module) or not names or not names[0].startswith("*"):
+            return names
+        model = inner
+
+
+def measure(
+    model: nn.Module, action: GroupAction, batch: Any, *, samples: int = 5, seed: int = 0, scale: float = 1.0
+) -> EquivarianceError:
+    """The error of the model in eval mode, without gradients. The same seed gives the same elements, and the
+    same random numbers to every forward. The batch, the training flags and torch's global random streams stay
+    as they were. ``scale``: standard deviation of the translations, in the units of the positions."""
+    return _measure(model, action, batch, samples, seed, scale)[0]
+
+
+def assert_equivariant(
+    model: nn.Module,
+    action: GroupAction,
+    batch: Any,
+    *,
+    tolerance: float | None = None,
+    samples: int = 5,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> EquivarianceError:
+    """Raises AssertionError when the relative error exceeds ``tolerance``; returns the error otherwise.
+
+    Default: by the coarsest dtype among parameters and outputs, 1e-9 for float64, 1e-3 for float32, 2e-2 for
+    float16, 1e-1 for what is coarser."""
+    if tolerance is not None and not tolerance >= 0:
+        raise ConfigError(f"tolerance: expected a number >= 0, found {tolerance!r}")
+    error, epsilon = _measure(model, action, batch, samples, seed, scale)
+    if tolerance is None:
+        tolerance = next((t for e, t in ((1e-15, 1e-9), (1e-6, 1e-3), (1e-3, 2e-2)) if epsilon <= e), 1e-1)
+    if not error.relative <= tolerance:  # written so that nan fails
+        raise AssertionError(
+            f"{type(model).__name__} is not {error.group}-equivariant: relative error {error.relative:.3g}, "
+            f"allowed {tolerance:.3g} (absolute {error.absolute:.3g}, mean of {error.samples} elements)"
+        )
+    return error
+
+
+def _measure(
+    model: nn.Module, action: GroupAction, batch: Any, samples: int, seed: int, scale: float
+) -> tuple[EquivarianceError, float]:
+    """The error, and the epsilon of the coarsest dtype that took part."""
+    if samples < 1:
+        raise ConfigError(f"samples: expected at least 1, found {samples}")
+    args, kwargs = as_call(batch)
+    names = forward_names(model)
+    try:
+        inspect.signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"batch does not fit {type(model).__name__}.forward({', '.join(names)}): {error}; pass a tuple of "
+            "positional arguments, a dict of keyword arguments, or Call(args, kwargs)"
+        ) from None
+    generator = torch.Generator().manual_seed(seed)
+    absolute, relative = [], []
+    with torch.no_grad(), _in_eval(model):
+        output = _evaluate(model, args, kwargs, seed)
+        compared = action.compared(action.act_on_outputs(Element.identity(), output))  # checks the types too
+        norm = math.hypot(*(float(_double(y).norm()) for y in compared.values()))
+        for _ in range(samples):
+            element = action.group.sample(generator, scale=scale)
+            expected = action.compared(action.act_on_outputs(element, output))
+            turned = action.act_on_inputs(element, names, args, kwargs)
+            found = action.compared(_evaluate(model, *turned, seed))
+            rows, difference = _distance(expected, found)
+            absolute.append(rows)
+            relative.append(difference / norm if norm else (math.inf if difference else 0.0))
+    took_part = (t.dtype for t in itertools.chain(model.parameters(), compared.values()))
+    epsilon = max((torch.finfo(d).eps for d in took_part if d.is_floating_point or d.is_complex), default=0.0)
+    mean = EquivarianceError(sum(absolute) / samples, sum(relative) / samples, samples, action.group.name)
+    return mean, epsilon
+
+
+def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[float, float]:
+    """(mean row norm, norm of everything) of the difference."""
+    rows = []
+    shapes = [{name: list(y.shape) for name, y in outputs.items()} for outputs in (expected, found)]
+    if shapes[0] != shapes[1]:
+        raise AdapterError(f"outputs changed with the input's orientation: {shapes[0]} became {shapes[1]}")
+    for name, y in expected.items():
+        difference = _double(y) - _double(found[name])
+        rows.append((difference.flatten(0, -2) if y.ndim > 1 else difference.reshape(-1, 1)).norm(dim=-1))
+    if not sum(r.numel() for r in rows):
+        raise AdapterError(f"output: nothing to compare, found {shapes[0] or 'no tensor with an action'}")
+    every = torch.cat(rows)
+    return float(every.mean()), float(every.norm())
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.cpu().to(torch.complex128 if x.is_complex() else torch.float64)
+
+
+def _evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Any:
+    """One forward on clones, with random streams that start at ``seed`` and are put back afterwards."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=devices):
+        # not torch.manual_seed, which also reaches devices that are not put back
+        torch.default_generator.manual_seed(seed)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(seed)
+        # outputs are cloned too: some models return a buffer that their next forward overwrites
+        return clone(model(*clone(args), **clone(dict(kwargs))))
+
+
+def clone(value: Any) -> Any:
+    """Deep enough that a forward which writes into its inputs does not reach the caller's."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        cloned = copy.copy(value)  # keeps the kind of dict
+        for key, item in value.items():
+            cloned[key] = clone(item)
+        return cloned
+    if isinstance(value, (tuple, list)):
+        items = [clone(item) for item in value]
+        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+    return value.clone() if hasattr(value, "clone") else copy.copy(value)  # PyG graphs have a deep clone()
+
+
+@contextmanager
+def _in_eval(model: nn.Module) -> Iterator[None]:
+    flags = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in flags:  # one by one: model.train() would also wake layers frozen in eval mode
+            module.training = training

@@ -1,0 +1,42 @@
+"""Parts of structured values by name: items of tuples, keys of dicts, attributes of graphs and other objects."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import AdapterError, one_of
+
+
+def part_of(value: Any, step: str, where: str) -> Any:
+    """One part; ``where`` says in errors what was being read."""
+    if isinstance(value, (tuple, list)) and step.isdecimal() and int(step) < len(value):
+        return value[int(step)]
+    keyed = callable(getattr(value, "keys", None))
+    # a PyG graph answers None for x, pos and others it does not hold, so its keys are asked, not hasattr
+    known = list(value.keys()) if keyed else list(getattr(value, "__dict__", ()))
+    if not (step in known if keyed else hasattr(value, step)):
+        raise AdapterError(f"{where}: " + one_of(f"part of {type(value).__name__}", step, map(str, known)))
+    return value[step] if isinstance(value, Mapping) else getattr(value, step)
+
+
+def with_part(value: Any, step: str, new: Any, where: str) -> Any:
+    """A shallow copy of the container, one part replaced."""
+    try:
+        if isinstance(value, (tuple, list)) and step.isdecimal():
+            items = [new if i == int(step) else item for i, item in enumerate(value)]
+            return value._make(items) if hasattr(value, "_make") else type(value)(items)
+        if hasattr(value, "_replace"):
+            return value._replace(**{step: new})
+        if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
+            return dataclasses.replace(value, **{step: new})
+        changed = copy.copy(value)
+        if isinstance(value, Mapping):
+            changed[step] = new
+        else:
+            setattr(changed, step, new)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise AdapterError(f"{where}: a copy of {type(value).__name__} cannot take it: {error}") from error
+    return changed

@@ -1,0 +1,191 @@
+"""Plugins come in through entry points, each on its own: tried with real distributions on disk."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import ADAPTERS, Layered
+
+from ace_plugins import attach, hookimpl
+from ace_plugins.errors import AdapterError
+from ace_plugins.plugins.registry import HOOKS, Registry, Requires, registry
+
+GOOD = """
+from ace_plugins import hookimpl, Upstream
+@hookimpl
+def ace_upstream():
+    return Upstream(title="Good Net", models=("goodnet:Net",))
+"""
+
+
+def install(
+    site: Path, distribution: str, name: str, source: str, requires: tuple[str, ...] = (), target: str = ""
+) -> None:
+    """A distribution as pip would leave it: a module, and metadata with an entry point."""
+    module = target or distribution.replace("-", "_")
+    if source:
+        (site / f"{module}.py").write_text(source)
+    info = site / f"{distribution.replace('-', '_')}-1.2.dist-info"
+    info.mkdir()
+    lines = [f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2"]
+    lines += [f"Requires-Dist: {requirement}" for requirement in requires]
+    (info / "METADATA").write_text("\n".join(lines) + "\n")
+    (info / "entry_points.txt").write_text(f"[ace_plugins]\n{name} = {module}\n")
+
+
+def loaded(site: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.syspath_prepend(str(site))
+    found = importlib.metadata.distributions(path=[str(site)])
+    return Registry(ep for dist in found for ep in dist.entry_points if ep.group == "ace_plugins")
+
+
+BROKEN = {
+    "raises": ("1 / 0", "could not be imported: ZeroDivisionError: division by zero"),
+    "exits": ("import sys; sys.exit('bye')", "could not be imported: SystemExit: bye"),
+    "syntax": ("def (", "could not be imported: SyntaxError: invalid syntax"),
+    "needs": ("import no_such_module", "could not be imported: ModuleNotFoundError: No module named 'no_such_module'"),
+    "misspelt": (
+        GOOD + "@hookimpl\ndef ace_layer(model): pass\n",
+        "unknown hook 'ace_layer'.*did you mean 'ace_layers'",
+    ),
+    "unmarked": (GOOD + "def ace_layers(model): pass\n", "ace_layers not marked with @hookimpl"),
+    "arguments": (
+        GOOD + "@hookimpl\ndef ace_layers(net): pass\n",
+        "could not be registered: PluginValidationError: .*net",
+    ),
+    "dotted": (GOOD.replace("goodnet:Net", "goodnet.Net"), "ace_upstream failed: ValueError: .*found 'goodnet.Net'"),
+    "string": (GOOD.replace('("goodnet:Net",)', '"goodnet:Net"'), "ace_upstream failed: .*expected a tuple of"),
+    "answers": (GOOD.replace("Upstream(title", "dict(title"), "ace_upstream failed: TypeError: .*returned dict"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_plugin_is_named_and_the_rest_work(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, reason = BROKEN[kind]
+    install(tmp_path, f"ace-bad-{kind}", "bad", source)
+    install(tmp_path, f"ace-fine-{kind}", "zfine", GOOD)
+    registry = loaded(tmp_path, monkeypatch)
+    with pytest.raises(AdapterError, match=rf"adapter 'bad' \(ace-bad-{kind} 1.2\): {reason}") as caught:
+        registry.adapter("bad")
+    assert "\n" not in str(caught.value)
+    assert [plugin.name for plugin in registry.adapters] == ["zfine"]
+    assert registry.manager.has_plugin("zfine")
+    assert not registry.manager.has_plugin("bad")
+
+
+def test_requirements_are_checked_before_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = importlib.metadata.version("torch")
+    marker = tmp_path / "imported"
+    source = f"open({str(marker)!r}, 'w')\n" + GOOD
+    install(tmp_path, "ace-future", "future", source, ('torch>=99; extra == "upstream"', "pluggy>=1"))
+    registry = loaded(tmp_path, monkeypatch)
+    plugin = registry.plugins["future"]
+    assert plugin.problem == f"requires torch>=99, found {torch}; pip install 'torch>=99'"
+    assert not plugin.missing_upstream, "installed but incompatible is loud"
+    assert not marker.exists()
+
+
+def test_an_upstream_that_is_not_installed_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "ace-absent", "absent", GOOD, ('no-such-upstream>=2; extra == "upstream"', 'x; extra == "demo"'))
+    plugin = loaded(tmp_path, monkeypatch).plugins["absent"]
+    assert plugin.problem == "requires no-such-upstream>=2, found none installed; pip install 'no-such-upstream>=2'"
+    assert plugin.missing_upstream
+    assert plugin.requires == (Requires("no-such-upstream>=2", None, upstream=True),)
+
+
+def test_two_distributions_with_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "ace-first", "same", GOOD)
+    install(tmp_path, "ace-second", "same", GOOD)
+    registry = loaded(tmp_path, monkeypatch)
+    assert registry.adapter("same").distribution == "ace-first"
+    (shadowed,) = registry.shadowed
+    assert shadowed.problem == "its name is taken by ace-first (ace_first); uninstall one of the two"
+
+
+def test_observers_are_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "from ace_plugins import hookimpl\n@hookimpl\ndef ace_stepped(model, step): pass\n"
+    install(tmp_path, "ace-watcher", "watcher", source)
+    registry = loaded(tmp_path, monkeypatch)
+    assert registry.plugins["watcher"].hooks == ("ace_stepped",)
+    with pytest.raises(AdapterError, match="'watcher' .* is an observer, not an adapter"):
+        registry.adapter("watcher")
+
+
+def test_a_missing_hook_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "ace-half", "half", GOOD)
+    plugin = loaded(tmp_path, monkeypatch).adapter("half")
+    with pytest.raises(AdapterError, match=r"adapter 'half' \(ace-half 1.2\) does not implement ace_layers"):
+        plugin.call("ace_layers", model=None)
+
+
+def listing(site: Path, *arguments: str, **environment: str) -> Any:
+    env = {**os.environ, "PYTHONPATH": str(site), **environment}
+    command = [sys.executable, "-m", "ace_plugins", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def everything_broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("site")
+    for kind, (source, _) in BROKEN.items():
+        install(site, f"ace-bad-{kind}", f"bad-{kind}", source)
+    install(site, "ace-good", "good", GOOD)
+    return site
+
+
+def test_the_command_survives_every_plugin(everything_broken: Path) -> None:
+    assert listing(everything_broken, "--help").returncode == 0
+    done = listing(everything_broken, "list", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {plugin["name"]: plugin for plugin in json.loads(done.stdout)}
+    assert {f"bad-{kind}" for kind in BROKEN} <= found.keys()
+    assert all(not found[f"bad-{kind}"]["healthy"] and found[f"bad-{kind}"]["problem"] for kind in BROKEN)
+    assert found["good"]["healthy"]
+    table = listing(everything_broken, "list", COLUMNS="300")
+    assert table.returncode == 0
+    assert "bad-raises (ace-bad-raises): could not be imported: ZeroDivisionError" in table.stdout
+
+
+def test_load_plugins_chooses(everything_broken: Path) -> None:
+    for value, expected in {"good": ["good"], " good , nothing": ["good"], "": []}.items():
+        done = listing(everything_broken, "list", "--json", ACE_LOAD_PLUGINS=value)
+        assert [plugin["name"] for plugin in json.loads(done.stdout)] == expected
+    done = listing(everything_broken, "list", ACE_LOAD_PLUGINS="goood")
+    assert "unknown plugin in ACE_LOAD_PLUGINS 'goood': did you mean 'good'?" in done.stdout
+    done = listing(everything_broken, "doctor", "good", ACE_LOAD_PLUGINS="goood")
+    assert "not loaded: unknown plugin in ACE_LOAD_PLUGINS 'goood'" in done.stderr
+
+
+def test_help_and_list_do_not_import_torch(everything_broken: Path) -> None:
+    code = "import sys\nfrom ace_plugins.cli.main import cli\ncli.main(sys.argv[1:], standalone_mode=False)\n"
+    code += "assert 'torch' not in sys.modules"
+    for arguments in (["--help"], ["list"]):
+        env = {**os.environ, "PYTHONPATH": str(everything_broken), "ACE_LOAD_PLUGINS": "good"}
+        subprocess.run([sys.executable, "-c", code, *arguments], env=env, check=True, capture_output=True, timeout=60)
+
+
+def test_every_hook_is_in_the_readme() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    missing = [hook for hook in sorted(HOOKS) if f"`{hook}" not in readme]
+    assert not missing
+
+
+def test_presets_that_are_none_are_told() -> None:
+    class Odd(ADAPTERS["layered"]):  # type: ignore[misc]
+        @hookimpl
+        def ace_preset(self) -> Any:
+            return {"paper": 0.1}
+
+    registry().add(Odd(), "odd")
+    try:
+        with pytest.raises(AdapterError, match="adapter 'odd': ace_preset returned .*expected names and settings"):
+            attach(Layered(), "odd")
+    finally:
+        registry().remove("odd")

@@ -1,0 +1,255 @@
+"""The trace of a run."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy import Free, Layered
+
+from ace_plugins import AceError, AceWarning, attach, equivariance_error, hookimpl, project, read_trace
+from ace_plugins.plugins.registry import registry
+
+
+def train(model: Any, steps: int) -> None:
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(8, 3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+def runs(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "runs").glob("*"))
+
+
+def test_every_tenth_step_and_the_last(tmp_path: Path) -> None:
+    model = attach(Layered(), mode="bounded", eval_branches="off")
+    assert runs(tmp_path) == [], "a model that is not trained leaves nothing"
+    train(model, 25)
+    (folder,) = runs(tmp_path)
+    assert folder.name.endswith("-layered")
+    assert [line["step"] for line in read_trace(folder)] == [1, 10, 20]
+    gamma = model.ace.gamma.tolist()
+    project(model)
+    last = read_trace(folder)[-1]
+    assert (last["step"], last["finished"], last["gamma"]) == (25, True, gamma)
+    about = json.loads((folder / "run.json").read_text())
+    assert (about["adapter"], about["config"]["mode"]) == ("layered", "bounded")
+    assert about["sites"] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_a_dropped_model_still_gets_its_last_line(tmp_path: Path) -> None:
+    def main() -> None:
+        train(attach(Layered()), 3)
+
+    main()
+    gc.collect()
+    (folder,) = runs(tmp_path)
+    assert [(line["step"], line.get("finished", False)) for line in read_trace(folder)] == [(1, False), (3, True)]
+
+
+def test_two_models_two_folders_and_off_switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [attach(Layered()), attach(Layered())]
+    for model in models:
+        train(model, 1)
+    assert len(runs(tmp_path)) == 2
+    train(attach(Layered(), trace=False), 1)
+    monkeypatch.setenv("ACE_TRACE", "0")
+    train(attach(Layered()), 1)
+    monkeypatch.setenv("ACE_TRACE", "1")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("ace_plugins.plugins.observers._last_rank", None)
+    train(attach(Layered()), 1)
+    assert len(runs(tmp_path)) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ACE_RUNS", str(tmp_path / "file" / "runs"))
+    model = attach(Layered())
+    with pytest.warns(AceWarning, match="no trace is written: .*training goes on"):
+        train(model, 12)
+
+
+def test_the_equivariance_error_is_measured_where_it_is_asked_for(tmp_path: Path) -> None:
+    """On the batch of that step, with the branches, in every mode; and training does not notice."""
+    torch.manual_seed(0)
+    plain = Layered()
+    gammas = []
+    for every in (0, 10):
+        torch.manual_seed(1)
+        model = attach(copy.deepcopy(plain), mode="resilient", spectral_norm=True, trace_every=4, error_every=every)
+        train(model, 25)
+        gammas.append(model.ace.gamma.tolist())
+    assert gammas[0] == gammas[1]
+    without, measured = (read_trace(folder) for folder in runs(tmp_path))
+    assert not any("error" in line for line in without)
+    assert [(line["step"], "error" in line) for line in measured] == [
+        *((step, step in (1, 10, 20)) for step in (1, 4, 8, 10, 12, 16, 20, 24))
+    ]
+    torch.manual_seed(1)
+    again = attach(copy.deepcopy(plain), mode="resilient", spectral_norm=True, trace=False)
+    optimizer, x = torch.optim.Adam(again.parameters()), torch.randn(8, 3)
+    again(x).square().mean().backward()
+    optimizer.step()
+    expected = equivariance_error(again, x, branches_on=True)
+    assert measured[0]["error"] == expected.to_dict()
+    assert expected.relative > 1e-3
+
+
+def test_the_batch_is_as_it_was_in_the_forward(tmp_path: Path) -> None:
+    model = attach(Layered(), error_every=1, trace_every=1)
+    optimizer, x = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(8, 3)
+    expected = equivariance_error(model, x, branches_on=True)
+    model(x).square().mean().backward()
+    x.fill_(1e6)
+    optimizer.step()
+    assert read_trace(runs(tmp_path)[0])[0]["error"]["relative"] == pytest.approx(expected.relative, rel=1e-3)
+    assert model.ace.batch is None
+    with torch.no_grad():
+        model(x)
+    model.eval()(x)
+    assert model.ace.batch is None, "only what is trained on"
+
+
+class Odd(Layered):
+    def forward(self, x: torch.Tensor, more: Any = None) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_a_batch_that_cannot_be_copied_costs_no_training(tmp_path: Path) -> None:
+    model = attach(Odd(), "layered", error_every=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def steps() -> None:
+        for _ in range(4):
+            model(torch.randn(4, 3), (i for i in range(3))).square().mean().backward()
+            optimizer.step()
+
+    with pytest.warns(AceWarning, match="the equivariance error of Odd cannot be measured: .*generator") as caught:
+        steps()
+    assert len(caught) == 1
+    assert model.ace.duals.count == 4
+
+
+def test_a_frozen_gamma_keeps_no_batch() -> None:
+    model = attach(Layered(), error_every=1)
+    model.ace.gamma.requires_grad_(False)
+    train(model, 2)
+    assert model.ace.batch is None
+
+
+def test_an_error_that_cannot_be_measured_is_told_once(tmp_path: Path) -> None:
+    model = attach(Free(torch.ones(2), 1), "free", error_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps() -> None:
+        for _ in range(3):
+            model(torch.randn(4, 1)).square().mean().backward()
+            optimizer.step()
+
+    with pytest.warns(AceWarning) as caught:
+        steps()
+    (warning,) = caught
+    assert "the equivariance error of Free cannot be measured: " in str(warning.message)
+    assert "training goes on" in str(warning.message)
+    assert [line["step"] for line in read_trace(runs(tmp_path)[0])] == [1, 2, 3]
+
+
+def test_divergence_is_told(tmp_path: Path) -> None:
+    model = attach(Layered())
+    train(model, 1)
+    with torch.no_grad():
+        model.ace.gamma[1] = float("nan")
+    with pytest.warns(AceWarning, match=r"gamma is not finite at step 10 \(sites .*layers.1.*\): the run has diverged"):
+        train(model, 9)
+    assert read_trace(runs(tmp_path)[0])[-1]["gamma"][1] is None
+
+
+def test_lines_survive_a_kill(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, signal, torch\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from toy import ADAPTERS, Layered\n"
+        "from ace_plugins import attach\n"
+        "from ace_plugins.plugins.registry import registry\n"
+        "registry().add(ADAPTERS['layered'](), 'layered')\n"
+        "m = attach(Layered(), trace_every=1); o = torch.optim.SGD(m.parameters(), lr=.01)\n"
+        "for i in range(7):\n"
+        "    o.zero_grad(); m(torch.randn(4, 3)).square().mean().backward(); o.step()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = {**os.environ, "ACE_RUNS": str(tmp_path / "runs")}
+    done = subprocess.run([sys.executable, "-c", code], env=env, timeout=120)
+    assert done.returncode == -signal.SIGKILL
+    (folder,) = runs(tmp_path)
+    assert [line["step"] for line in read_trace(folder)] == [1, 2, 3, 4, 5, 6, 7]
+    with (folder / "trace.jsonl").open("a") as file:
+        file.write('{"step": 8, "gam')
+    assert len(read_trace(folder)) == 7, "a torn last line is left out"
+
+
+def test_a_forked_child_does_not_end_the_run(tmp_path: Path) -> None:
+    model = attach(Layered())
+    train(model, 2)
+    child = os.fork()
+    if child == 0:
+        from ace_plugins.engine import steps
+
+        steps._finish_all()
+        os._exit(0)
+    os.waitpid(child, 0)
+    (folder,) = runs(tmp_path)
+    assert not any("finished" in line for line in read_trace(folder))
+
+
+def test_project_frees_the_branches(tmp_path: Path) -> None:
+    model = attach(Layered())
+    train(model, 2)
+    ace = weakref.ref(model.ace)
+    project(model)
+    gc.collect()
+    assert ace() is None
+
+
+def test_no_trace_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(AceError, match=r"no trace in .*: expected trace.jsonl; runs are under .ace/runs"):
+        read_trace(tmp_path)
+
+
+def test_observers_hear_everything() -> None:
+    heard: list[Any] = []
+
+    class Listener:
+        @hookimpl
+        def ace_attached(self, model: Any) -> None:
+            heard.append("attached")
+
+        @hookimpl
+        def ace_stepped(self, step: int) -> None:
+            heard.append(step)
+
+        @hookimpl
+        def ace_finished(self) -> None:
+            heard.append("finished")
+
+    registry().add(Listener(), "listener")
+    try:
+        model = attach(Layered())
+        train(model, 3)
+        project(model)
+    finally:
+        registry().remove("listener")
+    assert heard == ["attached", 1, 2, 3, "finished"]

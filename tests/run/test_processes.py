@@ -1,0 +1,77 @@
+"""Models that are sent to other processes: mp.spawn and DistributedDataParallel, over gloo on loopback."""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from toy import ADAPTERS, Layered
+
+from ace_plugins import attach, status
+from ace_plugins.plugins.registry import registry
+
+
+def train(model: nn.Module, x: torch.Tensor, steps: int = 6) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+
+
+def worker(rank: int, port: int, model: Any, x: torch.Tensor, folder: str) -> None:
+    torch.set_num_threads(1)
+    model = copy.deepcopy(model)  # torch sends parameters as shared memory: on GPUs .to(rank) would part them
+    registry().add(ADAPTERS["layered"](), "layered")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACE_RUNS=f"{folder}/runs")
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    train(nn.parallel.DistributedDataParallel(model), x[rank::2])
+    torch.save(model.state_dict(), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def landing_worker(rank: int, port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    registry().add(ADAPTERS["layered"](), "layered")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=1)
+    torch.manual_seed(0)
+    model = attach(Layered(), land_at=2, trace=False)
+    train(nn.parallel.DistributedDataParallel(model), torch.randn(8, 3), steps=5)
+    assert status(model).landed
+    assert status(model).steps == 2
+    assert model.ace.gamma.tolist() == [0, 0, 0]
+    torch.distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def test_landing_under_ddp(tmp_path: Path) -> None:
+    """DDP wants every parameter in every backward, also those of branches that count no more."""
+    torch.multiprocessing.spawn(landing_worker, args=(free_port(), str(tmp_path)), nprocs=1)
+
+
+def test_a_model_trained_by_two_processes_is_the_model_trained_by_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = attach(Layered().double(), mode="resilient", dual_lr=0.05, gamma_lr=3.0)
+    x = torch.randn(16, 3, dtype=torch.float64)
+    alone = copy.deepcopy(model)
+    train(alone, x)
+    torch.multiprocessing.spawn(worker, args=(free_port(), model, x, str(tmp_path)), nprocs=2)
+    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert all(torch.allclose(v.double(), one[name].double(), atol=1e-12) for name, v in alone.state_dict().items())
+    assert int(one["ace.duals.steps"]) == 6
+    assert status(model).steps == 0
+    # The parent's own run is in there too; of the two workers only rank 0 writes one.
+    assert len(list((tmp_path / "runs").iterdir())) == 2
