@@ -11,7 +11,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
-from ..settings.environment import say
+from ..telling import say
 from ..errors import AceError
 from ..patch.imports import install
 from ..settings.file import NAME, SettingsFile, unchecked

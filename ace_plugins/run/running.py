@@ -25,7 +25,7 @@ import wrapt
 from torch import nn
 
 from ..engine.attaching import configured
-from ..settings.environment import quiet, say
+from ..telling import quiet, say
 from ..errors import AceError, AceWarning
 from ..checkout.fingerprint import fingerprint
 from ..contract.hookspecs import hookimpl

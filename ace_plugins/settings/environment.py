@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from .config import SETTINGS
 from ..errors import ConfigError
 
@@ -45,16 +42,6 @@ def _near(name: str, known: Sequence[str]) -> str | None:
 
     close = difflib.get_close_matches(name[4:], [each[4:] for each in known], n=1, cutoff=0.75)
     return f"ACE_{close[0]}" if close else None
-
-
-def say(text: str, *, anyway: bool = False) -> None:
-    """Tell people, on stderr: stdout is the script's. Errors are told even where ACE_QUIET asks for quiet."""
-    if sys.stderr is not None and (anyway or not quiet()):
-        print(f"ace: {text}", file=sys.stderr)
-
-
-def quiet() -> bool:
-    return os.environ.get("ACE_QUIET", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
 def _value(name: str, text: str, field: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from .environment import say, settings_in, variable
+from .environment import settings_in, variable
 from .file import SettingsFile, checked
+from ..telling import say
 
 TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ace_plugins import Config
 from ace_plugins.settings.config import SETTINGS, build
-from ace_plugins.settings.environment import OTHERS, quiet, settings_in, variable
+from ace_plugins.settings.environment import OTHERS, settings_in, variable
+from ace_plugins.telling import quiet
 from ace_plugins.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ace_plugins.settings.environment import say
+from ace_plugins.telling import say
 from ace_plugins.patch.imports import imported, when_imported
 from ace_plugins.patch.stand_ins import belongs
 
