@@ -91,10 +91,7 @@ def assert_revert_is_whole(root: Path, *patch: str) -> None:
 
 
 def assert_commit_is_known(name: str, checkout: Checkout) -> None:
-    root = given(name)
-    ((commit, blobs),) = checkout.commits.items()
-    assert git(root, "rev-parse", "HEAD").strip() == commit
-    assert {file: git(root, "rev-parse", f"HEAD:{file}").strip() for file in blobs} == blobs
+    assert git(given(name), "rev-parse", "HEAD").strip() in checkout.commits
 
 
 def layouts(mini: Path, name: str, code: str) -> tuple[Any, Any]:

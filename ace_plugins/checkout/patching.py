@@ -14,15 +14,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..settings.config import Config, build
-from ..contract.data import Checkout
+from ..contract.upstreams import Checkout
 from ..errors import AceError, CheckoutError, ConfigError
-from .fingerprint import Fingerprint, fingerprint
-from .marking import activates, is_marked, mark, unmark
-from ..plugins.registry import Plugin
-from ..settings.file import NAME, SettingsFile, checked, content_of, is_as_written, is_ours, new, parsed
 from ..patch.shims import check_device
-from .writing import Change, apply, diff, locked
+from ..plugins.registry import Plugin
+from ..settings.config import Config, build
+from ..settings.file import NAME, SettingsFile, checked, content_of, is_as_written, is_ours, new, parsed
+from .layout import Layout, fits, layout
+from .marking import activates, is_marked, mark, unmark
+from .writing import Change, apply, diff
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ class Plan:
         return diff(self.changes, self.root)
 
     def carry_out(self) -> None:
-        with locked(self.root):
-            apply(self.changes)
+        apply(self.changes)
 
     @property
     def changed(self) -> tuple[Change, ...]:
@@ -53,7 +52,7 @@ class Plan:
 class Patching(Plan):
     """A plan that patches: what the folder was found to be, and the settings it gets."""
 
-    print: Fingerprint = field(kw_only=True)
+    layout: Layout = field(kw_only=True)
     settings: SettingsFile = field(kw_only=True)
     config: Config = field(kw_only=True)
 
@@ -69,7 +68,7 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     check_device(plugin, config)
     if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
         raise ConfigError("dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim")
-    found = fingerprint(root, checkout)
+    found = layout(root, checkout)
     if not found.fits:
         raise _refusal(root, plugin, checkout, found)
     # The settings first: a process killed half-way must not leave a marked script without them.
@@ -77,7 +76,7 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     for script in checkout.scripts:
         source = (root / script).read_bytes()
         changes.append(Change(root / script, source, mark(source, script)))
-    return Patching(root, tuple(changes), print=found, settings=file, config=config)
+    return Patching(root, tuple(changes), layout=found, settings=file, config=config)
 
 
 def _settings(
@@ -154,7 +153,7 @@ def folder(root: Path) -> Path:
     return root.absolute()
 
 
-def _refusal(root: Path, plugin: Plugin, checkout: Checkout, found: Fingerprint) -> CheckoutError:
+def _refusal(root: Path, plugin: Plugin, checkout: Checkout, found: Layout) -> CheckoutError:
     files = (*checkout.scripts, *checkout.shape)
     of = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
     near = nearby(root, checkout)
@@ -176,7 +175,7 @@ def nearby(root: Path, checkout: Checkout) -> Path | None:
         below = sorted(each for each in root.iterdir() if each.is_dir())
     except OSError:
         below = []
-    return next((each for each in (*root.parents, *below) if fingerprint(each, checkout).fits), None)
+    return next((each for each in (*root.parents, *below) if fits(each, checkout)), None)
 
 
 def scripts_in(root: Path) -> Iterator[Path]:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .patching import checkout_of, folder, nearby
+from ..errors import AceError, CheckoutError
+from ..plugins.registry import Plugin, Registry
 from ..settings.config import Config
 from ..settings.environment import RUNS, settings_in, variable
-from ..errors import AceError, CheckoutError
-from .fingerprint import Fingerprint, fingerprint
-from .marking import activates, is_marked
-from ..plugins.registry import Plugin, Registry
 from ..settings.file import NAME, SettingsFile, checked, unchecked
+from .layout import Layout, fits, layout
+from .marking import activates, is_marked
+from .patching import checkout_of, folder, nearby
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class State:
 
     root: Path
     adapter: Plugin
-    print: Fingerprint
+    layout: Layout
     scripts: Mapping[str, str]
     """Per entry script: "patched" or "not patched", or why that cannot be told."""
     settings: SettingsFile | None
@@ -44,8 +44,8 @@ class State:
         return {
             "checkout": str(self.root),
             "adapter": self.adapter.name,
-            "commit": self.print.commit,
-            "known": self.print.known,
+            "commit": self.layout.commit,
+            "tried": self.layout.tried,
             "patched": self.patched,
             "scripts": dict(self.scripts),
             "settings": None if self.settings is None else dict(self.settings.settings),
@@ -81,12 +81,12 @@ def state(root: Path, registry: Registry) -> State:
             f"{NAME}: missing, so that patched scripts stop; 'ace-patch {plugin.name}' writes it again, 'ace-patch "
             "revert' takes their marked lines out"
         )
-    found = fingerprint(root, checkout)
+    found = layout(root, checkout)
     runs = root / RUNS
     return State(
         root=root,
         adapter=plugin,
-        print=found,
+        layout=found,
         scripts=scripts,
         settings=settings,
         config=config,
@@ -117,7 +117,7 @@ def _script_state(path: Path) -> str:
 def _claiming(root: Path, registry: Registry) -> Plugin:
     """The adapter whose checkout this is, by its shape."""
     known = registry.with_checkouts
-    fitting = [p for p in known if fingerprint(root, checkout_of(p)).fits]
+    fitting = [p for p in known if fits(root, checkout_of(p))]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:

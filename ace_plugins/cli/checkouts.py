@@ -50,7 +50,7 @@ def patch_command(name: str) -> click.Command | None:
         if not dry_run:
             plan.carry_out()
         if as_json:
-            about = {"commit": plan.print.commit, "known": plan.print.known, "warnings": list(plan.config.cautions)}
+            about = {"commit": plan.layout.commit, "tried": plan.layout.tried, "warnings": list(plan.config.cautions)}
             print_json(_planned(plan, dry_run) | about)
             return
         from ..report.tables import print_patching

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import AceWarning, CheckpointError
+from ..files import publish
 from .state import NAME, Ace, find
 
 MANIFEST = f"{NAME}.manifest"
@@ -194,18 +195,10 @@ def numpy_numbers() -> list[Any]:
 
 
 def _write(content: Any, path: Path) -> None:
-    """Whole or not at all, with the permissions an ordinary file gets."""
+    """Whole or not at all."""
     if path.is_dir() or not path.parent.is_dir():
         raise CheckpointError(f"cannot write {str(path)!r}: expected a file name in a folder that exists")
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            torch.save(content, file)
-        temporary.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"cannot write {str(path)!r}: {error.strerror or error}; choose another place") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    publish(path, lambda file: torch.save(content, file))
 
 
 def _same_shape(value: object, like: object) -> bool:

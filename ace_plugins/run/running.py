@@ -27,7 +27,7 @@ from torch import nn
 from ..engine.attaching import configured
 from ..telling import quiet, say
 from ..errors import AceError, AceWarning
-from ..checkout.fingerprint import fingerprint
+from ..checkout.layout import layout
 from ..contract.hookspecs import hookimpl
 from ..plugins.observers import rank
 from ..report.outcome import Outcome, relative
@@ -187,13 +187,10 @@ class PatchedRun:
         checkout = self.upstream.checkout
         if self.root is None or checkout is None:
             return ""
-        found = fingerprint(self.root, checkout)
+        found = layout(self.root, checkout)
         for difference in found.differences:  # it was another when it was patched
             say(f"this checkout has changed: {difference}")
-        commit = found.known or found.commit
-        if commit is None:
-            return " without a git commit"
-        return f" at commit {commit[:7]}" + ("" if found.known else " (edited)" if found.edited else "")
+        return f" at commit {found.commit[:7]}" if found.commit else " without a git commit"
 
     def _prepare(self, wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
         """What a spawned process gets before it imports the script: unpickling our entry makes it a run like this."""

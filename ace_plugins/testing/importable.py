@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import AdapterError, CheckoutError
-from ..checkout.fingerprint import fingerprint
+from ..checkout.layout import fits, layout
 from ..plugins.registry import Plugin
 
 
@@ -27,13 +27,13 @@ def make_importable(plugin: Plugin, checkout: Path | None = None) -> Path | None
     variable = f"ACE_UPSTREAM_{plugin.name.upper()}"
     given = checkout or (Path(os.environ[variable]) if os.environ.get(variable) else None)
     if given is not None:
-        found = fingerprint(given, wanted)
+        found = layout(given, wanted)
         if not found.fits:
             raise CheckoutError(f"{given} has not the shape of a checkout of {wanted.repository}", found.differences)
         root = given
     else:
         here = [Path(path or ".") for path in (*sys.path, ".")]
-        near = next((p for p in (*here, *Path.cwd().parents) if fingerprint(p, wanted).fits), None)
+        near = next((p for p in (*here, *Path.cwd().parents) if fits(p, wanted)), None)
         if near is None:
             raise AdapterError(
                 f"adapter {plugin.name!r} patches a checkout of {wanted.repository}: expected its folder, found none; "

@@ -1,4 +1,4 @@
-"""What a checkout of Steerable-E3-GNN looks like: names, signatures and blob ids, as facts."""
+"""What a checkout of Steerable-E3-GNN looks like: names and signatures, as facts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,5 @@ CHECKOUT = Checkout(
         "nbody/train_nbody.py": "def train(gpu, model, args): ...",
         "qm9/train.py": "def train(gpu, model, args): ...",
     },
-    commits={
-        "1b95898f6f18204b510ae127d7f38cd29f610f4d": {
-            "main.py": "3fa7cc478cf8bc21f1dce5d2795cbca033d00418",
-            "models/segnn/segnn.py": "8340879e5d731d485592c916d3d62cd2d1d34760",
-            "models/segnn/seconv.py": "01ccab8b104e4b3d541c9c3d07442e9d1a22439d",
-            "models/segnn/o3_building_blocks.py": "b3b971ec20f0c8e2a89e7c4fde40c53c18e7b125",
-            "nbody/train_nbody.py": "33979834d70d9bc5e70e39dae279876264675c14",
-            "qm9/train.py": "b3bf075f56bc4afb2aad74d1247298afd2bbe67f",
-        }
-    },
+    commits=("1b95898f6f18204b510ae127d7f38cd29f610f4d",),
 )

@@ -1,0 +1,51 @@
+"""Write a file whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import AceError
+
+FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], None]) -> None:
+    """Put ``content`` into a file, or what ``content`` writes when it is called with the open file.
+
+    The file changes at once, when all of it is on the disk. It keeps its mode, and its owner where that is
+    permitted. Of a link, the file it points to changes.
+    """
+    target = Path(os.path.realpath(path))
+    fresh = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.part")  # long names have no room for more
+    try:
+        like = target.stat() if target.exists() else None
+        try:
+            with open(fresh, "xb", opener=None if like is None else _private) as file:
+                if callable(content):
+                    content(file)
+                else:
+                    file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            if like is not None:
+                with contextlib.suppress(OSError, AttributeError):  # not everyone may, not every system can
+                    os.chown(fresh, like.st_uid, like.st_gid)
+                os.chmod(fresh, stat.S_IMODE(like.st_mode))  # last: a change of owner clears some bits
+            os.replace(fresh, target)
+        finally:
+            fresh.unlink(missing_ok=True)
+    except OSError as error:
+        do = "make it writable or work on a copy" if error.errno in FORBIDDEN else "mend that and try again"
+        raise AceError(f"{path} cannot be written, {error.strerror or error}; {do}") from error
+
+
+def _private(name: str, flags: int) -> int:
+    """Opens a file for nobody else, until it has the mode of the one it replaces."""
+    return os.open(name, flags, 0o600)
