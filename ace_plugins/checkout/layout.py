@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
+from typing import Any
 
 from ..contract.upstreams import Checkout
 
@@ -98,7 +99,7 @@ def differences(stub: str, source: bytes) -> Iterator[str]:
         elif isinstance(wanted, Signature) and isinstance(have, Signature):
             if not _accepts(have, wanted):
                 yield f"{name}: expected {wanted}, found {have}"
-        elif isinstance(have, tuple) and not set(wanted) <= set(have):
+        elif isinstance(wanted, tuple) and isinstance(have, tuple) and not set(wanted) <= set(have):
             yield f"class {name}: expected bases {_shown(wanted)}, found {_shown(have)}"
 
 
@@ -140,15 +141,18 @@ class _Default:
 
 
 def _signature(args: ast.arguments) -> Signature:
-    plain = [*args.posonlyargs, *args.args]
-    optional = len(plain) - len(args.defaults)
-    found = [(arg, Parameter.POSITIONAL_OR_KEYWORD, number >= optional) for number, arg in enumerate(plain)]
-    found[: len(args.posonlyargs)] = [(a, Parameter.POSITIONAL_ONLY, o) for a, _, o in found[: len(args.posonlyargs)]]
-    found += [(args.vararg, Parameter.VAR_POSITIONAL, False)] if args.vararg else []
+    def of(arg: ast.arg, kind: Any, optional: bool = False) -> Parameter:
+        return Parameter(arg.arg, kind, default=_Default() if optional else Parameter.empty)
+
+    required = len(args.posonlyargs) + len(args.args) - len(args.defaults)
+    found = [of(arg, Parameter.POSITIONAL_ONLY, n >= required) for n, arg in enumerate(args.posonlyargs)]
+    plain = enumerate(args.args, len(found))
+    found += [of(arg, Parameter.POSITIONAL_OR_KEYWORD, n >= required) for n, arg in plain]
+    found += [of(args.vararg, Parameter.VAR_POSITIONAL)] if args.vararg else []
     keyword = zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    found += [(arg, Parameter.KEYWORD_ONLY, default is not None) for arg, default in keyword]
-    found += [(args.kwarg, Parameter.VAR_KEYWORD, False)] if args.kwarg else []
-    return Signature([Parameter(a.arg, kind, default=_Default() if o else Parameter.empty) for a, kind, o in found])
+    found += [of(arg, Parameter.KEYWORD_ONLY, default is not None) for arg, default in keyword]
+    found += [of(args.kwarg, Parameter.VAR_KEYWORD)] if args.kwarg else []
+    return Signature(found)
 
 
 def _accepts(have: Signature, wanted: Signature) -> bool:

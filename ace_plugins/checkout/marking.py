@@ -92,7 +92,8 @@ def _place(tree: ast.Module, end: int) -> int:
     for index, node in enumerate(tree.body):
         docstring = index == 0 and ast.get_docstring(tree, clean=False) is not None
         if not docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__" and not node.level):
-            return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))]) - 1
+            first: ast.stmt | ast.expr = next(iter(getattr(node, "decorator_list", ())), node)
+            return first.lineno - 1
     return end
 
 

@@ -10,16 +10,17 @@ import codecs
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ..contract.upstreams import Checkout
-from ..errors import AceError, CheckoutError, ConfigError
-from ..patch.shims import check_device
-from ..plugins.registry import Plugin
-from ..settings.config import Config, build
-from ..settings.file import NAME, SettingsFile, checked, content_of, is_as_written, is_ours, new, parsed
+from ..errors import AceError, CheckoutError
+from ..plugins.configuring import check_config
+from ..plugins.plugin import Plugin
+from ..settings.config import Config
+from ..settings.editing import updated, written
+from ..settings.file import NAME, SettingsFile, content_of, is_as_written, is_ours, parsed
+from ..settings.sources import resolve
 from .layout import Layout, fits, layout
 from .marking import activates, is_marked, mark, unmark
 from .writing import Change, apply, diff
@@ -62,12 +63,10 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     root = folder(root)
     checkout = checkout_of(plugin)
     presets = plugin.presets
-    build(settings, presets)
+    resolve(presets, options=settings, environment={})
     file, before = _settings(root, plugin, settings, presets)
-    config = checked(file.settings, presets, file.where)
-    check_device(plugin, config)
-    if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
-        raise ConfigError("dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim")
+    config = resolve(presets, file=file, environment={}).config
+    check_config(plugin, config)
     found = layout(root, checkout)
     if not found.fits:
         raise _refusal(root, plugin, checkout, found)
@@ -82,9 +81,9 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
 def _settings(
     root: Path, plugin: Plugin, settings: Mapping[str, Any], presets: Mapping[str, Any]
 ) -> tuple[SettingsFile, bytes | None]:
-    path = root / NAME
+    path, script = root / NAME, checkout_of(plugin).scripts[0]
     if not path.exists():
-        return new(path, plugin.name, checkout_of(plugin).scripts[0], settings, presets), None
+        return written(path, plugin.name, script, settings, presets), None
     before = content_of(path)
     file = parsed(path, before)
     if file.adapter != plugin.name:
@@ -92,7 +91,7 @@ def _settings(
             f"{root} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: one "
             "checkout has one adapter; run 'ace-patch revert' there first"
         )
-    return file.with_settings(settings, presets), before
+    return updated(file, settings, script, presets), before
 
 
 def _encoded(file: SettingsFile, before: bytes | None) -> bytes:

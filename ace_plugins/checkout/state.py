@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError, CheckoutError
-from ..plugins.registry import Plugin, Registry
+from ..plugins.plugin import Plugin
+from ..plugins.registry import Registry
 from ..settings.config import Config
 from ..settings.environment import RUNS, settings_in, variable
-from ..settings.file import NAME, SettingsFile, checked, unchecked
+from ..settings.file import NAME, SettingsFile, unchecked
+from ..settings.sources import resolve
 from .layout import Layout, fits, layout
 from .marking import activates, is_marked
 from .patching import checkout_of, folder, nearby
@@ -72,7 +74,7 @@ def state(root: Path, registry: Registry) -> State:
     checkout = checkout_of(plugin)
     if settings is not None:
         try:
-            config = checked(settings.settings, plugin.presets, settings.where)
+            config = resolve(plugin.presets, file=settings, environment={}).config
         except AceError as error:
             problems.append(str(error))
     scripts = {script: _script_state(root / script) for script in checkout.scripts}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
-from ..settings.config import SETTINGS
+from ..settings.config import KINDS, SETTINGS
+from ..settings.kinds import Choice, Flag, Kind
+from ..settings.sources import option
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
@@ -29,26 +31,33 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=2))
 
 
+def _parser(kind: Kind) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return kind.parse(text)
+        except ValueError:
+            raise click.BadParameter(f"{text!r}: expected {kind.text}.") from None
+
+    return parse
+
+
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for every field of `Config`; what is not given is left to the adapter's preset."""
     for field in reversed(SETTINGS.values()):
-        name = "--" + field.name.replace("_", "-")
-        kind: Any = str
-        if isinstance(field.default, bool):
-            name, kind = f"{name}/--no-{name[2:]}", None
-        elif isinstance(field.default, (int, float)):
-            kind = type(field.default)
-        option = click.option(name, field.name, type=kind, default=None, help=field.metadata["help"])
-        command = option(command)
+        kind, name, text = KINDS[field.name], option(field.name), field.metadata["help"]
+        if isinstance(kind, Flag):
+            added = click.option(f"{name}/--no-{name[2:]}", field.name, default=None, help=text)
+        else:
+            metavar = "|".join(kind.choices) if isinstance(kind, Choice) else kind.metavar
+            added = click.option(name, field.name, type=_parser(kind), metavar=metavar, default=None, help=text)
+        command = added(command)
     command = click.option("--cpu", is_flag=True, default=None, help="The same as --device cpu.")(command)
     return click.option("--preset", default=None, help="The adapter's named settings to start from.")(command)
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, with a dual learning rate that is a number as a number."""
+    """The settings that were given."""
     given = {name: value for name, value in options.items() if value is not None}
     if given.pop("cpu", False):
         given["device"] = "cpu"
-    with suppress(ValueError, KeyError):
-        given["dual_lr"] = float(given["dual_lr"])
     return given

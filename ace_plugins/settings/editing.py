@@ -1,0 +1,91 @@
+"""Writing ``ace.toml``, and setting settings in one that somebody edited. Only ``ace-patch`` needs this."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.items import Comment
+
+from ..errors import AceError
+from .config import NONE, SETTINGS, build, preset
+from .file import SettingsFile, read, signed
+
+_HEAD = """\
+# How ACE trains the models of this checkout. Written by 'ace-patch {adapter}', yours to edit.
+# A line that begins with '#' shows a default; take the '#' away to set it.
+# For one run the environment goes before this file: ACE_MODE=resilient python {script} ...
+
+adapter = {name}
+
+# the adapter's named settings to start from: {presets}
+"""
+_DEFAULT = re.compile(r"#[ \t]?(\w+)[ \t]*=.*")
+"""A comment that shows a default."""
+
+
+def written(
+    path: Path, adapter: str, script: str, settings: Mapping[str, Any], presets: Mapping[str, Any]
+) -> SettingsFile:
+    """A new file that explains every setting and shows its default, with these settings set."""
+    defaults = _defaults(settings, presets)
+    head = _HEAD.format(adapter=adapter, script=script, name=_literal(adapter), presets=", ".join([*presets, NONE]))
+    parts = [head + _entry("preset", settings, defaults)]
+    parts += [f"# {field.metadata['help']}\n{_entry(name, settings, defaults)}" for name, field in SETTINGS.items()]
+    return SettingsFile(path, signed("\n".join(parts) + "\n"), adapter, dict(settings))
+
+
+def updated(file: SettingsFile, changes: Mapping[str, Any], script: str, presets: Mapping[str, Any]) -> SettingsFile:
+    """The file with these settings in it. If somebody edited it, comments and order stay."""
+    changes = {key: value for key, value in changes.items() if file.settings.get(key) != value}
+    if not changes:
+        return file
+    merged = {**file.settings, **changes}
+    if file.as_written:
+        return written(file.path, file.adapter, script, merged, presets)
+    try:
+        text = _edited(file.text, changes, _defaults(merged, presets) if "preset" in changes else {})
+        if read(file.path, text).settings != merged:
+            raise ValueError(text)
+    except ValueError as error:  # of tomlkit and of settings that cannot be read again
+        keys = ", ".join(changes)
+        raise AceError(f"{file.path}: could not set {keys} in it; set {keys} there by hand") from error
+    return replace(file, text=text, settings=merged)
+
+
+def _edited(text: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """With the changes in their places, or in those of the defaults that are shown, or at the top; and new defaults."""
+    document = tomlkit.parse(text)
+    missing = {key: value for key, value in changes.items() if key not in document}
+    for key in changes.keys() - missing.keys():
+        document[key] = changes[key]
+    body = document.body
+    for index, (_, item) in enumerate(body):
+        shown = _DEFAULT.fullmatch(item.as_string().strip()) if isinstance(item, Comment) else None
+        if shown and shown[1] in missing:
+            entry = tomlkit.item(missing.pop(shown[1]))
+            entry.trivia.trail = item.trivia.trail
+            body[index] = (tomlkit.key(shown[1]), entry)
+        elif shown and shown[1] in defaults:
+            item.trivia.comment = f"#{shown[1]} = {_literal(defaults[shown[1]])}"
+    top = "".join(f"{key} = {_literal(value)}\n" for key, value in missing.items())
+    return top + document.as_string()
+
+
+def _defaults(settings: Mapping[str, Any], presets: Mapping[str, Any]) -> dict[str, Any]:
+    """What holds for whatever is not set."""
+    start = {key: value for key, value in settings.items() if key == "preset"}
+    config = build(start, presets)
+    return {"preset": preset(start, presets)[0]} | {name: getattr(config, name) for name in SETTINGS}
+
+
+def _entry(key: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    return f"{key} = {_literal(settings[key])}\n" if key in settings else f"#{key} = {_literal(defaults[key])}\n"
+
+
+def _literal(value: Any) -> str:
+    return str(tomlkit.item(value).as_string())
