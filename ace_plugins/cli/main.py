@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from .. import __version__
-from .checkouts import patch_command, revert, status
-from .options import as_json, config_options, given_settings, print_json
 from ..errors import AceError, AceWarning, CheckoutError, one_of
 from ..plugins.registry import Plugin, registry
+from ..run.launch import launch
+from .checkouts import patch_command, revert, status
+from .options import as_json, config_options, given_settings, print_json
 
 
 class Commands(click.Group):
@@ -63,7 +63,7 @@ _NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 def main(prog_name: str = "ace-patch") -> None:
-    """The console script. ``run`` hands its script back, so that it runs with no trace of click around it."""
+    """The console script."""
     try:
         result = cli.main(prog_name=prog_name, standalone_mode=False)
     except _NO_ARGUMENTS as error:
@@ -76,12 +76,6 @@ def main(prog_name: str = "ace-patch") -> None:
     except click.Abort:
         click.echo("Aborted!", err=True)
         sys.exit(1)
-    if callable(result):
-        try:
-            result = result()
-        except AceError as error:
-            _tell(error)
-            result = 2
     sys.exit(result if isinstance(result, int) else 0)
 
 
@@ -178,18 +172,16 @@ class RunCommand(click.Command):
 @config_options
 @as_json
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...")
-def run(as_json: bool, words: tuple[str, ...], **options: Any) -> Callable[[], int]:
+def run(as_json: bool, words: tuple[str, ...], **options: Any) -> None:
     """Run a training script with every model of ADAPTER attached. Nothing of it is changed on disk.
 
-    The script sees the same sys.argv, __main__, sys.path and exit code as without ACE:
+    ace-patch becomes the command itself, so everything about it is as without ACE:
     ace-patch run schnet --mode resilient -- train.py --epochs 10
+
+    The command is script.py, -m module, -c code or a program such as torchrun; processes it starts train with ACE too.
     """
     adapter, *command = words
-    given = given_settings(options)
-    registry().adapter(adapter)
-    from ..run.running import prepared
-
-    return prepared(adapter, given, command, as_json=as_json)
+    launch(adapter, given_settings(options), command, as_json=as_json)
 
 
 @cli.command(short_help="A checkpoint without ACE, for plain upstream.")

@@ -1,0 +1,189 @@
+"""A process that is part of a run: what is told when a model is attached, and what came of it when the process ends.
+
+The same for ``ace-patch run`` and for a script with the marked line. Everything is told on stderr: stdout is the
+script's.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from ..checkout.layout import layout
+from ..contract.hookspecs import hookimpl
+from ..engine.distributed import rank
+from ..engine.state import find
+from ..engine.status import status
+from ..errors import AceError, AceWarning
+from ..later import later
+from ..patch.constructors import patch_models
+from ..patch.shims import REPAIRS
+from ..plugins.configuring import check_config
+from ..plugins.registry import registry
+from ..report.record import Record
+from ..report.recorder import RECORDER
+from ..report.trace import relative
+from ..settings.config import Config
+from ..telling import quiet, say
+from .ending import had_traceback, note_training, tell_of_no_model, trained_elsewhere
+from .request import RunRequest
+
+
+class ProcessRun:
+    """The part of a run that is in this process: an observer of its models."""
+
+    def __init__(self, request: RunRequest) -> None:
+        self.request = request
+        self.root = None if request.root is None else Path(request.root)
+        """The checkout, where there is one."""
+        self.plugin = registry().adapter(request.adapter)
+        self.config = Config(**request.settings)
+        self.records: list[Record] = []
+        self.processes = {os.getpid()}
+        """Which processes this object speaks for: the one that made it, and forked ones that train."""
+        self.training_in: int | None = None
+        """The process that is known to train."""
+        self.rank: int | None = None
+        """Known from the first step on, also after the script has ended its process group."""
+        self._told = False
+        self._at: str | None = None
+        check_config(self.plugin, self.config)
+        self.patch = patch_models(self.plugin, self.config)
+        registry().manager.register(self, name="ace_plugins.run")
+        self._plain_warning = warnings.showwarning
+        warnings.showwarning = self._warn
+        self._plain_excepthook = sys.excepthook
+        sys.excepthook = self._uncaught
+        if self.root is not None:
+            RECORDER.home = self.root
+        if self.config.mode == "off" and rank() == 0 and request.is_first:
+            say(f"{self.plugin.name}{self._commit()}: mode off, plain upstream")
+
+    # What is told on the way.
+
+    def _warn(self, message: Any, category: type[Warning], *where: Any, **more: Any) -> None:
+        """ACE's own notices without the line of torch they came from."""
+        if issubclass(category, AceWarning):
+            say(str(message), anyway=True)
+        else:
+            self._plain_warning(message, category, *where, **more)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Of ACE's own errors the line that says what to do, and the script's line where it happened."""
+        if isinstance(error, AceError):
+            say(" ".join(str(error).split()) + self._place(trace), anyway=True)
+        else:
+            self._plain_excepthook(kind, error, trace)
+
+    def _place(self, trace: TracebackType | None) -> str:
+        """The last line of a traceback that is the user's own, or upstream's."""
+        ours = {"ace_plugins", self.plugin.target.partition(":")[0].partition(".")[0]}
+        found = ""
+        for frame, line in traceback.walk_tb(trace):
+            file = frame.f_code.co_filename
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if package not in ours and "site-packages" not in file and not file.startswith("<"):
+                found = f" ({relative(file)} line {line})"
+        return found
+
+    def _banner(self, model: nn.Module) -> str:
+        now = status(model)
+        ace = find(model)
+        assert ace is not None
+        shims = ", ".join(shim.name for shim in REPAIRS.active(self.plugin))
+        return (
+            f"{now.adapter}{self._commit()}: attached to {type(model).__name__}, {len(now.sites)} sites, "
+            f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, mode {now.mode}, "
+            f"dual lr {ace.config.dual_lr} ({ace.config.dual_optimizer})" + (f"; shims: {shims}" if shims else "")
+        )
+
+    def _commit(self) -> str:
+        """Which state of its upstream the models come from."""
+        if self._at is None:
+            self._at = self._found_commit()
+        return self._at
+
+    def _found_commit(self) -> str:
+        checkout = self.patch.upstream.checkout
+        if self.root is None or checkout is None:
+            return ""
+        found = layout(self.root, checkout)
+        for difference in found.differences:  # it was another when it was patched
+            say(f"this checkout has changed: {difference}")
+        return f" at commit {found.commit[:7]}" if found.commit else " without a git commit"
+
+    # What the models of this process do.
+
+    @hookimpl
+    def ace_attached(self, model: nn.Module) -> None:
+        if rank() == 0:
+            say(self._banner(model))
+        self._know(model)
+
+    @hookimpl
+    def ace_stepped(self, model: nn.Module, step: int) -> None:
+        if self.training_in != os.getpid():
+            self._begin_training()
+        # A model may come by pickle or by fork from the process that built it, and so be new here.
+        self._know(model)
+
+    def _know(self, model: nn.Module) -> None:
+        record = RECORDER.of(model)
+        if record not in self.records:
+            self.records.append(record)
+
+    def _begin_training(self) -> None:
+        """The first step in this process."""
+        # For the table at exit: an import there makes Python forget that it was ended by Ctrl-C.
+        later("ace_plugins.report.tables")
+        self.training_in = os.getpid()
+        self.processes.add(os.getpid())
+        self.rank = rank()
+        note_training(self.request)
+        if multiprocessing.parent_process() is not None:  # it may end without running what atexit holds
+            multiprocessing.util.Finalize(None, self.summarise, exitpriority=0)
+
+    # What came of it.
+
+    def summarise(self) -> None:
+        """Tell, once, at the end of the process."""
+        if self._told or os.getpid() not in self.processes:  # a forked worker of the script inherits this
+            return
+        self._told = True
+        if (rank() if self.rank is None else self.rank) != 0:
+            return
+        elsewhere = trained_elsewhere(self.request)
+        records = [record for record in self.records if record.process == os.getpid()]
+        if not records:
+            tell_of_no_model(self.request, elsewhere)
+        elif self.request.as_json and self.request.is_first:
+            runs = [record.to_dict() for record in records]
+            told = {"adapter": self.plugin.name, "models_attached": len(runs), "spawned": elsewhere, "runs": runs}
+            print(json.dumps(told))
+        elif not quiet():
+            self._print_tables(records, elsewhere)
+
+    def _print_tables(self, records: list[Record], elsewhere: bool) -> None:
+        trained = [record for record in records if record.steps]
+        for record in trained:
+            if not had_traceback():
+                if sys.stderr is not None:
+                    later("ace_plugins.report.tables").print_run(record.to_dict())
+            elif record.folder is not None:  # a line, not a table: the traceback above is what matters
+                say(f"trace in {relative(record.folder)}")
+        if trained or elsewhere or not self.request.is_first or had_traceback():
+            return
+        say(
+            f"attached to {', '.join(sorted({record.model for record in records}))}, but its dual loop made no step: "
+            "expected optimizer.step() of a torch.optim optimizer after a backward in model.train()"
+        )

@@ -1,0 +1,73 @@
+"""What a run was asked to be. It is handed to the run's processes in the environment variable ``ACE_RUN``.
+
+Python starts with this module in every process of a run, so it imports little.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ..telling import say
+
+TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+    from typing import Any
+
+VARIABLE = "ACE_RUN"
+
+
+class RunRequest:
+    """Adapter, settings and checkout of a run, the same in all its processes."""
+
+    def __init__(
+        self,
+        *,
+        adapter: str,
+        settings: Mapping[str, Any],
+        models: list[str],
+        cloned: bool,
+        root: str | None,
+        as_json: bool,
+        by_command: bool,
+        process: int,
+        marker: str,
+    ) -> None:
+        self.adapter = adapter
+        self.settings = dict(settings)
+        """Every field of `Config`, resolved: nothing is left to presets, files or other variables."""
+        self.models = models
+        """Model classes of upstream, as the adapter names them: "module:Class"."""
+        self.cloned = cloned
+        """Whether upstream is a checkout, where a module is a file, and not an installed package."""
+        self.root = root
+        """The checkout, where the run is in one."""
+        self.as_json = as_json
+        self.by_command = by_command
+        """Asked for by ``ace-patch run``, not by a marked line."""
+        self.process = process
+        """The process that was asked for. All others were started by it."""
+        self.marker = marker
+        """A file that is made by the first of the other processes that trains a model."""
+
+    @classmethod
+    def in_environment(cls) -> RunRequest | None:
+        """The request that this process was started with, if it was."""
+        text = os.environ.get(VARIABLE)
+        if not text:
+            return None
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError):
+            say(f"{VARIABLE} is not as ace-patch wrote it, and is ignored; ACE_RUNS names the folder for traces")
+            return None
+
+    def hand_on(self, environment: MutableMapping[str, str]) -> None:
+        """Have the processes that are started with this environment belong to this run."""
+        environment[VARIABLE] = json.dumps(vars(self))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that was asked for."""
+        return os.getpid() == self.process
