@@ -1,4 +1,38 @@
 """The public home of groups and actions: what an adapter's ``ace_group_action`` is made of."""
 
-from .symmetry.actions import *  # noqa: F403
-from .symmetry.actions import __all__ as __all__
+from .symmetry.actions import (
+    Action,
+    Grid,
+    GroupAction,
+    Invariant,
+    Irreps,
+    Positions,
+    PseudoVectors,
+    Tensors,
+    Vectors,
+)
+from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
+
+__all__ = [
+    "E2",
+    "E3",
+    "O2",
+    "O3",
+    "SE2",
+    "SE3",
+    "SO2",
+    "SO3",
+    "Action",
+    "Cyclic",
+    "Element",
+    "Grid",
+    "Group",
+    "GroupAction",
+    "Invariant",
+    "Irreps",
+    "Positions",
+    "PseudoVectors",
+    "Rigid",
+    "Tensors",
+    "Vectors",
+]

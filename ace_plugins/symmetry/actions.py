@@ -1,10 +1,11 @@
-"""How the elements of a Euclidean group act on tensors, and on a model's inputs and outputs."""
+"""How the elements of a group act on tensors, and on a model's inputs and outputs."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, overload
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AdapterError, one_of
-from .groups import E3, O3, SE3, SO3, Element, Group
+from .groups import Element, Group, Rigid
 from .parts import part_of, with_part
 
 
@@ -33,42 +34,68 @@ class Action(ABC):
         return self.act(element, x)
 
     @abstractmethod
-    def act(self, element: Element, x: Tensor) -> Tensor:
-        """The transformed tensor; never in place."""
+    def act(self, element: Any, x: Tensor) -> Tensor:
+        """The transformed tensor, never in place. An element that the action is not made for is an AdapterError."""
 
 
 @dataclass(frozen=True)
 class Invariant(Action):
-    """Any tensor, left as it is."""
+    """Any tensor under any group, left as it is."""
 
-    def act(self, element: Element, x: Tensor) -> Tensor:
+    def act(self, element: Any, x: Tensor) -> Tensor:
         return x
 
 
-class _AlongAxis(Action):
-    """Acts on one axis of known size: [..., size, ...]."""
-
-    axis: int
-
-    @property
-    def size(self) -> int:
-        return 3
+class _Rigidly(Action):
+    """Acts with rigid motions on axes whose size the element knows."""
 
     @abstractmethod
-    def act_on_last(self, element: Element, x: Tensor) -> Tensor:
-        """x: [..., size], float32 or wider."""
+    def turned_axes(self) -> tuple[int, ...]:
+        """The axes the element acts on."""
 
-    def act(self, element: Element, x: Tensor) -> Tensor:
-        found = x.shape[self.axis] if -x.ndim <= self.axis < x.ndim else "no such axis"
-        if found != self.size:
-            raise AdapterError(f"{self}: expected size {self.size}, found {found} in shape {list(x.shape)}")
+    def expected_size(self, element: Rigid) -> int:
+        """The size of each of these axes."""
+        return element.dimension
+
+    @abstractmethod
+    def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
+        """x: float32 or wider, the turned axes last."""
+
+    def act(self, element: Any, x: Tensor) -> Tensor:
+        rigid = _rigid(self, element)
+        size = self.expected_size(rigid)
+        axes = self.turned_axes()
+        for found in _sizes(self, x, axes, size):
+            if found != size:
+                raise AdapterError(f"{self}: expected size {size}, found {found} in shape {list(x.shape)}")
         if not (x.is_floating_point() or x.is_complex()):
             raise AdapterError(f"{self}: expected a floating point tensor, found {x.dtype}")
-        wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
-        # autocast's rounding would pass for the model's own error
-        with torch.autocast(x.device.type, enabled=False):
-            out = self.act_on_last(element, wide.movedim(self.axis, -1)).movedim(-1, self.axis)
-        return out.to(x.dtype).contiguous()  # models call .view() on their inputs
+        last = tuple(range(-len(axes), 0))
+        return _precisely(lambda wide: self.act_on_last(rigid, wide.movedim(axes, last)).movedim(last, axes), x)
+
+
+def _rigid(action: Action, element: Any, dimension: int | None = None) -> Rigid:
+    if not isinstance(element, Rigid):
+        raise AdapterError(f"{action}: expected an element of the kind Rigid, found {type(element).__name__}")
+    if dimension not in (None, element.dimension):
+        raise AdapterError(f"{action}: expected an element of {dimension} dimensions, found {element.dimension}")
+    return element
+
+
+def _sizes(action: Action, x: Tensor, axes: tuple[int, ...], size: object) -> list[int]:
+    for axis in axes:
+        if not -x.ndim <= axis < x.ndim:
+            raise AdapterError(f"{action}: expected size {size}, found no such axis in shape {list(x.shape)}")
+    if len({axis % x.ndim for axis in axes}) < len(axes):
+        raise AdapterError(f"{action}: expected different axes, found one twice in shape {list(x.shape)}")
+    return [x.shape[axis] for axis in axes]
+
+
+def _precisely(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Computed in float32 or wider and without autocast: their rounding would pass for the model's own error."""
+    wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
+    with torch.autocast(x.device.type, enabled=False):
+        return function(wide).to(x.dtype).contiguous()  # models call .view() on their inputs
 
 
 def _times(matrix: Tensor, x: Tensor) -> Tensor:
@@ -77,12 +104,16 @@ def _times(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Vectors(_AlongAxis):
-    """Velocities, forces, displacements: rotate, do not translate."""
+class Vectors(_Rigidly):
+    """Velocities, forces, displacements: rotate, do not translate. The axis has 2 or 3 entries, as the group has
+    dimensions."""
 
     axis: int = -1
 
-    def act_on_last(self, element: Element, x: Tensor) -> Tensor:
+    def turned_axes(self) -> tuple[int, ...]:
+        return (self.axis,)
+
+    def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return _times(element.matrix, x)
 
 
@@ -90,21 +121,46 @@ class Vectors(_AlongAxis):
 class Positions(Vectors):
     """Points: rotate and translate."""
 
-    def act_on_last(self, element: Element, x: Tensor) -> Tensor:
+    def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return super().act_on_last(element, x) + element.translation.to(x.dtype).to(x.device)
 
 
 @dataclass(frozen=True)
 class PseudoVectors(Vectors):
-    """Angular momenta, cross products: rotate, and keep their sign under inversion."""
+    """Angular momenta, cross products: rotate, and change sign with every reflection besides."""
 
-    def act_on_last(self, element: Element, x: Tensor) -> Tensor:
+    def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return element.sign * super().act_on_last(element, x)
 
 
 @dataclass(frozen=True)
-class Irreps(_AlongAxis):
-    """Features laid out by e3nn irreps, such as ``"8x0e+4x1o"``; needs e3nn when it is first used."""
+class Tensors(_Rigidly):
+    """Tensors of rank 2, such as stress, strain or polarisability: x becomes M x M^T.
+
+    A cell whose rows are lattice vectors is not one: each row rotates for itself, so that is ``Vectors()``."""
+
+    axes: tuple[int, int] = (-2, -1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", _two(self, self.axes))
+
+    def turned_axes(self) -> tuple[int, ...]:
+        return self.axes
+
+    def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
+        return _times(element.matrix, _times(element.matrix, x).mT).mT
+
+
+def _two(action: Action, axes: Sequence[int]) -> tuple[int, ...]:
+    if len(axes) != 2:
+        raise AdapterError(f"{action}: expected two axes, found {len(axes)}")
+    return tuple(axes)
+
+
+@dataclass(frozen=True)
+class Irreps(_Rigidly):
+    """Features laid out by e3nn irreps, such as ``"8x0e+4x1o"``, under groups of space (3 dimensions). Needs e3nn
+    when it is first used."""
 
     irreps: str
     axis: int = -1
@@ -112,17 +168,20 @@ class Irreps(_AlongAxis):
     def __post_init__(self) -> None:
         object.__setattr__(self, "irreps", str(self.irreps))  # an o3.Irreps will do as well
 
+    def turned_axes(self) -> tuple[int, ...]:
+        return (self.axis,)
+
     def _parsed(self) -> Any:
         try:
             return _o3().Irreps(self.irreps)
         except (ValueError, AssertionError) as error:
             raise AdapterError(f"irreps {self.irreps!r}: expected e3nn's notation: {error}") from error
 
-    @property
-    def size(self) -> int:
+    def expected_size(self, element: Rigid) -> int:
+        _rigid(self, element, dimension=3)
         return int(self._parsed().dim)
 
-    def act_on_last(self, element: Element, x: Tensor) -> Tensor:
+    def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         parsed = self._parsed()
         sign = element.sign
         wigner = _wigner(max((irrep.l for _, irrep in parsed), default=0), sign * element.matrix)
@@ -157,13 +216,67 @@ def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
+class Grid(Action):
+    """An image [..., H, W] or a field on a grid, rotated about its centre under groups of the plane.
+
+    ``axes`` are the rows and the columns. x points right and y up, so a positive angle turns the image
+    counterclockwise, as ``torch.rot90(x, 1, (-2, -1))`` does. Multiples of 90 degrees and the reflections between
+    them move whole pixels, bit for bit. Other elements resample bilinearly, with zeros outside the image; what that
+    loses is part of a measured error, so C_4 measures a model alone.
+
+    ``of`` is the action on the channels of every pixel: ``Grid(of=Vectors(axis=-3))`` is a vector field
+    [..., 2, H, W]."""
+
+    of: Action = field(default_factory=Invariant)
+    axes: tuple[int, int] = (-2, -1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", _two(self, self.axes))
+
+    def act(self, element: Any, x: Tensor) -> Tensor:
+        rigid = _rigid(self, element, dimension=2)
+        if rigid.translation.any():
+            shift = rigid.translation.tolist()
+            raise AdapterError(f"{self}: expected an element without translation, found {shift}; use O2 or SO2")
+        height, width = _sizes(self, x, self.axes, "H and W")
+        x = self.of(rigid, x)
+        # Composed quarter turns of the plane are off by rounding; 1e-9 of an image is far below a pixel.
+        if float((rigid.matrix - rigid.matrix.round()).abs().max()) < 1e-9:
+            cosine, sine = (int(entry) for entry in rigid.matrix[:, 0].round())
+            quarters = {(1, 0): 0, (0, 1): 1, (-1, 0): 2, (0, -1): 3}[cosine, sine]
+            if quarters % 2 and height != width:
+                raise AdapterError(f"{self}: expected H = W for a turn of 90 degrees, found {height} and {width}")
+            upright = x if rigid.sign > 0 else x.flip(self.axes[0])  # M = rotation after y -> -y
+            return torch.rot90(upright, quarters, self.axes).contiguous()
+        if not x.is_floating_point():
+            raise AdapterError(f"{self}: expected a floating point tensor to resample, found {x.dtype}")
+        last = (-2, -1)
+        return _precisely(
+            lambda wide: _resampled(rigid.matrix, wide.movedim(self.axes, last)).movedim(last, self.axes), x
+        )
+
+
+def _resampled(matrix: Tensor, x: Tensor) -> Tensor:
+    """x: [..., H, W]; every pixel p takes the value at matrix^-1 p."""
+    height, width = x.shape[-2:]
+    columns = torch.arange(width, dtype=matrix.dtype, device=matrix.device) - (width - 1) / 2
+    rows = (height - 1) / 2 - torch.arange(height, dtype=matrix.dtype, device=matrix.device)
+    points = torch.stack([columns.expand(height, width), rows[:, None].expand(height, width)], dim=-1)
+    # grid_sample wants (column, row), each from -1 to 1 between the outer edges of the image
+    source = points @ matrix * matrix.new_tensor([2 / width, -2 / height])
+    flat = x.reshape(1, math.prod(x.shape[:-2]), height, width)
+    sampled = torch.nn.functional.grid_sample(flat, source[None].to(x.dtype).to(x.device), align_corners=False)
+    return sampled.reshape(x.shape)
+
+
+@dataclass(frozen=True)
 class GroupAction:
     """How a group acts on a model.
 
-    ``inputs``: by the forward's parameter name, or a dotted path into one argument (``"graph.pos"``: a PyG
-    graph, another object or a dict); what is not mentioned does not change. ``outputs``: one action for a
-    tensor, a sequence for a tuple, a mapping (keys or dotted paths) for a dict or object; None: left as it is
-    and not compared.
+    ``inputs`` are keyed by the forward's parameter name, or by a dotted path into one argument (``"graph.pos"``: a
+    PyG graph, another object or a dict). What is not mentioned does not change. ``outputs`` is one action for a
+    tensor, a sequence for a tuple, a mapping (keys or dotted paths) for a dict or object. None leaves an output as
+    it is, and it is not compared.
     """
 
     group: Group
@@ -171,6 +284,8 @@ class GroupAction:
     outputs: Action | Sequence[Action | None] | Mapping[str, Action | None]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.group, Group):
+            raise AdapterError(f"group: expected name, identity() and sample(), found {type(self.group).__name__}")
         # own copies: the caller's containers may change later
         object.__setattr__(self, "inputs", dict(self.inputs))
         if not isinstance(self.outputs, Action):
@@ -184,7 +299,7 @@ class GroupAction:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """New (args, kwargs); the caller's are not touched. ``signature_names``: the forward's parameters in
+        """New (args, kwargs); the caller's are not touched. ``signature_names`` are the forward's parameters in
         order without self, ``*rest`` and ``**more`` with their stars. A parameter that the call leaves at its
         default stays there."""
         new_args, new_kwargs = list(args), dict(kwargs)
@@ -245,20 +360,3 @@ def _act_at(value: Any, steps: Sequence[str], action: Action, element: Element, 
         return action(element, value)
     except AdapterError as error:
         raise AdapterError(f"{where}: {error}") from error
-
-
-__all__ = [
-    "E3",
-    "O3",
-    "SE3",
-    "SO3",
-    "Action",
-    "Element",
-    "Group",
-    "GroupAction",
-    "Invariant",
-    "Irreps",
-    "Positions",
-    "PseudoVectors",
-    "Vectors",
-]

@@ -1,10 +1,10 @@
-"""The Euclidean groups whose symmetry models keep, and their elements."""
+"""What a group and its elements are, and the groups of rigid motions of the plane and of space."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,63 +12,161 @@ from torch import Tensor
 from ..errors import AdapterError, ConfigError
 
 
+class Element(Protocol):
+    """One transformation. What it does to a tensor is said by an action."""
+
+    def compose(self, other: Any) -> Element:
+        """self after other, an element of the same group."""
+
+    def inverse(self) -> Element:
+        """The element that undoes this one."""
+
+
+@runtime_checkable
+class Group(Protocol):
+    """A set of transformations to draw from. Any class with these members is a group.
+
+    Write it as a frozen dataclass at module level: groups are pickled along with the model's hooks."""
+
+    @property
+    def name(self) -> str:
+        """How reports call it, such as ``SO(3)``."""
+
+    def identity(self) -> Element:
+        """The element that changes nothing."""
+
+    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Element:
+        """A random element, uniform where there is a uniform distribution. ``scale`` is the size of what has none,
+        such as translations. Draws from ``generator`` only."""
+
+
 @dataclass(frozen=True, eq=False)  # == on tensors is no truth value, so elements compare by identity
-class Element:
-    """x -> matrix @ x + translation; matrix [3, 3] orthogonal, translation [3], both float64 on the CPU."""
+class Rigid:
+    """x -> matrix @ x + translation; matrix [d, d] orthogonal, translation [d], float64 on the CPU, d = 2 or 3."""
 
     matrix: Tensor
     translation: Tensor
 
     def __post_init__(self) -> None:
-        found = [(list(t.shape), t.dtype) for t in (self.matrix, self.translation)]
-        if found != [([3, 3], torch.float64), ([3], torch.float64)]:
-            raise AdapterError(f"element: expected float64 of shape [3, 3] and [3], found {found}")
-        excess = float((self.matrix @ self.matrix.T - torch.eye(3).to(self.matrix)).abs().max())
+        both = (self.matrix, self.translation)
+        d = self.matrix.shape[0] if self.matrix.shape in ((2, 2), (3, 3)) else None
+        kinds = {(t.dtype, t.device.type) for t in both}
+        if self.translation.shape != (d,) or kinds != {(torch.float64, "cpu")}:
+            found = " and ".join(f"{list(t.shape)} {t.dtype} on {t.device.type}" for t in both)
+            raise AdapterError(
+                f"element: expected float64 on the CPU of shape [d, d] and [d], d = 2 or 3, found {found}"
+            )
+        excess = float((self.matrix @ self.matrix.T - _unit(self.dimension)).abs().max())
         if not excess < 1e-6:  # written so that nan is refused too
             raise AdapterError(f"element: expected an orthogonal matrix, found M M^T off 1 by {excess:.1e}")
+
+    @property
+    def dimension(self) -> int:
+        """2 in the plane, 3 in space."""
+        return len(self.translation)
 
     @property
     def sign(self) -> int:
         """The determinant: 1 for a rotation, -1 with a reflection."""
         return 1 if float(torch.linalg.det(self.matrix)) > 0 else -1
 
-    def compose(self, other: Element) -> Element:
+    def compose(self, other: Rigid) -> Rigid:
         """self after other."""
-        return Element(self.matrix @ other.matrix, self.matrix @ other.translation + self.translation)
+        if not isinstance(other, Rigid) or other.dimension != self.dimension:
+            found = f"d = {other.dimension}" if isinstance(other, Rigid) else type(other).__name__
+            raise AdapterError(f"compose: expected a rigid motion with d = {self.dimension}, found {found}")
+        return Rigid(self.matrix @ other.matrix, self.matrix @ other.translation + self.translation)
 
-    def inverse(self) -> Element:
-        return Element(self.matrix.T.contiguous(), -(self.matrix.T @ self.translation))
+    def inverse(self) -> Rigid:
+        return Rigid(self.matrix.T.contiguous(), -(self.matrix.T @ self.translation))
 
-    @staticmethod
-    def identity() -> Element:
-        eye = torch.eye(3, dtype=torch.float64, device="cpu")  # whatever the default device is
-        return Element(eye, torch.zeros_like(eye[0]))
+
+def _tensor(values: Any) -> Tensor:
+    """float64 on the CPU, whatever the default dtype and device are."""
+    return torch.tensor(values, dtype=torch.float64, device="cpu")
+
+
+def _unit(dimension: int) -> Tensor:
+    return torch.eye(dimension, dtype=torch.float64, device="cpu")
+
+
+def _plane(cosine: float, sine: float) -> Tensor:
+    """[2, 2]: the counterclockwise rotation."""
+    return _tensor([[cosine, -sine], [sine, cosine]])
 
 
 @dataclass(frozen=True)
-class Group:
-    name: str
+class Euclidean:
+    """Rotations of the plane or of space about the origin, with or without reflections and translations."""
+
+    dimension: int
     reflections: bool
     translations: bool
 
-    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Element:
-        """Orthogonal part uniform (Haar). R^3 has no uniform distribution, so the translation is normal
-        with standard deviation ``scale`` per coordinate. Draws from ``generator`` only."""
+    @property
+    def name(self) -> str:
+        return f"{'' if self.reflections else 'S'}{'E' if self.translations else 'O'}({self.dimension})"
+
+    def identity(self) -> Rigid:
+        return Rigid(_unit(self.dimension), _tensor([0] * self.dimension))
+
+    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
+        """The orthogonal part is uniform (Haar). R^d has no uniform distribution, so the translation is normal
+        with standard deviation ``scale`` per coordinate."""
         if not (math.isfinite(scale) and scale >= 0):
             raise ConfigError(f"scale: expected a finite number >= 0, found {scale!r}")
         kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
-        q = torch.randn(4, **kind).cpu()  # a normalised Gaussian is uniform on the sphere of unit quaternions
-        w, x, y, z = (q / q.norm()).tolist()
-        cross = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64, device="cpu")
-        unit = Element.identity()
-        matrix = unit.matrix + 2 * (w * cross + cross @ cross)
+        unit = self.identity()
+        if self.dimension == 3:
+            q = torch.randn(4, **kind).cpu()  # a normalised Gaussian is uniform on the sphere of unit quaternions
+            w, x, y, z = (q / q.norm()).tolist()
+            cross = _tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]])
+            matrix = unit.matrix + 2 * (w * cross + cross @ cross)
+            mirror = _tensor([-1, -1, -1])
+        else:
+            angle = 2 * math.pi * float(torch.rand((), **kind))
+            matrix = _plane(math.cos(angle), math.sin(angle))
+            mirror = _tensor([1, -1])
         if self.reflections and float(torch.rand((), **kind)) < 0.5:
-            matrix = -matrix  # O(3) = SO(3) x {1, -1}, so this is uniform on O(3)
-        shift = scale * torch.randn(3, **kind).cpu() if self.translations else unit.translation
-        return Element(matrix, shift)
+            matrix = matrix * mirror  # one fixed reflection after half of the rotations is uniform on O(d)
+        shift = scale * torch.randn(self.dimension, **kind).cpu() if self.translations else unit.translation
+        return Rigid(matrix, shift)
 
 
-O3 = Group("O(3)", reflections=True, translations=False)
-SO3 = Group("SO(3)", reflections=False, translations=False)
-E3 = Group("E(3)", reflections=True, translations=True)
-SE3 = Group("SE(3)", reflections=False, translations=True)
+E3 = Euclidean(3, reflections=True, translations=True)
+O3 = Euclidean(3, reflections=True, translations=False)
+SE3 = Euclidean(3, reflections=False, translations=True)
+SO3 = Euclidean(3, reflections=False, translations=False)
+E2 = Euclidean(2, reflections=True, translations=True)
+O2 = Euclidean(2, reflections=True, translations=False)
+SE2 = Euclidean(2, reflections=False, translations=True)
+SO2 = Euclidean(2, reflections=False, translations=False)
+
+
+@dataclass(frozen=True)
+class Cyclic:
+    """C_n: the n rotations of the plane by multiples of 360/n degrees."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.n, int) or self.n < 1:
+            raise ConfigError(f"Cyclic: expected a whole number n >= 1, found {self.n!r}")
+
+    @property
+    def name(self) -> str:
+        return f"C_{self.n}"
+
+    def identity(self) -> Rigid:
+        return self.rotation(0)
+
+    def rotation(self, k: int) -> Rigid:
+        """Counterclockwise by k/n of a full turn. Multiples of 90 degrees have whole numbers as entries."""
+        quarters, rest = divmod(4 * k, self.n)
+        angle = math.pi / 2 * rest / self.n
+        turn = torch.linalg.matrix_power(_plane(0, 1), quarters % 4)
+        return Rigid(turn @ _plane(math.cos(angle), math.sin(angle)), _tensor([0, 0]))
+
+    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
+        """Uniform. There is nothing for ``scale`` to say."""
+        return self.rotation(int(torch.randint(self.n, (), generator=generator, device=generator.device)))
