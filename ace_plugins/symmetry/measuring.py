@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .actions import Element, GroupAction
 from ..errors import AdapterError, ConfigError
+from .actions import GroupAction
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,12 @@ def forward_names(model: nn.Module) -> list[str]:
 def measure(
     model: nn.Module, action: GroupAction, batch: Any, *, samples: int = 5, seed: int = 0, scale: float = 1.0
 ) -> EquivarianceError:
-    """The error of the model in eval mode, without gradients. The same seed gives the same elements, and the
-    same random numbers to every forward. The batch, the training flags and torch's global random streams stay
-    as they were. ``scale``: standard deviation of the translations, in the units of the positions."""
+    """The error of the model in eval mode. The same seed gives the same elements, and the same random numbers to every
+    forward. ``scale`` is the standard deviation of the translations, in the units of the positions.
+
+    Gradients are allowed in the forward even where the caller has switched them off, since many models differentiate
+    an energy there. The batch, the parameters' ``.grad``, the training flags and torch's global random streams stay as
+    they were."""
     return _measure(model, action, batch, samples, seed, scale)[0]
 
 
@@ -130,14 +133,17 @@ def _measure(
         ) from None
     generator = torch.Generator().manual_seed(seed)
     absolute, relative = [], []
-    with torch.no_grad(), _in_eval(model):
+    # Leaving inference mode comes first: what is made there can never be differentiated.
+    with torch.inference_mode(False), _in_eval(model), _gradients_put_back(model):
+        args, kwargs = clone((args, kwargs))
         output = _evaluate(model, args, kwargs, seed)
-        compared = action.compared(action.act_on_outputs(Element.identity(), output))  # checks the types too
+        compared = action.compared(action.act_on_outputs(action.group.identity(), output))  # checks the types too
         norm = math.hypot(*(float(_double(y).norm()) for y in compared.values()))
         for _ in range(samples):
             element = action.group.sample(generator, scale=scale)
             expected = action.compared(action.act_on_outputs(element, output))
-            turned = action.act_on_inputs(element, names, args, kwargs)
+            with torch.enable_grad():  # an input that requires gradients still does so when it is turned
+                turned = action.act_on_inputs(element, names, args, kwargs)
             found = action.compared(_evaluate(model, *turned, seed))
             rows, difference = _distance(expected, found)
             absolute.append(rows)
@@ -168,30 +174,57 @@ def _double(x: Tensor) -> Tensor:
 
 
 def _evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Any:
-    """One forward on clones, with random streams that start at ``seed`` and are put back afterwards."""
+    """The detached output of one forward on clones, with gradients allowed, and with random streams that start at
+    ``seed`` and are put back afterwards."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
+    # Weights made in inference mode cannot be differentiated; a model that does not try to still runs.
+    allowed = not any(parameter.is_inference() for parameter in model.parameters())
+    with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(allowed):
         # not torch.manual_seed, which also reaches devices that are not put back
         torch.default_generator.manual_seed(seed)
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)
-        # outputs are cloned too: some models return a buffer that their next forward overwrites
-        return clone(model(*clone(args), **clone(dict(kwargs))))
+        # the output is copied too: some models return a buffer that their next forward overwrites
+        return _copied(model(*clone(args), **clone(dict(kwargs))), lambda tensor: tensor.detach().clone())
 
 
 def clone(value: Any) -> Any:
-    """Deep enough that a forward which writes into its inputs does not reach the caller's."""
+    """A copy that shares no tensor with the original, so that a forward which writes into its inputs or asks for
+    their gradients does not reach the caller's. Tensors are detached and keep their requires_grad flag."""
+    return _copied(value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+
+
+def _copied(value: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure, with ``copy_of`` each tensor in it."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        cloned = copy.copy(value)  # keeps the kind of dict
-        for key, item in value.items():
-            cloned[key] = clone(item)
-        return cloned
+        return copy_of(value)
     if isinstance(value, (tuple, list)):
-        items = [clone(item) for item in value]
+        items = [_copied(item, copy_of) for item in value]
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
-    return value.clone() if hasattr(value, "clone") else copy.copy(value)  # PyG graphs have a deep clone()
+    if hasattr(value, "clone") and not isinstance(value, dict):
+        if hasattr(value, "apply"):  # a PyG graph, whose own clone() does not detach
+            return copy.copy(value).apply(lambda part: _copied(part, copy_of))
+        with torch.no_grad():
+            return value.clone()
+    copied = copy.copy(value)  # keeps the kind of dict
+    parts = copied if isinstance(value, dict) else getattr(copied, "__dict__", {})
+    for name, part in parts.items():
+        if isinstance(value, dict) or isinstance(part, (Tensor, dict, tuple, list)):
+            parts[name] = _copied(part, copy_of)
+    return copied
+
+
+@contextmanager
+def _gradients_put_back(model: nn.Module) -> Iterator[None]:
+    """For forwards that call ``backward()``, which adds to the gradients of all parameters."""
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
 
 @contextmanager

@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import math
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import Members, Symmetric, normal
 from torch import Tensor, nn
 
-from ace_plugins.actions import E3, O3, SE3, SO3, GroupAction, Invariant, Positions, Vectors
+from ace_plugins.actions import (
+    E2,
+    E3,
+    O3,
+    SE3,
+    SO2,
+    SO3,
+    Action,
+    Cyclic,
+    Grid,
+    GroupAction,
+    Invariant,
+    Positions,
+    Tensors,
+    Vectors,
+)
+from ace_plugins.errors import AdapterError, ConfigError
 from ace_plugins.symmetry.measuring import (
     Call,
     EquivarianceError,
@@ -24,13 +43,8 @@ from ace_plugins.symmetry.measuring import (
     forward_names,
     measure,
 )
-from ace_plugins.errors import AdapterError, ConfigError
 
 quick = settings(max_examples=12, deadline=None, derandomize=True)
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 class Distances(nn.Module):
@@ -110,29 +124,19 @@ def test_a_constant_against_its_expectation() -> None:
 
 def test_translations_scale_with_scale() -> None:
     # f(x) = x declared as vectors ignores the translation t: the error is |t|, E|t| = 2 scale sqrt(2/pi)
-    action = GroupAction(SE3, {"x": Positions()}, Vectors())
-    one, ten = (measure(nn.Identity(), _named(action), normal(4, 3), samples=400, scale=s) for s in (1.0, 10.0))
+    action = GroupAction(SE3, {"input": Positions()}, Vectors())
+    one, ten = (measure(nn.Identity(), action, normal(4, 3), samples=400, scale=s) for s in (1.0, 10.0))
     assert one.absolute == pytest.approx(2 * math.sqrt(2 / math.pi), rel=0.1)
     assert ten.absolute == pytest.approx(10 * one.absolute)
-    assert measure(nn.Identity(), _named(action), normal(4, 3), scale=0.0).absolute < 1e-14
-
-
-def _named(action: GroupAction) -> GroupAction:
-    """For nn.Identity, whose parameter is called input."""
-    return GroupAction(action.group, {"input": action.inputs["x"]}, action.outputs)
+    assert measure(nn.Identity(), action, normal(4, 3), scale=0.0).absolute < 1e-14
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (4, 1), (2, 2, 1)])
 def test_rows_of_any_shape(shape: tuple[int, ...]) -> None:
     # the first coordinate, summed and spread over the shape, declared invariant: every row errs alike
-    model = Function(lambda x: x[:, 0].sum().expand(shape))
-    error = measure(model, GroupAction(SO3, {"x": Vectors()}, Invariant()), normal(5, 3), samples=3)
-    reference = measure(
-        Function(lambda x: x[:, 0].sum()),
-        GroupAction(SO3, {"x": Vectors()}, Invariant()),
-        normal(5, 3),
-        samples=3,
-    )
+    action, x = GroupAction(SO3, {"x": Vectors()}, Invariant()), normal(5, 3)
+    error = measure(Function(lambda x: x[:, 0].sum().expand(shape)), action, x, samples=3)
+    reference = measure(Function(lambda x: x[:, 0].sum()), action, x, samples=3)
     assert error.absolute == pytest.approx(reference.absolute)
     assert error.relative == pytest.approx(reference.relative)
 
@@ -166,13 +170,8 @@ def test_the_same_seed_gives_the_same_error() -> None:
 
 
 def test_the_error_as_a_dict() -> None:
-    error = EquivarianceError(absolute=0.5, relative=0.25, samples=5, group="O3")
-    assert json.loads(json.dumps(error.to_dict())) == {
-        "absolute": 0.5,
-        "relative": 0.25,
-        "samples": 5,
-        "group": "O3",
-    }
+    parts = {"absolute": 0.5, "relative": 0.25, "samples": 5, "group": "O(3)"}
+    assert json.loads(json.dumps(EquivarianceError(**parts).to_dict())) == parts  # type: ignore[arg-type]
 
 
 # --- the call
@@ -208,21 +207,71 @@ def test_forward_names() -> None:
     assert forward_names(nn.DataParallel(Starred())) == ["x", "*rest", "v", "**more"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch_geometric") is None, reason="torch-geometric is not installed")
-def test_a_graph_that_the_model_writes_into() -> None:
-    from torch_geometric.data import Data
+@dataclass
+class Points:
+    pos: Tensor
 
-    class Greedy(nn.Module):
-        def forward(self, graph: Any) -> Tensor:
-            graph.pos -= graph.pos.mean(0)  # in place
-            graph.x = graph.pos
-            return graph.x  # type: ignore[no-any-return]
 
-    graph = Data(pos=normal(5, 3))
-    action = GroupAction(E3, {"graph.pos": Positions()}, Vectors())
-    assert measure(Greedy(), action, graph).relative < 1e-13
-    assert torch.equal(graph.pos, normal(5, 3))
-    assert list(graph.keys()) == ["pos"]
+@dataclass(frozen=True)
+class FrozenPoints:
+    pos: Tensor
+
+
+class BarePoints:
+    def __init__(self, pos: Tensor) -> None:
+        self.pos = pos
+
+
+class ClonedPoints(BarePoints):
+    def clone(self) -> ClonedPoints:
+        return ClonedPoints(self.pos.clone())
+
+
+def graph_of(pos: Tensor) -> Any:
+    return pytest.importorskip("torch_geometric.data").Data(pos=pos)
+
+
+CONTAINERS = [Points, FrozenPoints, BarePoints, graph_of]
+
+
+@pytest.mark.parametrize("make", [*CONTAINERS, ClonedPoints])
+def test_an_argument_that_the_model_writes_into(make: Callable[[Tensor], Any]) -> None:
+    def greedy(points: Any) -> Tensor:
+        pos: Tensor = points.pos
+        pos -= pos.mean(0)
+        if not isinstance(points, FrozenPoints):
+            points.x = pos
+        return pos.requires_grad_().clone()
+
+    points = make(normal(5, 3))
+    action = GroupAction(E3, {"x.pos": Positions()}, Vectors())
+    assert measure(Function(greedy), action, points).relative < 1e-13
+    assert torch.equal(points.pos, normal(5, 3))
+    assert not points.pos.requires_grad
+    assert getattr(points, "x", None) is None
+
+
+@pytest.mark.parametrize("make", [lambda pos: pos, lambda pos: Call(([{"pos": pos}],)), *CONTAINERS])
+@pytest.mark.parametrize("grad", [False, True])
+def test_every_forward_sees_the_flag_of_the_input(make: Callable[[Tensor], Any], grad: bool) -> None:
+    seen = []
+
+    def spy(x: Any) -> Tensor:
+        pos: Tensor = x if isinstance(x, Tensor) else x[0]["pos"] if isinstance(x, list) else x.pos
+        seen.append((pos.requires_grad, pos.is_leaf))
+        if grad:
+            torch.autograd.backward(pos.sum())
+        return pos
+
+    pos = normal(4, 3).requires_grad_(grad)
+    batch = make(pos)
+    path = "x" if batch is pos else "x.0.pos" if isinstance(batch, Call) else "x.pos"
+    for context in (nullcontext(), torch.no_grad(), torch.inference_mode()):
+        with context:
+            measure(Function(spy), GroupAction(SO3, {path: Vectors()}, Vectors()), batch, samples=2)
+    assert seen == [(grad, True)] * 9
+    assert pos.grad is None
+    assert pos.requires_grad == grad
 
 
 # --- what stays as it was
@@ -284,16 +333,18 @@ def test_every_forward_sees_the_same_random_numbers() -> None:
     assert len(set(seen)) == 1
 
 
-def test_no_gradients_and_eval_mode_inside() -> None:
+def test_eval_mode_and_gradients_inside() -> None:
     inside = []
 
     class Spy(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            inside.append((self.training, torch.is_grad_enabled()))
+            inside.append((self.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
             return x
 
-    measure(Spy(), VECTORS, normal(4, 3), samples=1)
-    assert inside == [(False, False)] * 2
+    with torch.inference_mode():
+        measure(Spy(), VECTORS, normal(4, 3), samples=1)
+        assert torch.is_inference_mode_enabled()
+    assert inside == [(False, True, False)] * 2
 
 
 def test_an_output_that_the_next_forward_overwrites() -> None:
@@ -308,6 +359,184 @@ def test_an_output_that_the_next_forward_overwrites() -> None:
 
     constant = GroupAction(SO3, {"x": Vectors()}, Invariant())
     assert measure(Reusing(), constant, normal(4, 3)).relative > 0.1  # not compared with itself
+
+
+# --- models that differentiate inside their forward
+
+
+class Molecule(nn.Module):
+    """Energy of pair distances, with forces -dE/dpos and the stress dE/dstrain."""
+
+    def __init__(self, create_graph: bool = False, bias: float = 0.0) -> None:
+        super().__init__()
+        self.pair = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        for i, parameter in enumerate(self.pair.parameters()):
+            parameter.data = normal(*parameter.shape, seed=i)
+        self.create_graph, self.bias = create_graph, bias
+
+    def forward(self, pos: Tensor) -> dict[str, Tensor]:
+        pos.requires_grad_()
+        strain = torch.zeros(3, 3, dtype=pos.dtype, requires_grad=True)
+        moved = pos + pos @ strain
+        i, j = torch.triu_indices(len(pos), len(pos), 1)
+        energy = self.pair((moved[i] - moved[j]).norm(dim=-1, keepdim=True)).sum()
+        down, stress = torch.autograd.grad(energy, [pos, strain], create_graph=self.create_graph)
+        return {"energy": energy, "forces": -down + self.bias, "stress": stress}
+
+
+OUTPUTS = {"energy": Invariant(), "forces": Vectors(), "stress": Tensors()}
+AROUND: list[Callable[[], AbstractContextManager[Any]]] = [nullcontext, torch.no_grad, torch.inference_mode]
+
+
+def molecule_action(**outputs: Action) -> GroupAction:
+    return GroupAction(E3, {"pos": Positions()}, outputs)
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_forces_and_stress(create_graph: bool, around: Callable[[], AbstractContextManager[Any]]) -> None:
+    model, pos = Molecule(create_graph), normal(5, 3)
+    kept = [torch.ones_like(parameter) for parameter in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), kept, strict=True):
+        parameter.grad = gradient
+    with around():
+        assert assert_equivariant(model, molecule_action(**OUTPUTS), pos, scale=3.0).relative < 1e-9
+        for name, action in OUTPUTS.items():  # one by one: a large output does not hide the others
+            assert measure(model, molecule_action(**{name: action}), pos).relative < 1e-9
+    assert not pos.requires_grad
+    assert pos.grad is None
+    assert all(p.grad is g and bool((g == 1).all()) for p, g in zip(model.parameters(), kept, strict=True))
+
+
+def test_wrong_forces_and_wrong_stress_are_found() -> None:
+    pos = normal(5, 3)
+    with pytest.raises(AssertionError, match=r"Molecule is not E\(3\)-equivariant"):
+        assert_equivariant(Molecule(bias=1e-6), molecule_action(**OUTPUTS), pos)
+    for wrong in ({"forces": Invariant()}, {"forces": Positions()}, {"stress": Vectors()}, {"stress": Invariant()}):
+        assert measure(Molecule(), molecule_action(**wrong), pos).relative > 0.1
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_a_forward_that_calls_backward_leaves_no_gradients(fail: bool) -> None:
+    weight = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+    unused = nn.Parameter(torch.tensor(1.0))
+    weight.grad = gradient = torch.tensor(7.0, dtype=torch.float64)
+
+    class Backward(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.unused = weight, unused
+
+        def forward(self, x: Tensor) -> Tensor:
+            torch.autograd.backward(self.weight * x.square().sum())
+            if fail:
+                raise RuntimeError("broken forward")
+            assert x.grad is not None
+            return x.grad
+
+    x = normal(4, 3).requires_grad_()
+    with pytest.raises(RuntimeError, match="broken forward") if fail else nullcontext():
+        assert measure(Backward(), VECTORS, x).relative < 1e-13
+    assert weight.grad is gradient
+    assert float(gradient) == 7
+    assert unused.grad is None
+    assert x.grad is None
+
+
+def test_what_was_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        built = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        x = normal(4, 3).requires_grad_()
+    for around in AROUND:
+        with around():
+            assert measure(built, GroupAction(SO3, {"input": Vectors()}, Vectors()), x).relative > 0.1
+    assert measure(Molecule(), molecule_action(**OUTPUTS), x).relative < 1e-9
+
+
+def test_an_action_sees_outputs_without_gradients() -> None:
+    seen = []
+
+    class Spy(Invariant):
+        def act(self, element: Any, x: Tensor) -> Tensor:
+            seen.append(x.requires_grad)
+            return x
+
+    measure(Shifted(normal(3)), GroupAction(SO3, {"x": Vectors()}, Spy()), normal(4, 3), samples=1)
+    assert seen == [False, False]
+
+
+# --- groups other than those of space
+
+
+class DeepSet(nn.Module):
+    """[n, c] -> [n, c]: every member for itself, and the mean of all; with ``rank`` the order matters."""
+
+    def __init__(self, rank: float = 0.0) -> None:
+        super().__init__()
+        self.own, self.mean, self.rank = normal(3, 3, seed=1), normal(3, 3, seed=2), rank
+
+    def forward(self, members: Tensor) -> Tensor:
+        order = self.rank * torch.arange(len(members))[:, None]
+        return torch.tanh(members @ self.own + members.mean(0) @ self.mean + order)
+
+
+def test_a_group_from_elsewhere() -> None:
+    x = normal(6, 3)
+    permuted = GroupAction(Symmetric(6), {"members": Members()}, Members())
+    error = assert_equivariant(DeepSet(), permuted, x)
+    assert (error.group, error.relative < 1e-14) == ("S_6", True)
+    with pytest.raises(AssertionError, match="DeepSet is not S_6-equivariant"):
+        assert_equivariant(DeepSet(rank=0.1), permuted, x)
+    with pytest.raises(AdapterError, match="input 'members': Members.*expected a Permutation, found Rigid"):
+        measure(DeepSet(), GroupAction(SO3, {"members": Members()}, Invariant()), x)
+    with pytest.raises(AdapterError, match="output: Vectors.*: expected .*Rigid, found Permutation"):
+        measure(DeepSet(), GroupAction(Symmetric(6), {"members": Members()}, Vectors()), x)
+
+
+class Network(nn.Module):
+    """[b, 1, H, W] -> [b, 1, H, W], equivariant under C_4 where the kernel is averaged over its four turns."""
+
+    def __init__(self, averaged: bool) -> None:
+        super().__init__()
+        kernel = normal(1, 1, 3, 3)
+        turned = [torch.rot90(kernel, k, (-2, -1)) for k in range(4 if averaged else 1)]
+        self.kernel = nn.Parameter(torch.stack(turned).mean(0))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return torch.tanh(torch.conv2d(image, self.kernel, padding=1))
+
+
+def test_image_networks() -> None:
+    image = normal(2, 1, 8, 8)
+    quarter, any_angle = (GroupAction(group, {"image": Grid()}, Grid()) for group in (Cyclic(4), SO2))
+    assert assert_equivariant(Network(averaged=True), quarter, image, samples=10).relative < 1e-14
+    assert measure(Network(averaged=False), quarter, image, samples=10).relative > 0.1
+    # other angles are resampled, and white noise does not survive that
+    assert measure(Network(averaged=True), any_angle, image).relative > 0.1
+    pooled = GroupAction(Cyclic(4), {"input": Grid()}, Invariant())
+    assert measure(nn.Sequential(Network(averaged=True), nn.AdaptiveAvgPool2d(1)), pooled, image).relative < 1e-13
+    assert measure(nn.Sequential(Network(averaged=True)), pooled, image).relative > 0.1
+
+
+def test_a_gradient_of_an_image_is_a_vector_field() -> None:
+    def gradient(x: Tensor) -> Tensor:
+        """Central differences (d/dx, d/dy), y up, on a torus."""
+        return torch.stack([x.roll(-1, -1) - x.roll(1, -1), x.roll(1, -2) - x.roll(-1, -2)], dim=-3)
+
+    image = normal(2, 6, 6)
+    field = GroupAction(Cyclic(4), {"x": Grid()}, Grid(of=Vectors(axis=-3)))
+    assert measure(Function(gradient), field, image, samples=10).relative < 1e-14
+    assert measure(Function(gradient), GroupAction(Cyclic(4), {"x": Grid()}, Grid()), image, samples=10).relative > 0.1
+
+
+@pytest.mark.parametrize("group", [SO2, E2, Cyclic(7)], ids=lambda g: g.name)
+def test_planar_vectors(group: Any) -> None:
+    assert (
+        assert_equivariant(Centred(), GroupAction(group, EQUIVARIANT.inputs, Vectors()), normal(5, 2)).group
+        == group.name
+    )
+    stretched = Function(lambda x: x * torch.tensor([1.0, 2.0]))
+    assert measure(stretched, GroupAction(group, {"x": Vectors()}, Vectors()), normal(5, 2)).relative > 0.1
 
 
 # --- refusals
