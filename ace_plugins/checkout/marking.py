@@ -31,14 +31,15 @@ def mark(source: bytes, name: str) -> bytes:
     if is_marked(source) or activates(source):
         return source
     bom, lines = _split(source)
-    at = _place(tree, len(lines))
+    index, at = _place(tree, len(lines))
     newline = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
     # A file without a newline at its end has none afterwards.
     unfinished = at == len(lines) and bool(lines) and not lines[-1].endswith((b"\r", b"\n"))
     added = newline + LINE.encode() if unfinished else LINE.encode() + newline
     marked = bom + b"".join([*lines[:at], added, *lines[at:]])
-    program = _program(source)
-    if program is None or _program(marked, [at + 1]) != program or _without(marked, [at + 1]) != source:
+    tree.body[index:index] = ast.parse(LINE).body
+    program = _dumped(tree)
+    if program is None or _program(marked) != program or _without(marked, [at + 1]) != source:
         raise AceError(
             f"{name} line {at + 1}: no line can be put here without changing the program; put the first statement "
             "after docstring and future imports on a line of its own, nothing was changed"
@@ -87,14 +88,14 @@ def _marked(source: bytes) -> list[int]:
     return [n for n, match in found.items() if (n, len(match[1])) in imports]
 
 
-def _place(tree: ast.Module, end: int) -> int:
-    """The index of the line to insert before: that of the first statement after docstring and future imports."""
+def _place(tree: ast.Module, end: int) -> tuple[int, int]:
+    """Where to insert, as an index of statements and of lines: after the docstring and future imports."""
     for index, node in enumerate(tree.body):
         docstring = index == 0 and ast.get_docstring(tree, clean=False) is not None
         if not docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__" and not node.level):
             first: ast.stmt | ast.expr = next(iter(getattr(node, "decorator_list", ())), node)
-            return first.lineno - 1
-    return end
+            return index, first.lineno - 1
+    return len(tree.body), end
 
 
 def _split(source: bytes) -> tuple[bytes, list[bytes]]:
@@ -118,8 +119,15 @@ def _program(source: bytes, without: Collection[int] = ()) -> str | None:
             return None if node.lineno in without else node
 
     try:
-        return ast.dump(Remove().visit(_parse(source)))
+        return _dumped(Remove().visit(_parse(source)))
     except _UNREADABLE:
+        return None
+
+
+def _dumped(tree: ast.AST) -> str | None:
+    try:
+        return ast.dump(tree)
+    except _UNREADABLE:  # very long sums, very large integers
         return None
 
 

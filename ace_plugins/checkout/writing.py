@@ -40,7 +40,7 @@ def apply(changes: Sequence[Change]) -> None:
         changed = [str(change.path) for change in reversed(begun) if not _restored(change)]
         outcome = f"{', '.join(changed)} could not be put back" if changed else "nothing was changed"
         if isinstance(error, AceError) or changed:
-            raise AceError(f"{error or type(error).__name__}; {outcome}") from error
+            raise AceError(f"{str(error) or type(error).__name__}; {outcome}") from error
         raise
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
+from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment
 
 from ..errors import AceError
@@ -24,8 +25,8 @@ adapter = {name}
 
 # the adapter's named settings to start from: {presets}
 """
-_DEFAULT = re.compile(r"#[ \t]?(\w+)[ \t]*=.*")
-"""A comment that shows a default."""
+_SHOWN = re.compile(r'#( ?)(\w+) = ("[^"]*"|[^\s#"]+)')
+"""A comment that shows a default, with the space that editors add when they comment a line out."""
 
 
 def written(
@@ -51,27 +52,30 @@ def updated(file: SettingsFile, changes: Mapping[str, Any], script: str, presets
         text = _edited(file.text, changes, _defaults(merged, presets) if "preset" in changes else {})
         if read(file.path, text).settings != merged:
             raise ValueError(text)
-    except ValueError as error:  # of tomlkit and of settings that cannot be read again
+    except (ValueError, TOMLKitError) as error:
         keys = ", ".join(changes)
         raise AceError(f"{file.path}: could not set {keys} in it; set {keys} there by hand") from error
     return replace(file, text=text, settings=merged)
 
 
 def _edited(text: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """With the changes in their places, or in those of the defaults that are shown, or at the top; and new defaults."""
+    """The text with each change in its place, or in that of the default it shows, or at the top; and other defaults."""
     document = tomlkit.parse(text)
     missing = {key: value for key, value in changes.items() if key not in document}
     for key in changes.keys() - missing.keys():
         document[key] = changes[key]
     body = document.body
     for index, (_, item) in enumerate(body):
-        shown = _DEFAULT.fullmatch(item.as_string().strip()) if isinstance(item, Comment) else None
-        if shown and shown[1] in missing:
-            entry = tomlkit.item(missing.pop(shown[1]))
+        shown = _SHOWN.fullmatch(item.as_string().strip()) if isinstance(item, Comment) else None
+        if shown is None:
+            continue
+        space, key, _ = shown.groups()
+        if key in missing:
+            entry = tomlkit.item(missing.pop(key))
             entry.trivia.trail = item.trivia.trail
-            body[index] = (tomlkit.key(shown[1]), entry)
-        elif shown and shown[1] in defaults:
-            item.trivia.comment = f"#{shown[1]} = {_literal(defaults[shown[1]])}"
+            body[index] = (tomlkit.key(key), entry)
+        elif key in defaults and not space:
+            item.trivia.comment = f"#{key} = {_literal(defaults[key])}"
     top = "".join(f"{key} = {_literal(value)}\n" for key, value in missing.items())
     return top + document.as_string()
 

@@ -13,7 +13,11 @@ from .config import SETTINGS
 if sys.version_info >= (3, 11):
     from tomllib import loads
 else:
-    from tomlkit import loads
+    from tomlkit import parse
+
+    def loads(text: str) -> dict[str, Any]:
+        return parse(text).unwrap()
+
 
 TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
 if TYPE_CHECKING:
@@ -87,7 +91,7 @@ def parsed(path: Path, content: bytes) -> SettingsFile:
 def read(path: Path, text: str) -> SettingsFile:
     """What a text says, as far as its keys go."""
     try:
-        values: dict[str, Any] = dict(loads(text))
+        values: dict[str, Any] = loads(text)
     except (ValueError, RecursionError) as error:
         found = _AT_LINE.fullmatch(str(error))
         what, line = (found[1], found[2]) if found else (str(error), "")

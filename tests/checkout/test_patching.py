@@ -1,0 +1,422 @@
+"""Patching a checkout, telling how it is, and taking it back: `ace-patch segnn`, `status`, `revert`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from clones import git, miniature
+
+pytest.importorskip("ace_segnn", reason="needs the adapter: pip install ./adapters/segnn")
+
+from ace_plugins import AceError, Checkout, Upstream, hookimpl
+from ace_plugins.checkout.marking import LINE
+from ace_plugins.checkout.patching import patching
+from ace_plugins.cli.main import cli
+from ace_plugins.plugins.registry import registry
+from ace_plugins.settings.config import SETTINGS
+from ace_plugins.settings.file import unchecked
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, list(map(str, arguments)))
+
+
+def patch(root: Path, *arguments: object) -> Result:
+    done = call("segnn", root, *arguments)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def revert(root: Path, *arguments: object) -> Result:
+    done = call("revert", root, *arguments)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def refused(*arguments: object) -> str:
+    done = call(*arguments)
+    assert done.exit_code == 2, done.output
+    assert "Traceback" not in done.output
+    return done.output
+
+
+def files(root: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(root)): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and ".git" not in path.relative_to(root).parts
+    }
+
+
+def changed(root: Path) -> list[str]:
+    """What git sees."""
+    return git(root, "status", "--porcelain").splitlines()
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout that nobody patches."""
+    return miniature("segnn", tmp_path_factory.mktemp("clone"))
+
+
+@pytest.fixture(scope="module")
+def patched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Result]]:
+    """One that was patched with --mode resilient, and what was told. Tests only read it."""
+    root = miniature("segnn", tmp_path_factory.mktemp("patched"))
+    done = patch(root, "--mode", "resilient")
+    before = files(root)
+    yield root, done
+    assert files(root) == before
+
+
+@pytest.fixture
+def root(clone: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(clone, tmp_path / "segnn"))
+
+
+# Patching
+
+
+def test_a_patch_is_one_line_and_a_file(patched: tuple[Path, Result], clone: Path) -> None:
+    root, done = patched
+    assert changed(root) == [" M main.py", "?? ace.toml"]
+    before, after = ((each / "main.py").read_text().splitlines() for each in (clone, root))
+    at = after.index(LINE)
+    assert after[:at] + after[at + 1 :] == before
+    assert "from __future__ import annotations" in after[:at]
+    assert re.search("at commit .*, which the adapter was not tried on: the same shape", done.output)
+    assert "main.py: marked (one line)" in done.output
+    assert "ace.toml: written (mode resilient" in done.output
+
+
+def test_the_settings_file_names_every_setting_and_its_default(patched: tuple[Path, Result]) -> None:
+    text = (patched[0] / "ace.toml").read_text()
+    for name, field in SETTINGS.items():
+        assert f"# {field.metadata['help']}\n{'' if name == 'mode' else '#'}{name} = " in text
+    assert "\n#dual_lr = 0.0008\n" in text, "that of the preset"
+    assert unchecked(patched[0] / "ace.toml").settings == {"mode": "resilient"}
+
+
+def test_patching_again_changes_nothing_and_one_revert_leaves_nothing(root: Path) -> None:
+    before = files(root)
+    patch(root)
+    once = files(root)
+    assert "already marked" in patch(root).output
+    assert files(root) == once
+    assert revert(root).output.splitlines() == ["main.py: the marked line is gone", "ace.toml: removed"]
+    assert files(root) == before
+    assert "nothing to revert" in revert(root).output
+
+
+def test_a_dry_run_prints_a_diff_that_git_applies(root: Path, patched: tuple[Path, Result]) -> None:
+    before = files(root)
+    told = patch(root, "--mode", "resilient", "--dry-run").output
+    assert files(root) == before
+    (root.parent / "plan.diff").write_text(told)
+    git(root, "apply", "../plan.diff")
+    assert files(root) == files(patched[0])
+    assert f"-{LINE}" in revert(root, "--dry-run").output
+    assert files(root) == files(patched[0])
+
+
+def test_settings_are_updated_only_where_asked(root: Path) -> None:
+    patch(root, "--mode", "resilient")
+    settings = root / "ace.toml"
+    settings.write_text(settings.read_text().replace('mode = "resilient"', 'mode = "resilient"  # as she said'))
+    patch(root)
+    assert unchecked(settings).settings == {"mode": "resilient"}
+    done = patch(root, "--dual-lr", "0.01")
+    assert "ace.toml: updated (mode resilient, dual lr 0.01" in done.output
+    assert unchecked(settings).settings == {"mode": "resilient", "dual_lr": 0.01}
+    assert '\nmode = "resilient"  # as she said\n' in settings.read_text()
+
+
+def test_an_option_replaces_the_line_that_is_wrong(root: Path) -> None:
+    (root / "ace.toml").write_text('adapter = "segnn"\nmode = "resilent"\n')
+    patch(root, "--mode", "resilient")
+    assert unchecked(root / "ace.toml").settings == {"mode": "resilient"}
+
+
+def test_bytes_and_mode_are_kept(root: Path) -> None:
+    """Windows' line endings, no newline at the end, an executable script, a settings file as some editors save it."""
+    script, settings = root / "main.py", root / "ace.toml"
+    source = script.read_bytes().replace(b"\n", b"\r\n").rstrip()
+    script.write_bytes(source)
+    script.chmod(0o755)
+    settings.write_bytes(b'\xef\xbb\xbfadapter = "segnn"\r\nrho = 2.0 # mine\r\n')
+    patch(root, "--rho", "3")
+    marked = script.read_bytes()
+    assert LINE.encode() + b"\r\n" in marked
+    assert not marked.endswith(b"\n")
+    assert stat.S_IMODE(script.stat().st_mode) == 0o755
+    assert settings.read_bytes() == b'\xef\xbb\xbfadapter = "segnn"\r\nrho = 3.0 # mine\r\n'
+    revert(root)
+    assert script.read_bytes() == source
+    assert stat.S_IMODE(script.stat().st_mode) == 0o755
+
+
+def test_through_links_and_on_paths_with_spaces(root: Path, tmp_path: Path) -> None:
+    spaced = tmp_path / "my work"
+    root.rename(spaced)
+    (spaced / "main.py").rename(spaced / "the real main.py")
+    (spaced / "main.py").symlink_to("the real main.py")
+    (tmp_path / "link").symlink_to(spaced)
+    patch(tmp_path / "link")
+    assert (spaced / "main.py").is_symlink()
+    assert LINE in (spaced / "the real main.py").read_text()
+    assert "main.py: patched" in call("status", spaced).output
+    revert(tmp_path / "link")
+    assert (spaced / "main.py").is_symlink()
+    assert LINE not in (spaced / "the real main.py").read_text()
+    assert not (spaced / "ace.toml").exists()
+
+
+def test_in_a_plain_copy_and_in_the_current_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(root / ".git")
+    monkeypatch.chdir(root)
+    assert "without a git commit" in patch(Path(".")).output
+    assert call("revert").exit_code == 0
+    assert not (root / "ace.toml").exists()
+
+
+def test_json_of_patch_and_revert(root: Path) -> None:
+    told = json.loads(patch(root, "--json").output)
+    assert (told["changed"], told["tried"], told["dry_run"]) == (["ace.toml", "main.py"], False, False)
+    assert told["commit"] == git(root, "rev-parse", "HEAD").strip()
+    assert json.loads(revert(root, "--json").output)["changed"] == ["main.py", "ace.toml"]
+
+
+def test_help_lists_the_checkouts() -> None:
+    assert re.search(r"Checkouts:\n(?: +\w+ +Patch.*\n)* +segnn +Patch a checkout of SEGNN", call("--help").output)
+    assert "RobDHess/Steerable-E3-GNN" in " ".join(call("segnn", "--help").output.split())
+
+
+# Reverting
+
+
+def test_an_edit_of_the_script_survives_the_revert(root: Path) -> None:
+    script = root / "main.py"
+    edited = script.read_text().replace("default=100)", "default=7)").replace("import os\n", "import os\nimport sys\n")
+    patch(root)
+    text = script.read_text()
+    script.write_text(text.replace("default=100)", "default=7)").replace("import os\n", "import os\nimport sys\n"))
+    revert(root)
+    assert script.read_text() == edited
+    assert changed(root) == [" M main.py"]
+
+
+def test_edited_settings_are_kept_unless_purged(root: Path) -> None:
+    patch(root)
+    patch(root, "--mode", "resilient", "--trace-every", "5")
+    revert(root)
+    assert changed(root) == [], "settings that only the command changed go"
+    patch(root)
+    (root / "ace.toml").write_text((root / "ace.toml").read_text() + "# mine\n")
+    assert "kept ace.toml: it was edited; 'ace-patch revert --purge' removes it too" in revert(root).output
+    assert changed(root) == ["?? ace.toml"]
+    revert(root, "--purge")
+    assert changed(root) == []
+
+
+def test_revert_keeps_to_its_own_checkout(root: Path, clone: Path, tmp_path: Path) -> None:
+    inner = Path(shutil.copytree(clone, root / "nbody" / "inner"))
+    library = root / "venv" / "lib" / "other.py"
+    library.parent.mkdir(parents=True)
+    (root / "venv" / "pyvenv.cfg").write_text("")
+    library.write_text(f"{LINE}\n")
+    patch(root)
+    patch(inner)
+    before = files(tmp_path)
+    assert "nothing to revert" in revert(tmp_path).output
+    assert f"did you mean {str(root)!r}?" in refused("revert", root / "models")
+    assert files(tmp_path) == before
+    revert(root)
+    assert LINE not in (root / "main.py").read_text()
+    assert LINE in (inner / "main.py").read_text()
+    assert library.read_text() == f"{LINE}\n"
+
+
+def test_an_ace_toml_of_others_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "ace.toml").write_text("x = 1\n")
+    assert "kept ace.toml: it is not a file of ace-patch" in revert(tmp_path, "--purge").output
+    assert (tmp_path / "ace.toml").exists()
+
+
+def test_a_script_that_cannot_be_read_does_not_stop_the_revert(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(root)
+    read = Path.read_bytes
+
+    def denied(path: Path) -> bytes:
+        if path.name == "utils.py":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    with monkeypatch.context() as context:
+        context.setattr(Path, "read_bytes", denied)
+        assert "kept utils.py: it cannot be read (Permission denied)" in revert(root).output
+    assert changed(root) == []
+
+
+# Status
+
+
+def test_status_tells_whose_it_is_and_how(clone: Path, patched: tuple[Path, Result]) -> None:
+    told = call("status", clone)
+    assert told.exit_code == 0
+    assert "main.py: not patched" in told.output
+    assert "'ace-patch segnn' patches it" in told.output
+    found = json.loads(call("status", patched[0], "--json").output)
+    assert (found["adapter"], found["patched"], found["tried"], found["edited"]) == ("segnn", True, False, False)
+    assert found["settings"] == {"mode": "resilient"}
+    assert found["config"]["dual_lr"] == 0.0008
+    assert found["commit"] == git(patched[0], "rev-parse", "HEAD").strip()
+
+
+def test_status_of_what_was_edited(root: Path) -> None:
+    patch(root)
+    settings = root / "ace.toml"
+    settings.write_text(settings.read_text() + "# mine\n")
+    assert "ace.toml: edited (mode strict" in call("status", root).output
+    settings.unlink()
+    told = call("status", root)
+    assert told.exit_code == 1
+    assert "main.py: patched" in told.output
+    assert "problem: ace.toml: missing, so that patched scripts stop; 'ace-patch segnn' writes it again" in told.output
+
+
+def test_status_tells_of_the_environment(patched: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACE_MODE", "off")
+    assert "ACE_MODE=off in this shell goes before ace.toml" in call("status", patched[0]).output
+    monkeypatch.setenv("ACE_RHO", "much")
+    assert "problem: ACE_RHO='much': expected a number" in call("status", patched[0]).output
+
+
+# What is refused; nothing is changed by it
+
+
+def test_not_a_checkout(clone: Path, tmp_path: Path) -> None:
+    told = refused("segnn", tmp_path)
+    assert "is not a checkout of RobDHess/Steerable-E3-GNN" in told
+    assert "expected main.py, models/segnn/segnn.py" in told
+    assert "upstream that an adapter patches: expected one of" in refused("status", tmp_path)
+    for near in (clone.parent, clone / "models"):
+        assert f"did you mean {str(clone)!r}?" in refused("segnn", near)
+    assert f"did you mean {str(clone)!r}?" in refused("status", clone / "nbody")
+    assert "expected a folder, found nothing there" in refused("segnn", tmp_path / "nowhere")
+    assert "expected a folder, found a file" in refused("segnn", clone / "main.py")
+    assert list(tmp_path.iterdir()) == []
+    assert changed(clone) == []
+
+
+def test_another_layout_is_refused_difference_by_difference(root: Path) -> None:
+    (root / "models" / "segnn" / "segnn.py").write_text("class SEGNN:\n    def __init__(self, hidden): ...\n")
+    (root / "qm9" / "train.py").unlink()
+    (root / "main.py").write_text("import torch\ndef broken(:\n")
+    before = files(root)
+    told = refused("segnn", root).splitlines()
+    assert "has not the shape of a checkout of RobDHess/Steerable-E3-GNN" in told[0]
+    assert "  main.py: not valid Python in line 2: invalid syntax" in told
+    assert "  models/segnn/segnn.py: class SEGNN: expected bases (Module), found ()" in told
+    assert "  models/segnn/segnn.py: class SEGNNLayer(MessagePassing): expected, not found" in told
+    assert "  qm9/train.py: expected, not found" in told
+    assert files(root) == before
+
+
+def test_a_file_that_changes_between_plan_and_write(root: Path) -> None:
+    plan, other = (patching(root, registry().adapter("segnn"), {}) for _ in range(2))
+    script = (root / "main.py").read_text()
+    (root / "main.py").write_text("print('changed meanwhile')\n")
+    before = files(root)
+    with pytest.raises(AceError, match=r"main.py has changed since it was read; .* nothing was changed"):
+        plan.carry_out()
+    assert files(root) == before
+    (root / "main.py").write_text(script)
+    other.carry_out()
+    after = files(root)
+    with pytest.raises(AceError, match=r"ace.toml has changed since it was read \(it did not exist\)"):
+        plan.carry_out()  # of two that patch at once one does
+    assert files(root) == after
+
+
+def test_a_write_that_fails_half_way_restores_everything(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(root)
+    replace, calls = os.replace, []
+
+    def fails(source: Any, target: Any) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    with monkeypatch.context() as context:
+        context.setattr(os, "replace", fails)
+        assert "main.py cannot be written, No space left on device" in refused("segnn", root)
+    assert files(root) == before
+
+
+def test_a_read_only_script(root: Path) -> None:
+    (root / "main.py").chmod(0o444)
+    assert "main.py cannot be changed, it is read-only; make it writable or work on a copy" in refused("segnn", root)
+    assert changed(root) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('mod = "strict"', "ace.toml line 2: unknown setting 'mod'"),
+        ('mode = "strct"', "ace.toml line 2: unknown mode 'strct'"),
+        ("mode = ", "ace.toml line 2: not valid TOML"),
+        ('preset = "papr"', "ace.toml line 2: unknown preset 'papr'"),
+    ],
+)
+def test_bad_settings_are_told_with_their_line(root: Path, line: str, expected: str) -> None:
+    (root / "ace.toml").write_text(f'adapter = "segnn"\n{line}\n')
+    before = files(root)
+    assert expected in refused("segnn", root)
+    told = call("status", root)
+    assert told.exit_code == 1
+    assert f"problem: {expected}" in told.output
+    assert "main.py: not patched" in told.output
+    assert files(root) == before
+
+
+def test_bad_options(clone: Path) -> None:
+    assert "--mode: unknown mode 'strct'" in refused("segnn", clone, "--mode", "strct")
+    assert "--device: " in refused("segnn", clone, "--device", "gpu")
+    assert "'--land-at': '1e3': expected an integer." in refused("segnn", clone, "--land-at", "1e3")
+    assert "unknown command 'sgnn': did you mean 'segnn'?" in refused("sgnn", clone)
+    assert changed(clone) == []
+
+
+class Rival:
+    """Another adapter for the same checkout."""
+
+    @hookimpl
+    def ace_upstream(self) -> Upstream:
+        return Upstream("Rival", ("models.segnn.segnn:SEGNN",), Checkout("a/rival", ("main.py",), {"utils.py": ""}))
+
+    @hookimpl
+    def ace_layers(self, model: Any) -> Sequence[Any]:
+        return []
+
+
+def test_two_adapters_claiming_one_checkout(clone: Path, patched: tuple[Path, Result]) -> None:
+    registry().add(Rival(), "rival")
+    try:
+        told = refused("status", clone)
+        assert "several adapters claim" in told
+        assert "rival" in told
+        assert "segnn" in told
+        assert "is patched for adapter 'segnn' (ace.toml line 5), not 'rival'" in refused("rival", patched[0])
+        assert "main.py: patched" in call("status", patched[0]).output
+    finally:
+        registry().remove("rival")
