@@ -3,7 +3,8 @@
     from ace_plugins import attach
     model = attach(SchNet(...))        # then build the optimizer and train as always
 
-Names are loaded on first use, so that ``ace-patch --help`` does not wait for torch.
+This module is the public surface. Users and adapters import from here (and from ``ace_plugins.testing``) and from
+nowhere behind it. Names are loaded on first use, so that ``ace-patch --help`` and scripts do not wait for torch.
 """
 
 from __future__ import annotations
@@ -14,54 +15,104 @@ TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts w
 if TYPE_CHECKING:
     from typing import Any
 
-    from .engine.attaching import attach, equivariance_error, project, use_branches
-    from .engine.checkpoints import export
-    from .settings.config import Config
-    from .contract.data import Checkout, Example, Shim, Site, StandIn, Stem, Tap, Upstream
-    from .symmetry.measuring import Call, EquivarianceError
-    from .errors import AceError, AceWarning
+    from .cli.progress import progress
     from .contract.hookspecs import hookimpl
-    from .patch.constructors import patched
+    from .contract.sites import AddsItself, Node, Site, Stem, Tap
+    from .contract.upstreams import AnyShim, Checkout, Example, Shim, StandIn, Upstream
+    from .engine.attaching import project
+    from .engine.bounded import Bounded
+    from .engine.branches import Norm, linear, mlp, norm_linear
+    from .engine.checkpoints import export, numpy_numbers
+    from .engine.measuring import equivariance_error, use_branches
     from .engine.status import SiteStatus, Status, status
+    from .errors import AceError, AceWarning, AdapterError, ConfigError, one_of
+    from .files import publish
+    from .patch.attaching import attach
+    from .patch.constructors import patched
+    from .patch.imports import whenever_imported
+    from .plugins.claims import belongs
     from .report.trace import read_trace
+    from .settings.config import Config
+    from .symmetry.actions import (
+        Action,
+        Grid,
+        GroupAction,
+        Invariant,
+        Irreps,
+        Positions,
+        PseudoVectors,
+        Tensors,
+        Vectors,
+    )
+    from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
+    from .symmetry.measuring import Call, EquivarianceError
+    from .telling import say
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "attach": "engine.attaching",
-    "project": "engine.attaching",
-    "status": "engine.status",
-    "use_branches": "engine.attaching",
-    "equivariance_error": "engine.attaching",
-    "Status": "engine.status",
-    "SiteStatus": "engine.status",
-    "export": "engine.checkpoints",
-    "patched": "patch.constructors",
-    "Config": "settings.config",
-    "Upstream": "contract.data",
-    "Checkout": "contract.data",
-    "StandIn": "contract.data",
-    "Site": "contract.data",
-    "Stem": "contract.data",
-    "Tap": "contract.data",
-    "Shim": "contract.data",
-    "Example": "contract.data",
-    "Call": "symmetry.measuring",
-    "EquivarianceError": "symmetry.measuring",
-    "AceError": "errors",
-    "AceWarning": "errors",
-    "hookimpl": "contract.hookspecs",
-    "read_trace": "report.trace",
+_HOMES = {
+    # Train with ACE.
+    "patch.attaching": "attach",
+    "patch.constructors": "patched",
+    "engine.attaching": "project",
+    "engine.measuring": "equivariance_error use_branches",
+    "engine.status": "SiteStatus Status status",
+    "engine.checkpoints": "export numpy_numbers",
+    "report.trace": "read_trace",
+    "settings.config": "Config",
+    "symmetry.measuring": "Call EquivarianceError",
+    "errors": "AceError AceWarning AdapterError ConfigError one_of",
+    # Write an adapter.
+    "contract.hookspecs": "hookimpl",
+    "contract.sites": "AddsItself Node Site Stem Tap",
+    "contract.upstreams": "AnyShim Checkout Example Shim StandIn Upstream",
+    "symmetry.actions": "Action Grid GroupAction Invariant Irreps Positions PseudoVectors Tensors Vectors",
+    "symmetry.groups": "Cyclic E2 E3 Element Group O2 O3 Rigid SE2 SE3 SO2 SO3",
+    "engine.branches": "Norm linear mlp norm_linear",
+    "engine.bounded": "Bounded",
+    # Repair an upstream, make data for it.
+    "patch.imports": "whenever_imported",
+    "plugins.claims": "belongs",
+    "telling": "say",
+    "cli.progress": "progress",
+    "files": "publish",
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
+    "E2",
+    "E3",
+    "O2",
+    "O3",
+    "SE2",
+    "SE3",
+    "SO2",
+    "SO3",
     "AceError",
     "AceWarning",
+    "Action",
+    "AdapterError",
+    "AddsItself",
+    "AnyShim",
+    "Bounded",
     "Call",
     "Checkout",
     "Config",
+    "ConfigError",
+    "Cyclic",
+    "Element",
     "EquivarianceError",
     "Example",
+    "Grid",
+    "Group",
+    "GroupAction",
+    "Invariant",
+    "Irreps",
+    "Node",
+    "Norm",
+    "Positions",
+    "PseudoVectors",
+    "Rigid",
     "Shim",
     "Site",
     "SiteStatus",
@@ -69,16 +120,28 @@ __all__ = [
     "Status",
     "Stem",
     "Tap",
+    "Tensors",
     "Upstream",
+    "Vectors",
     "attach",
+    "belongs",
     "equivariance_error",
     "export",
     "hookimpl",
+    "linear",
+    "mlp",
+    "norm_linear",
+    "numpy_numbers",
+    "one_of",
     "patched",
+    "progress",
     "project",
+    "publish",
     "read_trace",
+    "say",
     "status",
     "use_branches",
+    "whenever_imported",
 ]
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ace_plugins import Example, Site, Stem, Tap, Upstream, hookimpl
+from ace_plugins import Example, Node, Site, Stem, Tap, Upstream, hookimpl, linear
 from ace_plugins.actions import O3, SO3, GroupAction, Invariant, Vectors
-from ace_plugins.engine.branches import linear
-from ace_plugins.contract.data import Node, class_path
+from ace_plugins.contract.upstreams import class_path
 
 
 class Layered(nn.Module):

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     import click
     from torch import nn
 
-    from ..symmetry.actions import GroupAction
     from ..settings.config import Config
-    from .data import AnyShim, Example, Node, Upstream
+    from ..symmetry.actions import GroupAction
+    from .sites import Node
+    from .upstreams import AnyShim, Example, Upstream
 
 hookspec = pluggy.HookspecMarker("ace_plugins")
 hookimpl = pluggy.HookimplMarker("ace_plugins")

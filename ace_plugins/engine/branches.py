@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..contract.data import Node
+from ..contract.sites import Node
 
 
 class Flat(nn.Module):

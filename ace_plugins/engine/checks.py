@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
-from ..contract.data import Node, Site, Stem, Tap, class_path
+from ..contract.sites import Node, Site, Stem, Tap
+from ..contract.upstreams import class_path
 from ..errors import AdapterError
 from .state import key
 from .taps import Argument, resolve
 
 
-def checked(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, Argument]:
+def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, Argument]:
     """Every node against the model; all problems in one error. Returns what each node's tap means."""
     who = f"adapter {adapter!r}"
     if not any(isinstance(node, Site) for node in nodes):

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..settings.config import Config
 from ..errors import ConfigError
+from ..settings.config import Config
 
 ADAM_EPS = 1e-8
 
@@ -57,6 +57,10 @@ class Duals(nn.Module):
     def landed(self) -> bool:
         """The step after which gamma is 0 for good has been made."""
         return self.config.has_landed(self.count)
+
+    def snapshot(self, gamma: Tensor) -> Tensor:
+        """gamma, lambda and u of every site, [3, sites], on their device: nothing waits for it."""
+        return torch.stack([gamma.detach(), self.lambda_, self.u])
 
     def slack(self, gamma: Tensor) -> Tensor:
         """The constraint's value: 0 wanted in strict mode, at most 0 in the others."""

@@ -5,19 +5,50 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from ..contract.sites import AddsItself, Node, Site, Tap
 from ..settings.config import Config
-from ..contract.data import Node, Site, Tap
-from .duals import Duals
 from ..symmetry.measuring import Call
+from .distributed import is_distributed
+from .duals import Duals
 from .taps import Argument
 
 NAME = "ace"
 """The attribute of the model, and so the prefix of ACE's keys in its state_dict."""
+
+
+class Live:
+    """The attached models of this process. A copied or unpickled one joins by itself."""
+
+    def __init__(self) -> None:
+        self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
+        self.changes = 0
+        """Counts changes, so that every optimizer looks again at what it owns."""
+        self.began: Callable[[], None] = lambda: None
+        """Called when a model joins: the optimizer hooks are installed with the first one."""
+
+    def add(self, ace: Ace) -> None:
+        self.aces.add(ace)
+        self.changes += 1
+        self.began()
+
+    def discard(self, ace: Ace) -> None:
+        self.aces.discard(ace)
+        self.changes += 1
+
+
+LIVE = Live()
+
+
+class Hooks(Protocol):
+    """The forward hooks of one attached model."""
+
+    def sync(self, ace: Ace) -> None:
+        """Hooks on the sites exactly while the branches take part."""
 
 
 class Ace(nn.Module):
@@ -42,11 +73,13 @@ class Ace(nn.Module):
         self.nodes = {node.name: node for node in nodes}
         self.sites = tuple(node for node in nodes if isinstance(node, Site))
         self.arguments = dict(arguments)
-        taps = {node.name: node.reads.module for node in nodes if isinstance(node.reads, Tap)}
-        self.from_model = tuple(name for name, module in taps.items() if module == "")
-        self.from_others = {name: module for name, module in taps.items() if module}
-        self.together = _together(nodes, branches)
-        """Sites whose branches add themselves, with the first of those that read one and the same tensor."""
+        taps = {node.name: _tapped(node, node.reads) for node in nodes if isinstance(node.reads, Tap)}
+        self.model_taps = tuple(name for name, module in taps.items() if not module)
+        """Sites and stems that read an argument of the model itself."""
+        self.module_taps = {name: module for name, module in taps.items() if module}
+        """Site or stem -> the submodule whose argument it reads."""
+        self.prepared_by = _prepared_by(nodes, branches)
+        """Site whose branch adds itself -> the site whose prepared input it reuses."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), float(config.gamma_init), dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
@@ -54,18 +87,19 @@ class Ace(nn.Module):
         text = json.dumps(about).encode()
         # As floats: scripts that average checkpoints do so with every entry, and expect floats.
         self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32, device=device))
+        self.in_eval = config.branches_in_eval
         self.forced: bool | None = None
         """Branches on or off whatever the mode says; None leaves it to the mode."""
-        self.in_eval = config.branches_in_eval
-        self.permanent: list[Any] = []
-        """Handles of the hooks that stay as long as the model is attached."""
-        self.handles: list[Any] = []
-        """Handles of the hooks that are there only while the branches take part."""
+        self.hooks: Hooks | None = None
         self.batch: Call | Exception | None = None
-        """The batch of the step under way, where the equivariance error is to be measured on it; or why it cannot."""
+        """The batch of the step under way, where the equivariance error is due; or why it could not be kept."""
+        self.under_way: Any = None
+        """The optimizer step between its two hooks, if one is."""
         self._root: weakref.ref[nn.Module] | None = None
-        self.verified = False
-        """Every site was seen to carry its hook since the last change."""
+
+    def forward(self, *args: Any) -> Any:
+        """What comes in. In a model that is an ``nn.Sequential`` every submodule is a step, so this one is too."""
+        return args[0] if len(args) == 1 else args
 
     @property
     def landed(self) -> bool:
@@ -77,7 +111,8 @@ class Ace(nn.Module):
         if self.forced is not None:
             return self.forced
         # In this order: plain evaluation in strict mode should cost nothing.
-        return (self.training or self.in_eval) and (not self.landed or (self.training and _distributed()))
+        # DistributedDataParallel wants every parameter in every backward: branches of landed sites stay, times 0.
+        return (self.training or self.in_eval) and (not self.landed or (self.training and is_distributed()))
 
     def wants_batch(self) -> bool:
         """Whether the step that this forward is for ends with a measurement."""
@@ -93,13 +128,8 @@ class Ace(nn.Module):
         """The model, once it is known: at attach, and after a copy or a load at its first forward."""
         return None if self._root is None else self._root()
 
-    def belong_to(self, model: nn.Module) -> None:
-        self._root = weakref.ref(model)
-
-    def forget(self) -> None:
-        """The model is no longer this one's."""
-        self._root = None
-        self.forced = None
+    def belong_to(self, model: nn.Module | None) -> None:
+        self._root = None if model is None else weakref.ref(model)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ace:
         """``model.half()`` reaches the branches; gamma and the duals take steps too small for half precision."""
@@ -116,42 +146,36 @@ class Ace(nn.Module):
 
     def train(self, mode: bool = True) -> Ace:
         super().train(mode)
-        if self.root is not None:
-            from .forwards import sync  # a cycle: the hooks are defined in terms of this class
-
-            sync(self, self.root)
+        if self.hooks is not None:
+            self.hooks.sync(self)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
         # The override is of the block that made it, not of a copy taken inside.
-        return {**self.__dict__, "_root": None, "forced": None, "verified": False, "batch": None}
+        return {**self.__dict__, "_root": None, "forced": None, "batch": None, "under_way": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        from .steps import watch  # a cycle: steps drives what is defined here
-
-        watch(self)
+        LIVE.add(self)
 
     def extra_repr(self) -> str:
         return f"adapter={self.adapter!r}, mode={self.config.mode!r}, sites={len(self.sites)}"
 
 
-def _together(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[str, str]:
-    """A branch that adds itself has a method ``prepare(read)``, whose result serves all that read the same, and
-    ``add_to(output, gamma, prepared)``, which may write to the output."""
+def _tapped(node: Node, tap: Tap) -> str:
+    """The submodule whose argument is read; "" is the model itself."""
+    return node.module if tap.module is None and isinstance(node, Site) else tap.module or ""
+
+
+def _prepared_by(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[str, str]:
     first: dict[Any, str] = {}
     found = {}
     for node in nodes:
-        kind: Any = type(branches[node.name])
-        if isinstance(node.reads, Tap) and node.reads.module is not None and hasattr(kind, "add_to"):
-            found[node.name] = first.setdefault((node.reads, kind.prepare), node.name)
+        branch: Any = branches[node.name]
+        if isinstance(node.reads, Tap) and node.reads.module and isinstance(branch, AddsItself):
+            found[node.name] = first.setdefault((node.reads, type(branch).prepare), node.name)
     return found
-
-
-def _distributed() -> bool:
-    """DistributedDataParallel wants every parameter in every backward: branches of landed sites stay, times 0."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def key(name: str) -> str:

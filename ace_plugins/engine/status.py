@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..contract.data import Stem
+from ..contract.sites import Stem
 from .state import find, unwrapped
 
 

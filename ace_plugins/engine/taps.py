@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from ..contract.data import Tap
+from ..contract.sites import Tap
 from ..errors import AdapterError
 from ..symmetry.parts import part_of
 

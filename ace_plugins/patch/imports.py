@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
+
+from ..plugins.claims import is_file
 
 TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
 if TYPE_CHECKING:
@@ -74,6 +75,13 @@ def when_imported(met: Met, *, name: str = "", file: str = "") -> None:
         _WATCH.stems.add(file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2])
 
 
+def whenever_imported(met: Met, *, name: str = "", file: str = "") -> None:
+    """Call ``met(module)`` for the modules of that name or file that are there, and for those that will be."""
+    when_imported(met, name=name, file=file)
+    for module in imported(name=name, file=file):
+        met(module)
+
+
 def imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
     """The modules of that name, or from that file, that are there already."""
     for known, module in list(sys.modules.items()):
@@ -85,13 +93,6 @@ def imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
             continue  # still running
         if (name and known == name) or (file and is_file(getattr(spec, "origin", None), file)):
             yield module
-
-
-def is_file(path: str | None, relative: str) -> bool:
-    """Whether a module's file is the one of that name in some folder."""
-    if not path:
-        return False
-    return f"/{path}".replace(os.sep, "/").endswith(f"/{relative}")
 
 
 def _ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, me: Watch) -> ModuleSpec | None:

@@ -11,6 +11,8 @@ import os
 import sys
 from importlib.machinery import ModuleSpec
 
+from ..plugins.claims import belongs
+
 TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
 if TYPE_CHECKING:
     import ast
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType, ModuleType
     from typing import Any
 
-    from ..contract.data import StandIn
+    from ..contract.upstreams import StandIn
 
 
 class StandIns:
@@ -73,26 +75,6 @@ class _Maker:
 
     def exec_module(self, module: ModuleType) -> None:
         pass  # it was made whole
-
-
-def belongs(file: str, upstream: tuple[str, ...]) -> bool:
-    """Whether a file is of an upstream: of a folder, or one somewhere below it, that holds upstream's own files."""
-    if not file or not upstream:
-        return False
-    # As it was found and as it is: either may be a link into the checkout, or out of it.
-    return any(holding(os.path.dirname(path(file)), upstream) for path in (os.path.abspath, os.path.realpath))
-
-
-def holding(folder: str, upstream: tuple[str, ...]) -> str | None:
-    """The folder, this one or one above it, that holds all files of an upstream."""
-    last = ""
-    while folder != last:
-        if os.path.basename(folder) in ("site-packages", "dist-packages"):
-            return None  # a library, in an environment that somebody made inside the checkout
-        if all(os.path.isfile(os.path.join(folder, each)) for each in upstream):
-            return folder
-        folder, last = os.path.dirname(folder), folder
-    return None
 
 
 def _import_statement() -> tuple[str, int]:

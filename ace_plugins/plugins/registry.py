@@ -2,114 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
-from packaging.requirements import InvalidRequirement, Requirement
 
 from ..contract import hookspecs
-from ..contract.data import Example, Upstream, class_path
-from ..errors import AceError, AdapterError, one_of
+from ..contract.upstreams import Upstream, class_path
+from ..errors import AdapterError, one_of
+from .claims import claims
+from .plugin import UPSTREAM_EXTRA, Plugin, one_line, requirements
+
+if TYPE_CHECKING:
+    from torch import nn
 
 GROUP = "ace_plugins"
-UPSTREAM_EXTRA = "upstream"
+HOST = "ace-plugins"
+"""The host's own distribution, whose observers come in through the same door."""
 HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith("ace_"))
-
-
-@dataclass(frozen=True)
-class Requires:
-    """A distribution a plugin needs, in which versions, and what is installed."""
-
-    requirement: str
-    found: str | None
-    upstream: bool = False
-
-    @property
-    def met(self) -> bool:
-        wanted = Requirement(self.requirement)
-        return self.found is not None and wanted.specifier.contains(self.found, prereleases=True)
-
-    def __str__(self) -> str:
-        return f"requires {self.requirement}, found {self.found or 'none installed'}"
-
-
-@dataclass(frozen=True)
-class Plugin:
-    """One entry point of the group ``ace_plugins``: where it comes from and how it fared."""
-
-    name: str
-    target: str
-    distribution: str
-    version: str
-    requires: tuple[Requires, ...] = ()
-    problem: str | None = None
-    """Why it cannot be used, in one line; None if it can."""
-    upstream: Upstream | None = None
-    """What it patches; None for an observer."""
-    hooks: tuple[str, ...] = ()
-    manager: pluggy.PluginManager | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def missing_upstream(self) -> bool:
-        """Not usable only because what it patches is not installed: nothing to be loud about."""
-        unmet = [r for r in self.requires if not r.met]
-        return bool(unmet) and all(r.upstream and r.found is None for r in unmet)
-
-    def check_usable(self) -> None:
-        if self.problem is not None:
-            raise AdapterError(f"adapter {self.name!r} ({self.distribution} {self.version}): {self.problem}")
-
-    def has(self, hook: str) -> bool:
-        return hook in self.hooks
-
-    @property
-    def presets(self) -> dict[str, dict[str, Any]]:
-        """The adapter's named settings."""
-        named = self.call("ace_preset") if self.has("ace_preset") else None
-        try:
-            return {name: dict(settings) for name, settings in (named or {}).items()}
-        except (AttributeError, TypeError, ValueError):
-            raise AdapterError(
-                f"adapter {self.name!r}: ace_preset returned {named!r}, expected names and settings, as "
-                "{'paper': {'dual_lr': 0.1}}"
-            ) from None
-
-    def example(self, seed: int) -> Example:
-        """The adapter's own small model and batch."""
-        made = self.call("ace_example", seed=seed)
-        if not isinstance(made, Example) or not isinstance(made.args, tuple):
-            found = (
-                "Example with args of " + type(made.args).__name__ if isinstance(made, Example) else type(made).__name__
-            )
-            raise AdapterError(
-                f"adapter {self.name!r}: ace_example returned {found}, expected Example(model, args as a tuple, kwargs)"
-            )
-        return made
-
-    def call(self, hook: str, **arguments: Any) -> Any:
-        """This plugin's own answer to a hook, without asking the others."""
-        self.check_usable()
-        if not self.has(hook) or self.manager is None:
-            raise AdapterError(
-                f"adapter {self.name!r} ({self.distribution} {self.version}) does not implement {hook}; "
-                f"it implements {', '.join(self.hooks) or 'no hook'}"
-            )
-        me = self.manager.get_plugin(self.name)
-        others = [plugin for plugin in self.manager.get_plugins() if plugin is not me]
-        try:
-            answers = self.manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
-        except AceError:
-            raise
-        except Exception as error:
-            raise AdapterError(
-                f"adapter {self.name!r} ({self.distribution} {self.version}): {hook} failed: {one_line(error)}"
-            ) from error
-        return answers[0] if answers else None
 
 
 class Registry:
@@ -120,14 +34,15 @@ class Registry:
         self.manager.add_hookspecs(hookspecs)
         self.plugins: dict[str, Plugin] = {}
         self.shadowed: list[Plugin] = []
-        """Entry points whose name an earlier one had taken."""
+        """Plugins whose name an earlier one had taken."""
         self.left_out = ""
         """What ACE_LOAD_PLUGINS keeps out or names in vain, in words."""
         for entry_point in sorted(entry_points, key=lambda ep: (ep.name, ep.value)):
             self._load(entry_point)
 
-    def __iter__(self) -> Any:
-        return iter([*self.plugins.values(), *self.shadowed])
+    def __iter__(self) -> Iterator[Plugin]:
+        """Everybody's plugins; the host's own observers are no news to anyone."""
+        return iter([p for p in (*self.plugins.values(), *self.shadowed) if p.distribution != HOST])
 
     @property
     def adapters(self) -> list[Plugin]:
@@ -137,29 +52,30 @@ class Registry:
     @property
     def with_checkouts(self) -> list[Plugin]:
         """Those whose upstream people clone."""
-        return [p for p in self.adapters if p.upstream is not None and p.upstream.checkout is not None]
+        return [p for p in self.adapters if p.patches.checkout is not None]
 
     def adapter(self, name: str) -> Plugin:
         """The adapter of that name, or an error that says what there is or why it cannot be used."""
         plugin = self.plugins.get(name) or self.plugins.get(name.replace("-", "_"))
         if plugin is None:
-            names = [p.name for p in self.plugins.values()]
             why = f"; not loaded: {self.left_out}" if self.left_out else ""
-            raise AdapterError(one_of("adapter", name, names, do=f"'ace-patch list' shows them{why}"))
+            known = [p.name for p in self]
+            raise AdapterError(one_of("adapter", name, known, do=f"'ace-patch list' shows them{why}"))
         plugin.check_usable()
         if plugin.upstream is None:
             raise AdapterError(f"plugin {name!r} ({plugin.distribution}) is an observer, not an adapter")
         return plugin
 
-    def claiming(self, cls: type) -> Plugin:
-        """The one adapter that patches this model class or one of its bases."""
-        claims = [p for p in self.adapters if p.upstream and p.upstream.claims(cls)]
-        if len(claims) == 1:
-            return claims[0]
-        if claims:
-            names = ", ".join(p.name for p in claims)
+    def claiming(self, model: nn.Module) -> Plugin:
+        """The one adapter that patches this model: by its class or a base of it, else by looking at the model."""
+        cls = type(model)
+        found = [p for p in self.adapters if claims(p.patches, cls)] or [p for p in self.adapters if sees(p, model)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            names = ", ".join(p.name for p in found)
             raise AdapterError(f"several adapters claim {class_path(cls)}: {names}; pass adapter='...'")
-        known = [f"{p.name} ({', '.join(p.upstream.models)})" for p in self.adapters if p.upstream]
+        known = [f"{p.name} ({', '.join(p.patches.models) or p.patches.title})" for p in self.adapters]
         broken = [f"{p.name}: {p.problem}" for p in self.plugins.values() if p.problem]
         raise AdapterError(
             f"no adapter claims a model of class {class_path(cls)}: "
@@ -169,13 +85,12 @@ class Registry:
         )
 
     def add(self, plugin: object, name: str, distribution: str = "(registered)", version: str = "") -> Plugin:
-        """Register a plugin object directly: for tests, notebooks and the host's own observers."""
-        record = Plugin(name, f"{type(plugin).__name__}", distribution, version, manager=self.manager)
+        """Register a plugin object directly, for tests and notebooks."""
         if name in self.plugins:
             raise AdapterError(f"a plugin named {name!r} is loaded already; choose another name")
-        record = self._register(record, plugin)
-        self.plugins[name] = record
-        return record
+        record = Plugin(name, type(plugin).__name__, distribution, version, manager=self.manager)
+        self.plugins[name] = self._register(record, plugin)
+        return self.plugins[name]
 
     def remove(self, name: str) -> None:
         """Take out a plugin that `add` put in."""
@@ -184,33 +99,47 @@ class Registry:
 
     def _load(self, entry_point: importlib.metadata.EntryPoint) -> None:
         dist = entry_point.dist
+        declared = (dist.requires or []) if dist else []
         record = Plugin(
             name=entry_point.name,
             target=entry_point.value,
             distribution=dist.name if dist else "(unknown distribution)",
             version=dist.version if dist else "",
-            requires=_requirements(dist.requires or []) if dist else (),
+            requires=requirements(declared, _extras(entry_point.name)),
             manager=self.manager,
         )
-        taken = self.plugins.get(record.name)
-        if taken is not None:
-            if (taken.target, taken.distribution) != (record.target, record.distribution):
-                why = f"its name is taken by {taken.distribution} ({taken.target}); uninstall one of the two"
-                self.shadowed.append(_with(record, problem=why))
+        if self._taken(record) or self._unmet(record):
             return
+        try:
+            loaded = entry_point.load()
+        except (Exception, SystemExit) as error:
+            self.plugins[record.name] = _with(record, problem=f"could not be imported: {one_line(error)}")
+            return
+        if not isinstance(loaded, Mapping):
+            self.plugins[record.name] = self._register(record, loaded)
+            return
+        for name, plugin in loaded.items():  # one entry point may bring several, by name
+            each = _with(record, name=str(name), requires=requirements(declared, _extras(str(name))))
+            if not self._taken(each) and not self._unmet(each):
+                self.plugins[each.name] = self._register(each, plugin)
+
+    def _taken(self, record: Plugin) -> bool:
+        taken = self.plugins.get(record.name)
+        if taken is None:
+            return False
+        if (taken.target, taken.distribution) != (record.target, record.distribution):
+            why = f"its name is taken by {taken.distribution} ({taken.target}); uninstall one of the two"
+            self.shadowed.append(_with(record, problem=why))
+        return True
+
+    def _unmet(self, record: Plugin) -> bool:
+        """Asked before the import: the plugin's own code may not even parse against these versions."""
         unmet = [r for r in record.requires if not r.met]
         if unmet:
-            # Before the import: the plugin's own code may not even parse against these versions.
             install = " ".join(repr(r.requirement) for r in unmet)
-            record = _with(record, problem=f"{'; '.join(map(str, unmet))}; pip install {install}")
-        else:
-            try:
-                plugin = entry_point.load()
-            except (Exception, SystemExit) as error:
-                record = _with(record, problem=f"could not be imported: {one_line(error)}")
-            else:
-                record = self._register(record, plugin)
-        self.plugins[record.name] = record
+            problem = f"{'; '.join(map(str, unmet))}; pip install {install}"
+            self.plugins[record.name] = _with(record, problem=problem)
+        return bool(unmet)
 
     def _register(self, record: Plugin, plugin: object) -> Plugin:
         unmarked = [
@@ -255,42 +184,25 @@ class Registry:
 
 
 def _with(record: Plugin, **changes: Any) -> Plugin:
-    import dataclasses
-
     return dataclasses.replace(record, **changes)
 
 
-def one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text}"
+def _extras(name: str) -> tuple[str, ...]:
+    """Where a distribution says what it patches: for all of its adapters, or for the one of that name."""
+    return UPSTREAM_EXTRA, f"{UPSTREAM_EXTRA}-{name.replace('_', '-')}"
 
 
-def _requirements(declared: Sequence[str]) -> tuple[Requires, ...]:
-    """What a distribution needs at run time, and under its extra ``upstream`` what it patches."""
-    found: list[Requires] = []
-    for text in declared:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        plain = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        upstream = not plain and requirement.marker.evaluate({"extra": UPSTREAM_EXTRA})  # type: ignore[union-attr]
-        if plain or upstream:
-            # From the lowest up, as people write it.
-            wanted = requirement.name + ",".join(sorted(map(str, requirement.specifier), reverse=True))
-            found.append(Requires(wanted, _installed(requirement.name), upstream))
-    return tuple(found)
-
-
-def _installed(distribution: str) -> str | None:
+def sees(plugin: Plugin, model: nn.Module) -> bool:
+    """Whether an adapter recognises this model by looking at it."""
+    look = plugin.patches.recognises
     try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+        return look is not None and bool(look(model))
+    except Exception as error:
+        raise AdapterError(f"adapter {plugin.name!r}: recognises failed: {one_line(error)}") from error
 
 
 def chosen(names: Iterable[str]) -> tuple[set[str], str]:
-    """Which of these entry point names ``ACE_LOAD_PLUGINS`` lets in (unset all, empty none), and what it does not."""
+    """Which of these names ``ACE_LOAD_PLUGINS`` lets in (unset all, empty none), and in words what it does not."""
     known = set(names)
     value = os.environ.get("ACE_LOAD_PLUGINS")
     if value is None:
@@ -306,7 +218,8 @@ def chosen(names: Iterable[str]) -> tuple[set[str], str]:
 def registry() -> Registry:
     """The plugins of this process, loaded on first use."""
     found = list(importlib.metadata.entry_points(group=GROUP))
-    allowed, left_out = chosen(ep.name for ep in found)
-    loaded = Registry(ep for ep in found if ep.name in allowed)
+    hosts = [ep for ep in found if ep.dist is not None and ep.dist.name == HOST]
+    allowed, left_out = chosen(ep.name for ep in found if ep not in hosts)
+    loaded = Registry(ep for ep in found if ep in hosts or ep.name in allowed)
     loaded.left_out = left_out
     return loaded

@@ -1,7 +1,7 @@
 """What a run tells its user about each layer, read off the history of its gamma and lambda.
 
-strict: gamma goes to 0 and lambda settles, the symmetry fits the data. gamma keeps swinging about 0, or settles
-elsewhere while lambda keeps growing: the symmetry is too strict. resilient: u says how much the data breaks it.
+strict: gamma goes to 0 and stays there, the symmetry fits the data. gamma keeps swinging about 0, or settles elsewhere
+while lambda keeps growing: the data breaks the symmetry. resilient: u says how much.
 """
 
 from __future__ import annotations
@@ -9,76 +9,125 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..settings.config import Config
+
 NEAR = 0.05
 """|gamma| below this counts as 0: what the branch adds is small beside f_eq."""
 FEWEST = 12
 """Points of a history below which nothing can be said about where it goes."""
 
-MEANING = {
-    "fits": "gamma is at 0 and lambda has settled: the symmetry fits the data, the branch can go",
-    "at 0": "gamma is at 0, lambda or u still moves",
-    "landed": "gamma came close to 0 and is 0 for good: this is plain upstream again",
-    "cut": "gamma was set to 0 from far away: this is plain upstream again, but the branch was cut off rather than "
-    "learnt away; land later, or let gamma move faster (gamma_lr)",
-    "dying down": "gamma swings about 0, less and less: give it more steps, or damp it (augmented, gamma_lr, land_at)",
-    "swinging": "gamma keeps swinging about 0: the symmetry is too strict for the data (try mode resilient), or a "
-    "learning rate (dual_lr, gamma_lr) is too high",
-    "held off": "gamma has settled away from 0 and lambda keeps growing: the symmetry is too strict for the data (try "
-    "mode resilient), or lambda grows too slowly (dual_lr)",
-    "moving": "gamma, or u, is still on its way: give it more steps, or let gamma move faster (gamma_lr, land_at)",
-    "too short": "too few steps to tell",
-    "diverged": "gamma or lambda is not finite: lower the learning rate",
-    "broken": "the data breaks the symmetry here: u says how much",
-    "a little": "the data breaks the symmetry here a little",
-    "over": "|gamma| is above its bound, or swings over it: give it more steps",
-    "at bound": "|gamma| is at epsilon: this layer would use more",
-    "within": "|gamma| is below epsilon",
+FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
+_MEANING = {
+    ("strict", FITS): "gamma is at 0: the symmetry fits the data, the branch can go",
+    ("bounded", FITS): "|gamma| is below epsilon",
+    ("resilient", FITS): "gamma is at 0 and needs no slack: the symmetry fits the data",
+    ("strict", MOVING): "gamma is still on its way to 0: give it more steps, or let it move faster (gamma_lr, land_at)",
+    ("bounded", MOVING): "|gamma| is still above epsilon: give it more steps",
+    ("resilient", MOVING): "gamma or u is still on its way: give it more steps",
+    (
+        "strict",
+        BREAKS,
+    ): "gamma does not stay at 0: the data breaks the symmetry here (try mode resilient), or a "
+    "learning rate (dual_lr, gamma_lr) does not fit",
+    ("bounded", BREAKS): "|gamma| is at epsilon: the data breaks the symmetry here, this layer would use more",
+    ("resilient", BREAKS): "the data breaks the symmetry here: u says how much",
+    (
+        "strict",
+        CUT,
+    ): "gamma was set to 0 from far away: this is plain upstream again, but the branch was cut off "
+    "rather than learnt away; land later, or let gamma move faster (gamma_lr)",
 }
 
 
+def meaning(word: str, mode: str) -> str:
+    """A verdict in a sentence."""
+    if word == SHORT:
+        return "too few steps to tell"
+    return "gamma or lambda is not finite: lower the learning rate" if word == DIVERGED else _MEANING[mode, word]
+
+
+def sites_verdicts(config: Config, history: Sequence[Sequence[Sequence[float]]], *, landed: bool) -> list[str]:
+    """A word per site, from the gammas, lambdas and us of each."""
+    bounds = [config.epsilon if config.mode == "bounded" else u[-1] for _, _, u in history]
+    return [
+        verdict(config.mode, gamma, lambda_, bound, landed=landed)
+        for (gamma, lambda_, _), bound in zip(history, bounds, strict=True)
+    ]
+
+
 def verdict(mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False) -> str:
-    """A key of `MEANING` for one site. ``bound`` is what |gamma| may be at the end: u or epsilon."""
+    """A word for one site. ``bound`` is what |gamma| may be at the end: u or epsilon."""
     if not all(map(math.isfinite, (*gamma, *lambda_, bound))):
-        return "diverged"
+        return DIVERGED
     if landed:
         before = next((value for value in reversed(gamma) if value), 0.0)
-        return "cut" if abs(before) > NEAR else "landed"
+        return CUT if abs(before) > NEAR else FITS
     if len(gamma) < FEWEST:
-        return "too short"
+        return SHORT
     if mode == "strict":
         return _strict(gamma, lambda_)
     now = _mean([*map(abs, gamma[-(len(gamma) // 4) :])])  # wherever it is in its swing
     if now > bound + min(NEAR, max(0.25 * bound, 0.02)):
-        return "over"
+        return MOVING
     if mode == "bounded":
-        return "at bound" if now > 0.9 * bound else "within"
+        return BREAKS if now > 0.9 * bound else FITS
     unused = bound > NEAR and now < 0.5 * bound  # slack that gamma leaves goes, if slowly
     if unused or _spread(lambda_, 4) > 0.1 * _size(lambda_):  # u follows lambda
-        return "at 0" if now <= NEAR and (unused or bound <= NEAR) else "moving"
-    return "fits" if bound < 0.01 else "a little" if bound < NEAR else "broken"
+        return FITS if now <= NEAR and (unused or bound <= NEAR) else MOVING
+    return FITS if bound < 0.01 else BREAKS
+
+
+def whole_verdict(
+    config: Config,
+    sites: Sequence[str],
+    history: Sequence[Sequence[Sequence[float]]],
+    verdicts: Sequence[str],
+    steps: int,
+) -> str:
+    """What the user should know about how the run ended; empty if there is nothing to say."""
+    if DIVERGED in verdicts or SHORT in verdicts or config.has_landed(steps):
+        return ""
+    if config.mode == "strict":
+        return _strict_whole(config, max(abs(gamma[-1]) for gamma, _, _ in history), steps)
+    us = [u[-1] for _, _, u in history]
+    most = max(range(len(us)), key=us.__getitem__)
+    if config.mode == "resilient" and us[most] > max(0.01, 1.1 * sorted(us)[(len(us) - 1) // 2]):
+        return f"{sites[most]} breaks the symmetry the most: u = {us[most]:.3g}"
+    return ""
+
+
+def _strict_whole(config: Config, largest: float, steps: int) -> str:
+    if largest <= NEAR:
+        return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
+    told = (
+        f"|gamma| is still up to {largest:.2f}: the f_eq that model.eval() shows is not yet the model that trains, "
+        "and early stopping or a falling learning rate can leave it there; "
+    )
+    if config.land_at:
+        return told + f"land_at = {config.land_at:,} was not reached in {steps:,} steps"
+    return told + "see 'On a short budget' in the README"
 
 
 def _strict(gamma: Sequence[float], lambda_: Sequence[float]) -> str:
     quarter = len(gamma) // 4
-    settled = _spread(lambda_, 2) <= 0.05 * _size(lambda_)
     if _size(gamma[-quarter:]) <= NEAR:
-        return "fits" if settled else "at 0"
+        return FITS
     half = gamma[-2 * quarter :]
     if min(half) < -0.5 * NEAR and max(half) > 0.5 * NEAR:
         return _swing(gamma)
     # A slow gamma, and one that is just turning round, were elsewhere half a run ago.
     stays = _spread(gamma, 4) <= 0.1 * min(abs(gamma[-1]), abs(gamma[-1] - gamma[0]))
-    return "held off" if stays and not settled else "moving"
+    grows = _spread(lambda_, 2) > 0.05 * _size(lambda_)
+    return BREAKS if stays and grows else MOVING
 
 
 def _swing(gamma: Sequence[float]) -> str:
     peaks = _peaks(gamma)
     if len(peaks) > 1 and 0.5 * peaks[-1] < abs(gamma[-1]) and peaks[-1] < peaks[-2]:
         peaks.pop()  # it may still rise
-    few = len(peaks) < 4
-    count = 1 if few else max(2, len(peaks) // 3)
+    count = max(2, len(peaks) // 3)
     dying = max(peaks[-count:]) < 0.8 * max(peaks[-2 * count : -count], default=0.0)
-    return "dying down" if dying else "moving" if few else "swinging"
+    return MOVING if dying or len(peaks) < 4 else BREAKS
 
 
 def _peaks(gamma: Sequence[float]) -> list[float]:

@@ -22,15 +22,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..engine.attaching import attach, equivariance_error, project, use_branches
+from ..contract.sites import Site, Stem
+from ..contract.upstreams import Example, class_path
+from ..engine.attaching import project
 from ..engine.checkpoints import export
-from ..contract.data import Example, Site, Stem, class_path
+from ..engine.measuring import equivariance_error, use_branches
+from ..engine.state import Ace
+from ..engine.status import status
+from ..patch.attaching import attach
+from ..patch.shims import REPAIRS
+from ..plugins.plugin import Plugin
+from ..plugins.registry import registry
 from ..symmetry.measuring import Call, EquivarianceError
 from .importable import make_importable
-from ..plugins.registry import Plugin, registry
-from ..engine.state import Ace
-from ..patch.shims import apply_shims, offer_stand_ins
-from ..engine.status import status
 
 SYMMETRIC = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative equivariance error of plain upstream."""
@@ -116,7 +120,7 @@ def _layout(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def check_example_is_claimed_and_repeatable(kit: Kit) -> None:
     one, two = kit.example(), kit.example()
-    assert registry().claiming(type(one.model)).name == kit.plugin.name, (
+    assert registry().claiming(one.model).name == kit.plugin.name, (
         f"{class_path(type(one.model))} is not among the models ace_upstream names"
     )
     before = torch.random.get_rng_state()
@@ -309,8 +313,8 @@ def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] 
     """
     plugin = registry().adapter(name)
     make_importable(plugin, None if checkout is None else Path(checkout))
-    offer_stand_ins(plugin)
-    apply_shims(plugin, "cpu")  # where the examples are
+    REPAIRS.offer_stand_ins(plugin)
+    REPAIRS.apply(plugin, "cpu")  # where the examples are
     kit = Kit(name, seed)
     failures = []
     for check in CHECKS:

@@ -10,15 +10,20 @@ from typing import Any
 
 import torch
 
-from ..engine.attaching import attach, equivariance_error
-from ..contract.data import AnyShim, Site, StandIn, Stem, Upstream, class_path
-from ..symmetry.measuring import Call, EquivarianceError
-from ..errors import AceError, AdapterError
-from ..checkout.fingerprint import fingerprint
-from .importable import make_importable
-from ..plugins.registry import Plugin, one_line, registry
-from ..patch.shims import applied, apply_shims, offer_stand_ins, shims
+from ..checkout.layout import layout
+from ..contract.sites import Site, Stem
+from ..contract.upstreams import Upstream, class_path
+from ..engine.measuring import equivariance_error
 from ..engine.status import status
+from ..errors import AceError, AdapterError
+from ..patch.attaching import attach
+from ..patch.shims import REPAIRS, would_act
+from ..plugins.claims import claims
+from ..plugins.configuring import shims_of
+from ..plugins.plugin import Plugin, one_line
+from ..plugins.registry import registry, sees
+from ..symmetry.measuring import Call, EquivarianceError
+from .importable import make_importable
 
 SYMMETRIC = 1e-3
 """Largest relative equivariance error of plain upstream, in float32."""
@@ -71,10 +76,9 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
     """Build the adapter's example, attach it, and measure its symmetry with the branches at 0 and at 1."""
     plugin = registry().adapter(name)
     name = plugin.name
-    assert plugin.upstream is not None
     root = make_importable(plugin, checkout)
-    offer_stand_ins(plugin)
-    apply_shims(plugin, "cpu")  # where the example is
+    REPAIRS.offer_stand_ins(plugin)
+    REPAIRS.apply(plugin, "cpu")  # where the example is
     example = plugin.example(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the same branches, and so the same numbers, each time
@@ -92,7 +96,7 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
             raise AdapterError(f"adapter {name!r}: its example does not run: {one_line(error)}") from error
     return Diagnosis(
         adapter=name,
-        upstream=plugin.upstream.title + _commit(plugin.upstream, root),
+        upstream=plugin.patches.title + _commit(plugin.patches, root),
         distribution=f"{plugin.distribution} {plugin.version}".strip(),
         requires=tuple(f"{r.requirement} (found {r.found})" for r in plugin.requires),
         model=type(model).__name__,
@@ -101,25 +105,19 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
         error_at_1=errors[1],
-        shims=tuple(Repair(shim.name, shim.reason, _acts(plugin, shim)) for shim in shims(plugin)),
+        shims=tuple(Repair(shim.name, shim.reason, would_act(plugin, shim)) for shim in shims_of(plugin)),
         presets=plugin.presets,
         problems=tuple(_problems(plugin, model, *errors)),
     )
 
 
 def _commit(upstream: Upstream, root: Path | None) -> str:
-    return f" {fingerprint(root, upstream.checkout)}" if root is not None and upstream.checkout is not None else ""
-
-
-def _acts(plugin: Plugin, shim: AnyShim) -> bool:
-    """A stand-in acts once upstream asks for it: here it counts that it would."""
-    return shim.needed() if isinstance(shim, StandIn) else applied(plugin, shim)
+    return f" {layout(root, upstream.checkout)}" if root is not None and upstream.checkout is not None else ""
 
 
 def _problems(plugin: Plugin, model: torch.nn.Module, zero: EquivarianceError, one: EquivarianceError) -> Iterator[str]:
-    assert plugin.upstream is not None
-    if not plugin.upstream.claims(type(model)):
-        named = ", ".join(plugin.upstream.models)
+    if not claims(plugin.patches, type(model)) and not sees(plugin, model):
+        named = ", ".join(plugin.patches.models)
         yield f"its example is a {class_path(type(model))}, which is not among the models it names ({named})"
     if not zero.relative < SYMMETRIC:
         yield (

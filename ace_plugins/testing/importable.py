@@ -7,9 +7,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import AdapterError, CheckoutError
 from ..checkout.layout import fits, layout
-from ..plugins.registry import Plugin
+from ..errors import AdapterError, CheckoutError
+from ..plugins.plugin import Plugin
 
 
 def make_importable(plugin: Plugin, checkout: Path | None = None) -> Path | None:

@@ -27,7 +27,7 @@ from ace_plugins import (
     status,
     use_branches,
 )
-from ace_plugins.contract.data import Node
+from ace_plugins.contract.sites import Node
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import CHECKS, AdapterCheckError, Kit, check_adapter
 
@@ -115,7 +115,7 @@ def test_forward_that_raises_leaves_no_forward_open() -> None:
         model(torch.randn(4, 7)[:, :2].long())
     from ace_plugins.engine import forwards
 
-    assert forwards._forwards.open == []
+    assert forwards.OPEN.stack == []
 
 
 def test_submodule_called_alone_says_why_it_cannot() -> None:
@@ -161,7 +161,7 @@ def test_replaced_submodules_get_their_branch_too() -> None:
     model(x).sum().backward()
     assert (model.ace.gamma.grad != 0).all()
     del model.layers[2]
-    model.ace.verified = False
+    model.ace.hooks.verified = False
     with pytest.raises(AceError, match=r"site 'layers.2': layers.2 is gone from Layered"):
         model(x)
 
@@ -253,9 +253,9 @@ def test_an_interrupted_forward_is_forgotten() -> None:
         with pytest.raises(KeyboardInterrupt):
             model(torch.randn(2, 3))
     handle.remove()
-    assert len(forwards._forwards.open) == 1
+    assert len(forwards.OPEN.stack) == 1
     model(torch.randn(2, 3))
-    assert forwards._forwards.open == []
+    assert forwards.OPEN.stack == []
 
 
 def test_wrappers_are_seen_through() -> None:

@@ -23,7 +23,7 @@ from toy import Adapter
 
 from ace_plugins import Site, Tap, attach, equivariance_error, hookimpl, status, use_branches
 from ace_plugins.actions import O3, GroupAction, Invariant, Vectors
-from ace_plugins.contract.data import Node
+from ace_plugins.contract.sites import Node
 from ace_plugins.plugins.registry import registry
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from toy import Layered
 
 from ace_plugins import AceError, Checkout, Shim, Site, Upstream, hookimpl, patched, status
-from ace_plugins.contract.data import Node
+from ace_plugins.contract.sites import Node
 from ace_plugins.plugins.registry import registry
 
 SOURCE = """
@@ -209,7 +209,7 @@ def test_another_projects_file_of_the_same_name_is_left_alone(tmp_path: Path, mo
             assert importlib.import_module("theirs.models.net").Net == "no class at all"
             net = importlib.import_module("ours.pack.models.net").Net()
             assert status(net).mode == "strict"
-            assert registry().claiming(type(net)).name == "other"
+            assert registry().claiming(net).name == "other"
     finally:
         registry().remove("other")
         for name in [name for name in sys.modules if name.startswith(("theirs", "ours"))]:

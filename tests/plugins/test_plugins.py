@@ -15,7 +15,8 @@ from toy import ADAPTERS, Layered
 
 from ace_plugins import attach, hookimpl
 from ace_plugins.errors import AdapterError
-from ace_plugins.plugins.registry import HOOKS, Registry, Requires, registry
+from ace_plugins.plugins.plugin import Requires
+from ace_plugins.plugins.registry import HOOKS, Registry, registry
 
 GOOD = """
 from ace_plugins import hookimpl, Upstream

@@ -70,7 +70,6 @@ def test_two_models_two_folders_and_off_switches(tmp_path: Path, monkeypatch: py
     train(attach(Layered()), 1)
     monkeypatch.setenv("ACE_TRACE", "1")
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr("ace_plugins.plugins.observers._last_rank", None)
     train(attach(Layered()), 1)
     assert len(runs(tmp_path)) == 2
 
@@ -208,7 +207,7 @@ def test_a_forked_child_does_not_end_the_run(tmp_path: Path) -> None:
     if child == 0:
         from ace_plugins.engine import steps
 
-        steps._finish_all()
+        steps.LOOP.finish()
         os._exit(0)
     os.waitpid(child, 0)
     (folder,) = runs(tmp_path)

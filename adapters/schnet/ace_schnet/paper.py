@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch_geometric.nn import SchNet
+
+from ace_plugins import Example
 
 from .neighbours import RadiusGraph
 
@@ -16,3 +19,15 @@ def schnet() -> SchNet:
         cutoff=10.0,
         interaction_graph=RadiusGraph(10.0),
     )
+
+
+def molecules_example(seed: int) -> Example:
+    """Four made-up molecules."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = schnet()
+        sizes = torch.tensor([9, 12, 5, 17])
+        batch = torch.arange(len(sizes)).repeat_interleave(sizes)
+        z = torch.tensor([1, 6, 7, 8, 9])[torch.randint(5, (len(batch),))]
+        pos = 2.0 * torch.randn(len(batch), 3)
+    return Example(model, (z, pos, batch))

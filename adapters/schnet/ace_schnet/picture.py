@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ace_plugins.errors import AdapterError, ConfigError
+from ace_plugins import AdapterError, ConfigError
 
 if TYPE_CHECKING:
     from .training import Run

@@ -18,8 +18,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from ace_plugins.cli.options import progress_on_a_terminal
-from ace_plugins.errors import AceError
+from ace_plugins import AceError, progress
 
 Array = NDArray[np.float64]
 Progress = Callable[[int], None]
@@ -211,7 +210,7 @@ def generate(
         with TemporaryDirectory(prefix=".nbody-", dir=out) as folder:
             fresh = Path(folder)
             for part, count in counts.items():
-                made = sample(count, random, steps=steps, every=every, progress=progress)
+                made = sample(count, random, steps=steps, every=every, progress=done)
                 for field in fields(made):
                     np.save(fresh / paths[part, field.name].name, getattr(made, field.name))
             _publish(fresh, list(paths.values()))
@@ -253,8 +252,8 @@ def nbody(out: Path, **settings: Any) -> None:
     settings |= {"steps": STEPS, "every": EVERY}
     check(out, **settings)
     counts = {part: settings[part] for part in ("train", "valid", "test")}
-    with progress_on_a_terminal(sum(counts.values()), "trajectories") as progress:
-        written = generate(out, **settings, progress=progress)
+    with progress(sum(counts.values()), "trajectories") as done:
+        written = generate(out, **settings, progress=done)
     told = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     click.echo(
         f"wrote {len(written)} files to {out}: {told} trajectories of {PARTICLES} charged particles, "

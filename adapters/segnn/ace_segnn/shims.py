@@ -7,8 +7,7 @@ from inspect import signature
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ace_plugins import AceError, Shim, StandIn
-from ace_plugins.patch.imports import imported, when_imported
+from ace_plugins import AceError, Shim, StandIn, whenever_imported
 
 INSTANCE_NORM = "models/segnn/instance_norm.py"
 
@@ -117,9 +116,7 @@ def _pool_over_the_first() -> None:
         module.global_mean_pool = pooling("mean")
         module.global_max_pool = pooling("max")
 
-    when_imported(repair, file=INSTANCE_NORM)
-    for module in imported(file=INSTANCE_NORM):
-        repair(module)
+    whenever_imported(repair, file=INSTANCE_NORM)
 
 
 def _accept_verbose(scheduler: Any) -> None:

@@ -17,6 +17,8 @@ class {name}Layer(MessagePassing):
     def update(self, message, x, node_attr): ...
 """
 
+MODELS = ("models.segnn.segnn:SEGNN", "models.segnn.seconv:SEConv")
+
 CHECKOUT = Checkout(
     repository="RobDHess/Steerable-E3-GNN",
     scripts=("main.py",),

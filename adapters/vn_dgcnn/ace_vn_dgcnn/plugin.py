@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-from ace_plugins import Example, Site, Tap, Upstream, hookimpl
+import ace_plugins as ace
 
 from .upstream import CHECKOUT, MODELS
 
@@ -19,33 +19,28 @@ if TYPE_CHECKING:
     import click
     from torch import nn
 
-    from ace_plugins.actions import GroupAction
-    from ace_plugins.contract.data import AnyShim, Node
-
 LAYER, MAPS = "VNLinearLeakyReLU", ("map_to_feat", "map_to_dir")
 
 
-@hookimpl
-def ace_upstream() -> Upstream:
+@ace.hookimpl
+def ace_upstream() -> ace.Upstream:
     models = tuple(f"models.{name}:get_model" for name in MODELS)
-    return Upstream(title="VN-DGCNN and VN-PointNet (vnn)", models=models, checkout=CHECKOUT)
+    return ace.Upstream("VN-DGCNN and VN-PointNet (vnn)", models, CHECKOUT)
 
 
-@hookimpl
-def ace_layers(model: Any) -> Sequence[Node]:
+@ace.hookimpl
+def ace_layers(model: Any) -> Sequence[ace.Node]:
     sites = []
     for path, layer in model.named_modules():
-        if type(layer).__name__ == LAYER:
-            for name in MAPS:
-                linear = getattr(layer, name)
-                shapes = (linear.in_features, 3), (linear.out_features, 3)
-                site = f"{path}.{name}"
-                sites.append(Site(site, site, *shapes, reads=Tap("x", path), axis=1, layer=path))
+        for name in MAPS if type(layer).__name__ == LAYER else ():
+            linear = getattr(layer, name)
+            shapes = (linear.in_features, 3), (linear.out_features, 3)
+            sites.append(ace.Site(f"{path}.{name}", f"{path}.{name}", *shapes, reads=ace.Tap("x", path)))
     return sites
 
 
-@hookimpl
-def ace_branch(site: Node, model: Any) -> nn.Module:
+@ace.hookimpl
+def ace_branch(site: ace.Node, model: Any) -> nn.Module:
     from .branch import VectorLinear
 
     path = site.name.rpartition(".")[0]
@@ -54,40 +49,38 @@ def ace_branch(site: Node, model: Any) -> nn.Module:
     return VectorLinear(site.width_in, site.width_out, repeats=repeats)
 
 
-@hookimpl
-def ace_group_action(model: Any) -> GroupAction:
-    from ace_plugins.actions import SO3, GroupAction, Invariant, Vectors
-
+@ace.hookimpl
+def ace_group_action(model: Any) -> ace.GroupAction:
     points = next(iter(signature(model.forward).parameters))
     # Logits, of the shape or of each point, and a second output that upstream leaves empty.
-    return GroupAction(SO3, inputs={points: Vectors(axis=1)}, outputs=(Invariant(), None))
+    return ace.GroupAction(ace.SO3, {points: ace.Vectors(axis=1)}, outputs=(ace.Invariant(), None))
 
 
-@hookimpl
+@ace.hookimpl
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:
     return {
         # From the authors' grid for ModelNet40, beside upstream's SGD.
         "paper": {"dual_optimizer": "adam", "dual_lr": 1e-4},
         # For a few thousand steps. Upstream's SGD runs at a rate of 0.1, at which gamma needs no help.
-        "short": {"dual_optimizer": "sgd", "dual_lr": "0.1x", "augmented": 0.5, "spectral_norm": True},
+        "short": {"dual_lr": "0.1x", "augmented": 0.5, "spectral_norm": True},
     }
 
 
-@hookimpl
-def ace_shims() -> Sequence[AnyShim]:
+@ace.hookimpl
+def ace_shims() -> Sequence[ace.AnyShim]:
     from .shims import SHIMS
 
     return SHIMS
 
 
-@hookimpl
-def ace_example(seed: int) -> Example:
+@ace.hookimpl
+def ace_example(seed: int) -> ace.Example:
     from .example import shapes_example
 
     return shapes_example(seed)
 
 
-@hookimpl
+@ace.hookimpl
 def ace_datasets() -> Mapping[str, click.Command]:
     from .shapes import shapes
 

@@ -18,8 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
-from ace_plugins.cli.options import progress_on_a_terminal
-from ace_plugins.errors import AceError, one_of
+from ace_plugins import AceError, one_of, progress
 
 from .solids import FAMILIES, Array
 
@@ -162,7 +161,7 @@ def generate(
             fresh.mkdir()
             old.mkdir()
             (fresh / RECORD).write_text(json.dumps({"classes": names, **settings}, indent=1) + "\n")
-            _write(fresh, names, **settings, progress=progress)
+            _write(fresh, names, **settings, progress=done)
             _publish(fresh, old, folder)
     except BaseException as error:
         for each in made:
@@ -259,8 +258,8 @@ def shapes(out: Path, **settings: Any) -> None:
     """
     check(out, **settings)
     counts = {split: settings["classes"] * settings[split] for split in INDEX}
-    with progress_on_a_terminal(sum(counts.values()), "shapes") as progress:
-        generate(out, **settings, progress=progress)
+    with progress(sum(counts.values()), "shapes") as done:
+        generate(out, **settings, progress=done)
     dropped = DROP_SPLITS[settings["drop_split"]]
     kept = {split: kept_of(settings["points"], settings["drop"] if split in dropped else 0.0) for split in INDEX}
     told = ", ".join(f"{count:,} {split} of {kept[split]:,} points" for split, count in counts.items())

@@ -59,7 +59,7 @@ def _load_is_strict() -> bool:
 def _allow_numpy() -> None:
     from torch.serialization import add_safe_globals
 
-    from ace_plugins.engine.checkpoints import numpy_numbers
+    from ace_plugins import numpy_numbers
 
     add_safe_globals(numpy_numbers())
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ace_plugins.errors import AceError, AceWarning, one_of
+from ace_plugins import AceError, AceWarning, one_of
 
 Device = str | torch.device
 T = TypeVar("T", bound="Rotate")

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ace_plugins.telling import say
-from ace_plugins.patch.imports import imported, when_imported
-from ace_plugins.patch.stand_ins import belongs
+from ace_plugins import belongs, say, whenever_imported
 
 from .upstream import MODELS
 
@@ -30,9 +28,7 @@ def redirect() -> None:
     for owner in (Tensor, nn.Module):
         _redirect_calls(owner)
     for file in UTILITIES:
-        when_imported(_redirect_devices, file=file)
-        for module in imported(file=file):
-            _redirect_devices(module)
+        whenever_imported(_redirect_devices, file=file)
 
 
 def _redirect_calls(owner: Any) -> None:

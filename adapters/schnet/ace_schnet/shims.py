@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from ace_plugins import Shim
 
-from .neighbours import radius_graph as search
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODULE = "torch_geometric.nn.models.schnet"
 
+SHIMS = (
+    Shim(
+        "radius_graph",
+        "SchNet's default neighbour search needs torch-cluster or pyg-lib, which PyPI has no wheel of",
+        lambda: _needed(),
+        lambda: _supply(),
+    ),
+)
 
-def needed() -> bool:
+
+def _needed() -> bool:
     """Ask PyG's own search to find one pair: what it needs differs between versions, what it raises does not."""
+    import torch
+
     upstream = importlib.import_module(MODULE)
     try:
         upstream.radius_graph(torch.zeros(2, 3), r=1.0, batch=torch.zeros(2, dtype=torch.long))
@@ -23,7 +34,7 @@ def needed() -> bool:
     return False
 
 
-def supply() -> None:
+def _supply() -> None:
     """Put the pure-PyTorch search where SchNet looks its own up, and nowhere else."""
     upstream: Any = importlib.import_module(MODULE)
     upstream.radius_graph = radius_graph
@@ -38,4 +49,6 @@ def radius_graph(
     **options: Any,
 ) -> Tensor:
     """PyG's signature. Past ``max_num_neighbors`` the nearest are kept, where torch-cluster keeps any."""
+    from .neighbours import radius_graph as search
+
     return search(x, r, batch, max_num_neighbors=max_num_neighbors, loop=loop)

@@ -1,0 +1,136 @@
+"""What the command shows people, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from ..checkout.patching import Patching
+from ..checkout.state import State
+from ..contract.upstreams import StandIn
+from ..patch.shims import would_act
+from ..plugins.configuring import shims_of
+from ..plugins.plugin import Plugin
+from ..report.tables import console, table_of
+from ..settings.config import Config
+
+if TYPE_CHECKING:
+    from ..testing.doctor import Diagnosis
+
+
+def print_plugins(plugins: Sequence[Plugin]) -> None:
+    out = console()
+    table = table_of("", "name", "state", "what it patches, where it comes from, what it wants")
+    for plugin in plugins:
+        if plugin.problem is None:
+            state = "[green]ready[/]"
+        elif plugin.missing_upstream:
+            state = "[yellow]upstream not installed[/]"
+        else:
+            state = "[red]not usable[/]"
+        what = plugin.upstream.title if plugin.upstream else "observer" if plugin.problem is None else "?"
+        lines = [f"{what}, from {plugin.distribution} {plugin.version}".strip()]
+        wanted = [r for r in plugin.requires if r.upstream] or [r for r in plugin.requires if not r.met]
+        lines += [f"wants {r.requirement}, found {r.found or 'none installed'}" for r in wanted]
+        table.add_row(escape(plugin.name), state, escape("\n".join(lines)))
+    out.print(table)
+    for plugin in plugins:
+        if plugin.problem is not None:
+            out.print(
+                f"{escape(plugin.name)} ({escape(plugin.distribution)}): {escape(plugin.problem)}", soft_wrap=True
+            )
+
+
+def print_diagnosis(found: Diagnosis) -> None:
+    out = console()
+    out.print(f"[bold]{escape(found.adapter)}[/]: {escape(found.upstream)}, from {escape(found.distribution)}")
+    for requirement in found.requires:
+        out.print(f"  requires {escape(requirement)}")
+    elsewhere = any(part.module not in ("", part.name) for part in found.parts)
+    added = ("added to",) if elsewhere else ()
+    table = table_of("", "name", *added, "reads", "features", "branch", "parameters", numbers=("parameters",))
+    for part in found.parts:
+        cells = [part.name, *([part.module] if elsewhere else []), part.reads, part.features, part.branch]
+        table.add_row(*map(escape, cells), f"{part.parameters:,}")
+    out.print(table)
+    sites = sum(part.kind == "site" for part in found.parts)
+    more = found.parameters_after - found.parameters_before
+    out.print(
+        f"parameters: {found.parameters_before:,} before, {found.parameters_after:,} after "
+        f"({more:,} in branches and {sites} gammas)"
+    )
+    for gamma, error in ((0, found.error_at_0), (1, found.error_at_1)):
+        out.print(
+            f"equivariance error under {escape(error.group)} at gamma = {gamma}: {error.absolute:.3g} "
+            f"(relative {error.relative:.3g}, {error.samples} random elements)",
+            soft_wrap=True,
+        )
+    for name, settings in found.presets.items():
+        said = ", ".join(f"{key}={value}" for key, value in settings.items())
+        default = " (default)" if name == "paper" else ""
+        out.print(f"preset {escape(name)}{default}: {escape(said)}", soft_wrap=True)
+    for shim in found.shims:
+        state = "applied" if shim.applied else "not needed here"
+        out.print(f"shim {escape(shim.name)}: {state} ({escape(shim.reason)})", soft_wrap=True)
+
+    for problem in found.problems:
+        out.print(f"[red]not healthy[/]: {escape(problem)}", soft_wrap=True)
+    if not found.problems:
+        out.print("[green]healthy[/]")
+
+
+def print_patching(adapter: Plugin, plan: Patching) -> None:
+    """What was done to a checkout, and what to do next."""
+    out = console()
+    out.print(f"{escape(adapter.patches.title)} {escape(str(plan.layout))}", soft_wrap=True)
+    for change in plan.changes:
+        name = plan.name(change)
+        if name == plan.settings.path.name:
+            done = "written" if change.before is None else "kept" if change.before == change.after else "updated"
+            said = _settings_in_words(plan.settings.settings, plan.config)
+        else:
+            done = "already marked" if change.before == change.after else "marked"
+            said = "one line"
+        out.print(f"  {escape(name)}: {done} ({escape(said)})", soft_wrap=True)
+    missing = [shim.name for shim in shims_of(adapter) if isinstance(shim, StandIn) and would_act(adapter, shim)]
+    if missing and plan.config.shims:
+        out.print(f"not installed here, stood in for: {', '.join(missing)}", soft_wrap=True)
+    _print_cautions(out, plan.config)
+    scripts = ", ".join(adapter.patches.checkout.scripts) if adapter.patches.checkout else ""
+    out.print(f"Now run {scripts} as its README says. 'ace-patch revert' undoes this.", soft_wrap=True)
+
+
+def print_state(found: State) -> None:
+    out = console()
+    out.print(f"{escape(found.adapter.patches.title)} {escape(str(found.layout))}", soft_wrap=True)
+    for script, how in found.scripts.items():
+        out.print(f"  {escape(script)}: {escape(how)}", soft_wrap=True)
+    if found.settings is not None and found.config is not None:
+        how = "as written" if found.settings.as_written else "edited"
+        said = _settings_in_words(found.settings.settings, found.config)
+        out.print(f"  {found.settings.path.name}: {how} ({escape(said)})", soft_wrap=True)
+        _print_cautions(out, found.config)
+    for name, value in found.environment.items():
+        out.print(f"  {name}={escape(value)} in this shell goes before ace.toml", soft_wrap=True)
+    if found.runs:
+        out.print(f"  .ace/runs: {len(found.runs)}, the last {escape(found.runs[-1])}", soft_wrap=True)
+    for problem in found.problems:
+        out.print(f"[red]problem[/]: {escape(problem)}", soft_wrap=True)
+    if not found.patched and not found.problems:
+        out.print(f"'ace-patch {found.adapter.name}' patches it.", soft_wrap=True)
+
+
+def _print_cautions(out: Console, config: Config) -> None:
+    for caution in config.cautions:
+        out.print(f"[yellow]warning[/]: {escape(caution)}", soft_wrap=True)
+
+
+def _settings_in_words(settings: Mapping[str, Any], config: Config) -> str:
+    """The preset, what it comes to, and whatever else was set."""
+    told = [f"preset {settings['preset']}"] if "preset" in settings else []
+    told += [f"mode {config.mode}", f"dual lr {config.dual_lr} ({config.dual_optimizer})"]
+    said = ("preset", "mode", "dual_lr", "dual_optimizer")
+    return ", ".join([*told, *(f"{key} {value}" for key, value in settings.items() if key not in said)])

@@ -1,0 +1,102 @@
+"""Where ACE goes into a model: sites, the stems their branches share, and what a branch reads.
+
+A branch reads one tensor and writes one tensor. What it reads is a `Tap` (an argument of some submodule's forward) or
+the name of a `Stem` or `Site` whose output it takes. That covers a branch on a layer's own input (SEGNN), a chain fed
+from the model's input (SchNet), several outputs of one layer and a map that all layers share (EGNO), and several maps
+inside one layer that share an input (vector neurons).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tap:
+    """An argument of a submodule's forward, by position or by name, with dots into attributes and keys.
+
+    It is read when the submodule is called, before it runs.
+    """
+
+    argument: int | str = 0
+    module: str | None = None
+    """Dotted path of the submodule. "" is the model itself; None is the module of the site that reads."""
+
+
+class _Features:
+    """A feature vector is one or several trailing dimensions; its width is their product."""
+
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+
+    @property
+    def width_in(self) -> int:
+        return prod(self.shape_in)
+
+    @property
+    def width_out(self) -> int:
+        return prod(self.shape_out)
+
+
+@dataclass(frozen=True)
+class Stem(_Features):
+    """A part that several branches share. It is added nowhere and has no gamma.
+
+    With ``reads`` it is computed once in a forward, for all that name it. Without (None) only its weights are shared:
+    every site that goes ``through`` it applies it to what the site reads.
+    """
+
+    name: str
+    reads: Tap | str | None
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+    bounded: bool = True
+    """False leaves it out of spectral normalisation. Right where BatchNorm follows, which takes out the scale."""
+
+
+@dataclass(frozen=True)
+class Site(_Features):
+    """One place of the model where ``gamma * branch`` is added.
+
+    ``shape_in`` and ``shape_out`` are the trailing dimensions that make one feature vector: (d,) for plain features,
+    (3, channels) where vector channels belong together.
+    """
+
+    name: str
+    """Unique in the model and stable over upstream's versions: users and checkpoints know the site by it."""
+    module: str
+    """Dotted path of the submodule whose output the branch is added to."""
+    shape_in: tuple[int, ...]
+    shape_out: tuple[int, ...]
+    reads: Tap | str = field(default_factory=Tap)
+    """What the branch reads. By default the first argument of ``module``; a name is an earlier stem or site."""
+    output: int | str | None = None
+    """Which of the submodule's outputs: an index of a tuple, a key of a dict, None for a single tensor."""
+    through: str | None = None
+    """A stem without ``reads`` that is applied first; ``shape_in`` is what comes out of it."""
+
+
+Node = Site | Stem
+
+
+@runtime_checkable
+class AddsItself(Protocol):
+    """A branch that adds itself to upstream's output, where that is cheaper than making its value first.
+
+    Its site reads a `Tap` that names a module. The branch checks what it reads itself. Such a branch may leave the
+    output in another order in memory; what the tapped module returns then goes through ``restore``.
+    """
+
+    def prepare(self, read: Tensor) -> Any:
+        """What was read, as the branch wants it. Made once for all sites that read the same tensor."""
+
+    def add_to(self, output: Tensor, gamma: Tensor, prepared: Any) -> Tensor:
+        """``output + gamma * branch``. The output may be written to."""
+
+    def restore(self, output: Tensor) -> Tensor:
+        """The output of the tapped module, in the order in memory that upstream has it in."""

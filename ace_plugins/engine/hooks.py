@@ -1,0 +1,233 @@
+"""The forward hooks that add the branches.
+
+A forward of an attached model is upstream's own. The model's pre-hook opens a `Forward`, pre-hooks of submodules note
+what branches read before the submodule runs, and each site's hook adds ``gamma * branch`` to its module's output.
+Hooks are picklable objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..contract.sites import Site, Tap
+from ..errors import AttachError
+from ..symmetry.measuring import Call, clone
+from .forwards import OPEN, Forward
+from .state import LIVE, NAME, Ace
+from .steps import LOOP as LOOP  # a model that comes by pickle brings its hooks, and they bring the optimizer's
+
+
+@dataclass(eq=False)
+class OpenHook:
+    """Forward pre-hook of the model, always there: opens a `Forward`, and sees to the other hooks."""
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ace = model._modules[NAME]
+        assert isinstance(ace, Ace)
+        active = ace.active()
+        if not getattr(model, "_is_replica", False):  # a replica of nn.DataParallel shares its model's hooks
+            if ace.root is not model:
+                ace.belong_to(model)
+                LIVE.add(ace)
+            hooks = ace.hooks
+            assert isinstance(hooks, ModelHooks)
+            if active != bool(hooks.handles) or (active and not hooks.verified):
+                hooks.sync(ace)
+            if ace.wants_batch():
+                ace.batch = _kept(args, kwargs)
+        OPEN.end_all(ace)
+        if active:
+            forward = Forward(ace)
+            for name in ace.model_taps:
+                forward.take(name, ace.arguments[name].pick(args, kwargs))
+            forward.open()
+            OPEN.begin(forward)
+
+
+@dataclass(eq=False)
+class CloseHook:
+    """Forward hook of the model, called on errors too: closes what `OpenHook` opened."""
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if OPEN.stack and OPEN.stack[-1].ace is model._modules[NAME]:
+            forward = OPEN.stack[-1]
+            OPEN.end(forward)
+            if len(forward.fired) < len(forward.ace.sites) and isinstance(forward.ace.hooks, ModelHooks):
+                forward.ace.hooks.verified = False  # its module may have been replaced: look before the next forward
+
+
+@dataclass(eq=False)
+class TapHook:
+    """Forward pre-hook of a submodule whose argument a branch reads. A module may rewrite what it was given."""
+
+    ace: Ace
+    name: str
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        forward = OPEN.of(self.ace)
+        if forward is None:
+            own = self.ace.module_taps[self.name] == getattr(self.ace.nodes[self.name], "module", None)
+            if not own or OPEN.stack or self.ace.root is None or not self.ace.active():
+                return
+            forward = Forward(self.ace, alone=True)
+            OPEN.begin(forward)
+        forward.take(self.name, self.ace.arguments[self.name].pick(args, kwargs))
+
+
+@dataclass(eq=False)
+class SiteHook:
+    """Forward hook of a site's module: adds ``gamma * branch`` to the output the site names."""
+
+    ace: Ace
+    site: str
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not self.ace.active():
+            return None
+        forward = OPEN.of(self.ace)
+        if forward is None:
+            if OPEN.stack or self.ace.root is None:
+                return None  # another model runs this module, which it shares or was given a copy of
+            forward = Forward(self.ace, alone=True)
+        site = forward.ace.nodes[self.site]
+        assert isinstance(site, Site)
+        try:
+            return forward.add(site, output)
+        finally:
+            last = all(s.name in forward.fired for s in forward.ace.sites if s.module == site.module)
+            if forward.alone and last and forward in OPEN.stack:
+                OPEN.end(forward)
+
+
+@dataclass(eq=False)
+class RestoreHook:
+    """Forward hook of the layer around sites whose branches leave their outputs in another order in memory."""
+
+    ace: Ace
+    site: str
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        forward = OPEN.of(self.ace)
+        if forward is None or self.site not in forward.fired:
+            return None
+        return forward.ace.branch(self.site).restore(output)  # type: ignore[operator]
+
+
+def _kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Exception:
+    """A copy, since the script may go on to write into its batch; or why there can be none."""
+    try:
+        return Call(clone(args), clone(kwargs))
+    except Exception as error:
+        return error
+
+
+class ModelHooks:
+    """All hooks of one attached model, and what keeps them in place. No reference to it: a cycle would keep it alive."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
+        """Handles of the hooks that stay as long as the model is attached."""
+        self.handles: list[Any] = []
+        """Handles of the hooks that are there only while the branches take part."""
+        self.verified = False
+        """Every site was seen to carry its hook since the last change."""
+
+    def sync(self, ace: Ace) -> None:
+        """Hooks on the sites exactly while the branches take part.
+
+        A module with a hook is called the slow way by PyTorch, so evaluating f_eq without hooks costs what upstream
+        costs. Submodules that were replaced since get their hooks here too.
+        """
+        model = ace.root
+        if model is None:
+            return
+        if not ace.active():
+            self._remove()
+            return
+        if not self._in_place(ace, model):
+            self._remove()
+            self.handles = _added(ace, model)
+        self.verified = True
+
+    def remove(self) -> None:
+        """Take out all of them."""
+        self._remove()
+        for handle in self.permanent:
+            handle.remove()
+        self.permanent = []
+
+    def _remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+        self.verified = False
+
+    def _in_place(self, ace: Ace, model: nn.Module) -> bool:
+        """Every site and every tapped module carries this ace's hook, not one that came with a copied module."""
+        return (
+            bool(self.handles)
+            and all(
+                any(isinstance(h, SiteHook) and h.ace is ace and h.site == site.name for h in hooks.values())
+                for site in ace.sites
+                for hooks in [_module(site.name, site.module, model)._forward_hooks]
+            )
+            and all(
+                any(isinstance(h, TapHook) and h.ace is ace and h.name == name for h in hooks.values())
+                for name, path in ace.module_taps.items()
+                for hooks in [_module(name, path, model)._forward_pre_hooks]
+            )
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "verified": False}
+
+
+def _added(ace: Ace, model: nn.Module) -> list[Any]:
+    handles = [model.register_forward_hook(CloseHook(), always_call=True)]
+    for name, path in ace.module_taps.items():
+        module = _module(name, path, model)
+        handles.append(module.register_forward_pre_hook(TapHook(ace, name), with_kwargs=True))
+    for site in ace.sites:
+        module = _module(site.name, site.module, model)
+        handles.append(module.register_forward_hook(SiteHook(ace, site.name)))
+    for name, first in ace.prepared_by.items():
+        reads = ace.nodes[name].reads
+        if name == first and isinstance(reads, Tap):
+            module = _module(name, reads.module or "", model)
+            handles.append(module.register_forward_hook(RestoreHook(ace, name)))
+    return handles
+
+
+def _module(name: str, path: str, model: nn.Module) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise AttachError(
+            f"site {name!r}: {path} is gone from {type(model).__name__}; attach after the model is complete"
+        ) from None
+
+
+def install(ace: Ace, model: nn.Module) -> None:
+    """Make ``ace`` a submodule of the model, with its hooks. Everything that could fail was checked before."""
+    ace.train(model.training)
+    model.add_module(NAME, ace)
+    ace.belong_to(model)
+    hooks = ace.hooks = ModelHooks(model)
+    hooks.sync(ace)
+    hooks.verified = False  # a subclass's constructor may go on to replace submodules: the first forward looks again
+    LIVE.add(ace)
+
+
+def uninstall(ace: Ace, model: nn.Module) -> None:
+    """Take out what `install` put in."""
+    LIVE.discard(ace)
+    if isinstance(ace.hooks, ModelHooks):
+        ace.hooks.remove()
+    OPEN.end_all(ace)
+    ace.hooks = None
+    ace.belong_to(None)
+    ace.forced = None
+    del model._modules[NAME]

@@ -1,0 +1,63 @@
+"""A model with and without its branches, and how far either is from equivariant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+
+from ..errors import AttachError
+from ..plugins.registry import registry
+from ..symmetry.measuring import EquivarianceError, measure
+from .state import NAME, Ace, find, unwrapped
+
+
+def attached(model: nn.Module) -> Ace:
+    """The model's ACE, or an error that says how it gets one."""
+    ace = find(model)
+    if ace is None:
+        inner = unwrapped(model) is not model
+        hint = "pass the model inside the wrapper" if inner else "call attach(model) first"
+        raise AttachError(f"{type(model).__name__} has no ACE attached: expected model.{NAME}; {hint}")
+    return ace
+
+
+@contextmanager
+def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
+    """Evaluate f_eq (``on=False``) or f_eq + gamma f_neq (``on=True``), whatever the mode says."""
+    model = unwrapped(model)
+    ace = attached(model)
+    before = ace.forced
+    _force(ace, model, on)
+    try:
+        yield
+    finally:
+        if find(model) is ace:  # it may have been projected inside
+            _force(ace, model, before)
+
+
+def _force(ace: Ace, model: nn.Module, on: bool | None) -> None:
+    ace.forced = on
+    if ace.root is None:
+        ace.belong_to(model)
+    if ace.hooks is not None:
+        ace.hooks.sync(ace)
+
+
+def equivariance_error(
+    model: nn.Module, batch: Any, samples: int = 5, *, branches_on: bool | None = None, seed: int = 0
+) -> EquivarianceError:
+    """Mean over random group elements of ||rho_Y(g) f(x) - f(rho_X(g) x)||, in eval mode.
+
+    ``batch`` is a tuple of positional arguments, a dict of keyword arguments or a single argument of the model's
+    forward. ``branches_on`` measures f_eq + gamma f_neq (True) or f_eq (False); by default what the mode deploys. Works
+    on plain upstream models too, as long as an adapter claims them.
+    """
+    model = unwrapped(model)
+    ace = find(model)
+    plugin = registry().adapter(ace.adapter) if ace is not None else registry().claiming(model)
+    action = plugin.call("ace_group_action", model=model)
+    with nullcontext() if ace is None or branches_on is None else use_branches(model, branches_on):
+        return measure(model, action, batch, samples=samples, seed=seed)

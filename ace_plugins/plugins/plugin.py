@@ -1,0 +1,147 @@
+"""One plugin: where it comes from, what it needs, how it fared, and its answers to hooks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pluggy
+from packaging.requirements import InvalidRequirement, Requirement
+
+from ..contract.upstreams import Example, Upstream
+from ..errors import AceError, AdapterError
+
+UPSTREAM_EXTRA = "upstream"
+
+
+@dataclass(frozen=True)
+class Requires:
+    """A distribution a plugin needs, in which versions, and what is installed."""
+
+    requirement: str
+    found: str | None
+    upstream: bool = False
+
+    @property
+    def met(self) -> bool:
+        wanted = Requirement(self.requirement)
+        return self.found is not None and wanted.specifier.contains(self.found, prereleases=True)
+
+    def __str__(self) -> str:
+        return f"requires {self.requirement}, found {self.found or 'none installed'}"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One plugin of the entry point group ``ace_plugins``."""
+
+    name: str
+    target: str
+    distribution: str
+    version: str
+    requires: tuple[Requires, ...] = ()
+    problem: str | None = None
+    """Why it cannot be used, in one line; None if it can."""
+    upstream: Upstream | None = None
+    """What it patches; None for an observer."""
+    hooks: tuple[str, ...] = ()
+    manager: pluggy.PluginManager | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def missing_upstream(self) -> bool:
+        """Not usable only because what it patches is not installed: nothing to be loud about."""
+        unmet = [r for r in self.requires if not r.met]
+        return bool(unmet) and all(r.upstream and r.found is None for r in unmet)
+
+    def check_usable(self) -> None:
+        if self.problem is not None:
+            raise AdapterError(f"adapter {self.name!r} ({self.distribution} {self.version}): {self.problem}")
+
+    def has(self, hook: str) -> bool:
+        return hook in self.hooks
+
+    @property
+    def patches(self) -> Upstream:
+        """What this adapter patches. Observers have been sorted out before."""
+        assert self.upstream is not None
+        return self.upstream
+
+    @property
+    def presets(self) -> dict[str, dict[str, Any]]:
+        """The adapter's named settings."""
+        named = self.call("ace_preset") if self.has("ace_preset") else None
+        try:
+            return {name: dict(settings) for name, settings in (named or {}).items()}
+        except (AttributeError, TypeError, ValueError):
+            raise AdapterError(
+                f"adapter {self.name!r}: ace_preset returned {named!r}, expected names and settings, as "
+                "{'paper': {'dual_lr': 0.1}}"
+            ) from None
+
+    def example(self, seed: int) -> Example:
+        """The adapter's own small model and batch."""
+        made = self.call("ace_example", seed=seed)
+        if not isinstance(made, Example) or not isinstance(made.args, tuple):
+            found = (
+                "Example with args of " + type(made.args).__name__ if isinstance(made, Example) else type(made).__name__
+            )
+            raise AdapterError(
+                f"adapter {self.name!r}: ace_example returned {found}, expected Example(model, args as a tuple, kwargs)"
+            )
+        return made
+
+    def call(self, hook: str, **arguments: Any) -> Any:
+        """This plugin's own answer to a hook, without asking the others."""
+        self.check_usable()
+        if not self.has(hook) or self.manager is None:
+            raise AdapterError(
+                f"adapter {self.name!r} ({self.distribution} {self.version}) does not implement {hook}; "
+                f"it implements {', '.join(self.hooks) or 'no hook'}"
+            )
+        me = self.manager.get_plugin(self.name)
+        others = [plugin for plugin in self.manager.get_plugins() if plugin is not me]
+        try:
+            answers = self.manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+        except AceError:
+            raise
+        except Exception as error:
+            raise AdapterError(
+                f"adapter {self.name!r} ({self.distribution} {self.version}): {hook} failed: {one_line(error)}"
+            ) from error
+        return answers[0] if answers else None
+
+
+def one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text}"
+
+
+def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTRA,)) -> tuple[Requires, ...]:
+    """What a distribution needs at run time, and under these extras what it patches."""
+    found: list[Requires] = []
+    for text in declared:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        plain = _applies(requirement, "")
+        upstream = not plain and any(_applies(requirement, extra) for extra in extras)
+        if plain or upstream:
+            # From the lowest up, as people write it.
+            wanted = requirement.name + ",".join(sorted(map(str, requirement.specifier), reverse=True))
+            found.append(Requires(wanted, _installed(requirement.name), upstream))
+    return tuple(found)
+
+
+def _applies(requirement: Requirement, extra: str) -> bool:
+    environment: Mapping[str, str] = {"extra": extra}
+    return requirement.marker is None or requirement.marker.evaluate(dict(environment))
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
