@@ -150,7 +150,7 @@ def _modules_in(folder: str, depth: int = 3) -> frozenset[str]:
         with os.scandir(folder) as entries:
             for entry in islice(entries, MANY):
                 stem, dot, ending = entry.name.partition(".")
-                if not stem.isidentifier():
+                if not stem.isidentifier() or stem == "__main__":
                     continue
                 if ending == "py" and dot:
                     found.add(stem)

@@ -36,7 +36,11 @@ def asked(
             "install it, or run 'ace-patch revert'; 'ace-patch list' shows what there is"
         )
     plugin = registry().adapter(adapter)
-    assert plugin.upstream is not None
+    if not plugin.patches.models:
+        raise AceError(
+            f"adapter {plugin.name!r} names no class that a run could attach to: call attach(model, "
+            f"adapter={plugin.name!r}) in the script, and start it without 'ace-patch run'"
+        )
     resolved = resolve(plugin.presets, file=file, options=options)
     if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
         for notice in resolved.notices:
@@ -44,8 +48,8 @@ def asked(
     return RunRequest(
         adapter=plugin.name,
         settings=dataclasses.asdict(resolved.config),
-        models=list(plugin.upstream.models),
-        cloned=plugin.upstream.checkout is not None,
+        models=list(plugin.patches.models),
+        cloned=plugin.patches.checkout is not None,
         root=None if root is None else str(root),
         as_json=as_json,
         by_command=by_command,

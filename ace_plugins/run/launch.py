@@ -133,9 +133,9 @@ def _nearest(path: str) -> str:
 
 def _root(plugin: Plugin, words: Sequence[str]) -> Path | None:
     """The checkout that the script is in, if it is in one."""
-    if plugin.upstream is None or plugin.upstream.checkout is None:
+    if plugin.patches.checkout is None:
         return None
     script = next((word for word in words if word.endswith(".py")), None)
     here = Path(script).resolve().parent if script else Path.cwd()
-    found = holding(str(here), plugin.upstream.files)
+    found = holding(str(here), plugin.patches.files)
     return None if found is None else Path(found)

@@ -1,0 +1,325 @@
+"""``ace-patch run``: what is decided before it becomes the command, and what the command then sees."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_clone import HEAVY, MAIN, PLAIN, TRAIN, WITH_ACE, Clone, trained
+
+from ace_plugins import Upstream, hookimpl
+from ace_plugins.errors import AceError, ConfigError
+from ace_plugins.plugins.registry import registry
+from ace_plugins.run import launch as launching
+from ace_plugins.run.launch import STARTUP, ScriptError, launch
+
+# Before the command: in this process.
+
+
+class Became(Exception):
+    """What the process would have become."""
+
+    def __init__(self, path: str, argv: list[str], environment: dict[str, str]) -> None:
+        self.path, self.argv, self.environment = path, argv, environment
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, in a process that raises what it would become."""
+
+    def execve(*arguments: Any) -> None:
+        raise Became(*arguments)
+
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "main.py").touch()
+    return tmp_path
+
+
+def became(*words: str, options: dict[str, Any] | None = None, as_json: bool = False) -> Became:
+    with pytest.raises(Became) as caught:
+        launch("layered", options or {}, words, as_json=as_json)
+    return caught.value
+
+
+def test_the_command_and_its_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([STARTUP, "mine"]))
+    monkeypatch.setenv("ACE_RHO", "3")
+    monkeypatch.setenv("ACE_RUN", "of a run that this one was started in")
+    found = became("main.py", "--mode", "fast", options={"mode": "resilient"}, as_json=True)
+    assert found.path == sys.executable
+    assert found.argv[0] == sys.executable
+    assert found.argv[-3:] == ["main.py", "--mode", "fast"]
+    assert found.environment["PYTHONPATH"] == os.pathsep.join([STARTUP, "mine"])
+    asked = json.loads(found.environment["ACE_RUN"])
+    assert (asked["adapter"], asked["process"], asked["root"]) == ("layered", os.getpid(), None)
+    assert (asked["as_json"], asked["by_command"], asked["models"]) == (True, True, ["toy:Layered"])
+    assert (asked["settings"]["mode"], asked["settings"]["rho"]) == ("resilient", 3.0)
+    others = ("PYTHONPATH", "ACE_RUN")
+    assert {k: v for k, v in found.environment.items() if k not in others} == {
+        k: v for k, v in os.environ.items() if k not in others
+    }
+
+
+def test_options_of_the_interpreter_count(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "_args_from_interpreter_flags", lambda: ["-O", "-Wignore"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
+    assert became("main.py", "x").argv == [sys.executable, "-O", "-Wignore", "main.py", "x"]
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), write_through=True))
+    assert became("main.py", "x").argv == [sys.executable, "-O", "-Wignore", "-u", "main.py", "x"]
+
+
+@pytest.mark.parametrize(
+    "word", ["python", "python3", "python3.11", "python.exe", sys.executable, "/opt/env/bin/python3"]
+)
+def test_the_interpreter_of_a_pasted_command_is_skipped(here: Path, word: str) -> None:
+    (here / "python").mkdir()  # the bare word means the interpreter all the same
+    assert became(word, "main.py", "-x").argv[-2:] == ["main.py", "-x"]
+
+
+def test_programs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here / "bin"))
+    for path in ("bin/train", "python/__main__.py", "folder/__main__.py"):
+        (here / path).parent.mkdir(exist_ok=True)
+        (here / path).touch(mode=0o755)
+    found = became("train", "-x")
+    assert (found.path, found.argv) == (str(here / "bin" / "train"), [str(here / "bin" / "train"), "-x"])
+    for words in (["-m", "module"], ["-c", "code"], ["./python", "x"], ["folder"], ["bin/train"]):
+        found = became(*words)
+        assert found.path == sys.executable
+        assert found.argv[-len(words) :] == words
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "no script given: expected script.py, -m module, -c code or a command"),
+        ([""], "no script given"),
+        (["python3"], "no script given"),
+        (["-m"], "nothing after -m"),
+        (["python", "-c"], "nothing after -c"),
+        (["-"], "save the code to a file"),
+        (["-u", "main.py"], "'-u' is an option, not a script: .*python -u -m ace_plugins run"),
+        (["mian.py"], r"no script 'mian.py': expected a Python file, .*; did you mean 'main.py'\?"),
+        (["main"], r"no script 'main': .*did you mean 'main.py'\?"),
+        (["python", "sub/tran.py", "x"], r"no script 'sub/tran.py': .*did you mean 'sub/train.py'\?"),
+        (["zzz/a.py"], "no script 'zzz/a.py': .*; correct the path, it is taken from"),
+        (["sub"], r"no __main__.py in 'sub': expected a Python file, a folder or zip file with __main__.py"),
+        (["empty.zip"], "no __main__.py in 'empty.zip'"),
+    ],
+)
+def test_no_such_program(here: Path, words: list[str], expected: str) -> None:
+    (here / "sub").mkdir()
+    (here / "sub" / "train.py").touch()
+    with zipfile.ZipFile(here / "empty.zip", "w") as archive:
+        archive.writestr("other.py", "")
+    with pytest.raises(ScriptError, match=expected) as caught:
+        launch("layered", {}, words, as_json=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_script_that_cannot_be_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching.os, "access", lambda *_: False)  # for root, all can be read
+    with pytest.raises(ScriptError, match="cannot read script 'main.py': .*; check its permissions"):
+        launch("layered", {}, ["main.py"], as_json=False)
+
+
+class Generic:
+    """An adapter that looks at a model to know it."""
+
+    @hookimpl
+    def ace_upstream(self) -> Upstream:
+        return Upstream("Any", recognises=lambda model: True)
+
+
+def test_what_is_refused_before_the_command(here: Path) -> None:
+    with pytest.raises(AceError, match="unknown adapter 'layerd'.*did you mean 'layered'"):
+        launch("layerd", {}, ["main.py"], as_json=False)
+    with pytest.raises(ConfigError, match="--mode: unknown mode 'strct'"):
+        launch("layered", {"mode": "strct"}, ["main.py"], as_json=False)
+    registry().add(Generic(), "generic")
+    try:
+        with pytest.raises(AceError, match=r"adapter 'generic' names no class .*attach\(model, adapter='generic'\)"):
+            launch("generic", {}, ["main.py"], as_json=False)
+    finally:
+        registry().remove("generic")
+
+
+def test_where_there_is_no_exec(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(subprocess, "call", lambda command, env: calls.append((command, env)) or 5)
+    with monkeypatch.context() as windows:
+        windows.setattr(os, "name", "nt")
+        with pytest.raises(SystemExit) as caught:
+            launching._become(["python", "main.py"], {"A": "b"})
+    assert caught.value.code == 5
+    assert calls == [(["python", "main.py"], {"A": "b"})]
+
+
+# The command itself: real processes, compared with plain Python.
+
+SHOW = """
+import sys, __main__
+print(sys.argv, sys.path, __name__, __file__, __package__, __spec__ and __spec__.name)
+print(sorted(vars(__main__)), 'ace_plugins.run.launch' in sys.modules, sys.flags.optimize)
+sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("words", ["show.py", "-m show", "folder", "app.pyz"])
+def test_what_the_program_sees_of_itself(clone: Clone, words: str) -> None:
+    (clone.root / "show.py").write_text(SHOW)
+    (clone.root / "folder").mkdir()
+    (clone.root / "folder" / "__main__.py").write_text(SHOW)
+    with zipfile.ZipFile(clone.root / "app.pyz", "w") as archive:
+        archive.writestr("__main__.py", SHOW)
+    words_of_it = (*words.split(), "a", "--b=c d")
+    plain = clone.python("-O", *words_of_it)
+    done = clone.python("-O", "-m", "ace_plugins", "run", "toy_net", "--", *words_of_it, ACE_QUIET="1")
+    assert (done.returncode, done.stdout, done.stderr) == (3, plain.stdout, "")
+    assert "'--b=c d'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("def f(x):\n    return 1 / x\nprint('before')\nf(0)\n", 1),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        (
+            "import os, signal, atexit\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "atexit.register(print, 'bye')\nos.kill(os.getpid(), signal.SIGINT)",
+            -signal.SIGINT,
+        ),
+    ],
+    ids=["traceback", "killed", "ctrl-c"],
+)
+def test_a_script_ends_as_under_python(clone: Clone, source: str, code: int) -> None:
+    clone.write(source, marked=False)
+    plain, done = clone.python("train.py"), clone.run("--", "train.py")
+    assert done.returncode == plain.returncode == code
+    assert done.stdout == plain.stdout
+    told, _, more = done.stderr.partition("ace: ")
+    assert told == plain.stderr
+    assert more.startswith("no model was attached") == (code == -signal.SIGINT)  # then people ask how far it got
+
+
+@pytest.mark.parametrize("flag", ["-E", "-I", "-S"])
+def test_a_python_that_takes_no_environment_is_refused(clone: Clone, flag: str) -> None:
+    code = f"import sys; sys.path[:0] = {sys.path}; from ace_plugins.cli.main import main; main()"
+    done = clone.python(flag, "-c", code, "run", "schnet", "--", "-c", "pass")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Python was started with -I, -E or -S" in done.stderr
+
+
+def test_the_users_own_sitecustomize_has_its_turn(clone: Clone, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    own = tmp_path / "own" / "sitecustomize.py"
+    own.write_text("import sys; sys.own = True")
+    clone.write("import sys\nprint(sys.own, sys.modules['sitecustomize'].__file__)\n", marked=False)
+    done = clone.run("--mode", "off", "--", "train.py", PYTHONPATH=str(own.parent))
+    assert (done.stdout, done.stderr) == (f"True {own}\n", "")
+
+
+def test_a_sitecustomize_that_fails_is_told_as_python_tells_it(clone: Clone, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import missing_thing")
+    plain = clone.python("-c", "print('went on')", PYTHONPATH=str(tmp_path))
+    done = clone.python("-c", "print('went on')", PYTHONPATH=f"{STARTUP}:{tmp_path}")
+    assert "missing_thing" in plain.stderr
+    assert (done.stdout, done.stderr) == (plain.stdout, plain.stderr)
+
+
+def test_another_python_without_ace_runs_plain(clone: Clone, tmp_path: Path) -> None:
+    (tmp_path / "ace_plugins").mkdir()
+    (tmp_path / "ace_plugins" / "__init__.py").write_text("raise ImportError('not here')")
+    done = clone.python("-c", "print('went on')", PYTHONPATH=f"{STARTUP}:{tmp_path}", ACE_RUN="{}")
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert done.stderr == f"ace: nothing is attached in this process of {sys.executable}: not here\n"
+
+
+def test_a_variable_that_ace_patch_did_not_write_is_ignored(clone: Clone) -> None:
+    done = clone.python("-c", "print('went on')", PYTHONPATH=STARTUP, ACE_RUN="runs/")
+    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert "ACE_RUN is not as ace-patch wrote it" in done.stderr
+
+
+# The command trains.
+
+
+def test_run_of_a_marked_script_goes_by_the_command(clone: Clone) -> None:
+    clone.settings.write_text('adapter = "toy_net"\nmode = "resilient"\nrho = 2.5\n')
+    done = clone.run("--mode", "strict", "--json", "--", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("attached to Net") == 1
+    first, told = done.stdout.splitlines()
+    assert int(first.split()[0]) == WITH_ACE
+    (run,) = json.loads(told)["runs"]
+    assert (run["mode"], run["steps"]) == ("strict", 20)
+    about = json.loads((clone.root / run["folder"] / "run.json").read_text())
+    assert about["config"]["rho"] == 2.5, "what the command does not set is as the checkout's file has it"
+
+
+def test_a_script_outside_of_the_checkout(clone: Clone, tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(f"import sys; sys.path.insert(0, {str(clone.root)!r})\n{TRAIN}{MAIN}")
+    assert trained(clone.run("--", str(script)))[0] == WITH_ACE
+
+
+CHILDREN = """
+import multiprocessing, subprocess, sys
+if __name__ == "__main__":
+    subprocess.run([sys.executable, "-c", {heavy!r}], check=True)
+    subprocess.run([sys.executable, "-c", "import train; train.build_and_train()"], check=True)
+    process = multiprocessing.get_context("spawn").Process(target=print, args=("spawned",))
+    process.start()
+    process.join()
+"""
+
+
+def test_processes_of_the_command_train_with_its_settings(clone: Clone, tmp_path: Path) -> None:
+    """Those that do not train, and the command itself, pay little and tell nothing."""
+    clone.write(TRAIN, marked=False)
+    (clone.root / "start.py").write_text(CHILDREN.format(heavy=HEAVY))
+    (tmp_path / "tmp").mkdir()
+    done = clone.run("--mode", "resilient", "--", "start.py", ACE_DUALLR="1", TMPDIR=str(tmp_path / "tmp"))
+    assert (done.returncode, done.stdout) == (0, "[]\nspawned\n"), done.stderr
+    assert done.stderr.count("attached to Net") == 1
+    assert done.stderr.count("ACE resilient, 20 steps") == 1
+    assert done.stderr.count("ACE_DUALLR") == 1
+    assert "no model" not in done.stderr
+    assert not list((tmp_path / "tmp").glob("ace-*"))
+
+
+def test_a_program_on_the_path(clone: Clone) -> None:
+    clone.write(TRAIN + MAIN, marked=False)
+    done = clone.run("--mode", "resilient", "--", "sh", "-c", f"'{sys.executable}' train.py; exit 4")
+    assert done.returncode == 4
+    assert int(done.stdout.split()[0]) == WITH_ACE
+    assert "ACE resilient, 20 steps" in done.stderr
+
+
+def test_of_many_workers_one_tells(clone: Clone) -> None:
+    clone.write(TRAIN + MAIN, marked=False)
+    done = clone.run("--json", "--", "train.py", RANK="1")
+    assert trained(done)[0] == WITH_ACE
+    assert done.stderr == ""
+
+
+def test_json_of_a_script_that_builds_no_model(clone: Clone) -> None:
+    done = clone.run("--json", "--", "-c", "print('hello')")
+    first, told = done.stdout.splitlines()
+    assert (first, done.stderr) == ("hello", "")
+    assert json.loads(told) == {"adapter": "toy_net", "models_attached": 0, "spawned": False, "runs": []}
+
+
+def test_mode_off_is_plain_upstream(clone: Clone) -> None:
+    clone.write(TRAIN + MAIN, marked=False)
+    assert trained(clone.run("--mode", "off", "--", "train.py")) == (PLAIN, "plain")
