@@ -1,0 +1,381 @@
+"""What the contract carries: shapes of layers and models that upstreams of today have, one small model for each."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy import Layered
+
+import ace_plugins as ace
+from ace_plugins import AceError, attach, export, project, status, use_branches
+from ace_plugins.contract.upstreams import class_path
+from ace_plugins.engine.hooks import RestoreHook
+from ace_plugins.plugins.registry import registry
+from ace_plugins.testing import check_adapter
+from ace_plugins.testing.doctor import diagnose
+
+
+class SmallAdapter:
+    """An adapter made of two functions."""
+
+    def __init__(
+        self,
+        model: type[nn.Module],
+        layers: Callable[[Any], Sequence[ace.Node]],
+        branch: Callable[[ace.Node], nn.Module] | None = None,
+        action: ace.GroupAction | None = None,
+        example: Callable[[], ace.Example] | None = None,
+    ) -> None:
+        self.model, self.layers, self.branch, self.action, self.example = model, layers, branch, action, example
+
+    @ace.hookimpl
+    def ace_upstream(self) -> ace.Upstream:
+        return ace.Upstream(self.model.__name__, (class_path(self.model),))
+
+    @ace.hookimpl
+    def ace_layers(self, model: Any) -> Sequence[ace.Node]:
+        return self.layers(model)
+
+    @ace.hookimpl
+    def ace_branch(self, site: ace.Node) -> nn.Module | None:
+        return None if self.branch is None else self.branch(site)
+
+    @ace.hookimpl
+    def ace_group_action(self) -> ace.GroupAction | None:
+        return self.action
+
+    @ace.hookimpl
+    def ace_example(self, seed: int) -> ace.Example:
+        assert self.example is not None
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return self.example()
+
+
+@contextmanager
+def adapter(*args: Any, **kwargs: Any) -> Iterator[None]:
+    registry().add(SmallAdapter(*args, **kwargs), "small")
+    try:
+        yield
+    finally:
+        registry().remove("small")
+
+
+class Rewriting(nn.Module):
+    """A layer that writes its output into the dict it was given, as NequIP's do, or into the list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
+        data["x"] = 100 + self.linear(data["x"])
+        return data
+
+
+class DictModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Rewriting() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        data = {"x": x}
+        for layer in self.layers:
+            data = layer(data)
+        return data["x"]
+
+
+def dict_sites(model: Any) -> list[ace.Node]:
+    return [
+        ace.Site(f"layers.{i}", f"layers.{i}", (4,), (4,), reads=ace.Tap("data.x"), output="x")
+        for i in range(len(model.layers))
+    ]
+
+
+def test_a_site_reads_its_input_before_its_module_runs() -> None:
+    with adapter(DictModel, dict_sites, ace.linear):
+        model = attach(DictModel())
+        x = torch.randn(5, 4)
+        branches = [model.ace.branch(f"layers.{i}") for i in range(2)]
+        first = 100 + model.layers[0].linear(x) + branches[0](x)
+        expected = 100 + model.layers[1].linear(first) + branches[1](first)
+        assert torch.allclose(model(x), expected)
+        with use_branches(model, True):
+            alone = model.layers[0]({"x": x})["x"]
+        assert torch.allclose(alone, first), "a layer called on its own reads the same"
+
+
+class Keywords(nn.Module):
+    """A layer that is called with keywords only, as MACE's products are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Bilinear(4, 4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.product(input2=x, input1=2 * x)
+        return out
+
+
+def test_inputs_that_come_by_keyword() -> None:
+    with adapter(Keywords, lambda m: [ace.Site("product", "product", (4,), (4,), reads=ace.Tap("input1"))], ace.linear):
+        model = attach(Keywords())
+        x = torch.randn(3, 4)
+        plain = nn.functional.bilinear(2 * x, x, model.product.weight, model.product.bias)
+        assert torch.allclose(model(x), plain + model.ace.branch("product")(2 * x))
+
+
+class Forces(nn.Module):
+    """Energies, and forces that the forward differentiates out of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift = nn.Linear(1, 8)
+        self.layer = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, pos: Tensor) -> dict[str, Tensor]:
+        pos = pos if pos.requires_grad else pos.detach().requires_grad_()
+        centred = pos - pos.mean(0)
+        h = torch.tanh(self.layer(torch.tanh(self.lift(centred.square().sum(-1, keepdim=True)))))
+        energy = self.head(h).sum()
+        (gradient,) = torch.autograd.grad(energy, pos, create_graph=True)
+        return {"energy": energy, "forces": -gradient}
+
+
+def force_adapter() -> Any:
+    nodes = [
+        ace.Stem("lift", ace.Tap("pos", ""), (3,), (8,)),
+        ace.Site("layer", "layer", (8,), (8,), reads="lift"),
+    ]
+    action = ace.GroupAction(
+        ace.SO3, {"pos": ace.Vectors()}, outputs={"energy": ace.Invariant(), "forces": ace.Vectors()}
+    )
+    return adapter(Forces, lambda m: nodes, None, action, lambda: ace.Example(Forces(), (torch.randn(6, 3),)))
+
+
+def test_models_that_differentiate_inside_their_forward_are_measured() -> None:
+    with force_adapter():
+        check_adapter("small")
+        found = diagnose("small")
+        assert found.problems == ()
+        assert found.error_at_0.relative < 1e-5 < found.error_at_1.relative
+        model = attach(Forces(), mode="resilient", spectral_norm=True, error_every=1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        out = model(torch.randn(6, 3))
+        (out["energy"].square() + out["forces"].square().sum()).backward()  # through the forces: a second derivative
+        optimizer.step()
+    (folder,) = Path(os.environ["ACE_RUNS"]).iterdir()
+    assert ace.read_trace(folder)[0]["error"]["relative"] > 0
+
+
+class Stack(nn.Sequential):
+    """A model that is a Sequential: every submodule is a step of its forward, as SevenNet's are."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def test_a_sequential_does_not_run_ace_as_a_step() -> None:
+    with adapter(Stack, lambda m: [ace.Site("0", "0", (4,), (4,))], ace.linear):
+        torch.manual_seed(0)
+        model = Stack()
+        plain = copy.deepcopy(model)
+        x = torch.randn(3, 4)
+        attach(model)
+        assert torch.equal(model.eval()(x), plain(x))
+        relaxed = plain[2](torch.tanh(plain[0](x) + model.ace.branch("0")(x)))
+        assert torch.allclose(model.train()(x), relaxed)
+        torch.nn.init.zeros_(model.ace.gamma)
+        plain.load_state_dict(export(model.state_dict()))
+        assert len(project(model)) == 3
+
+
+class Tuples(nn.Module):
+    """A layer that returns a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.GRU(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x, _ = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("model", "output", "refusal"),
+    [
+        (Tuples, None, r"site 'layers.0': layers.0 returns a tuple of 2; set output=0"),
+        (DictModel, None, r"site 'layers.0': layers.0 returns a dict with 'x'; set output= to what it adds to"),
+        (Tuples, 7, r"output of layers.0: unknown part of tuple '7'"),
+    ],
+)
+def test_an_output_that_the_site_does_not_name_is_refused(model: Any, output: Any, refusal: str) -> None:
+    reads = ace.Tap("data.x") if model is DictModel else ace.Tap()
+    with adapter(model, lambda m: [ace.Site("layers.0", "layers.0", (4,), (4,), reads=reads, output=output)]):
+        attached = attach(model())
+        with pytest.raises(AceError, match=refusal):
+            attached(torch.randn(2, 4))
+        site = [ace.Site("layers.0", "layers.0", (4,), (4,), reads=reads, output=0 if model is Tuples else "x")]
+    with adapter(model, lambda m: site):
+        assert attach(model())(torch.randn(2, 4)).shape == (2, 4), "and as it says, it works"
+
+
+class Twice(nn.Module):
+    """One layer, run twice in a forward on other inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(self.layer(x))
+        return out
+
+
+class Adding(nn.Linear):
+    """A branch that adds itself."""
+
+    prepared = 0
+
+    def prepare(self, read: Tensor) -> Tensor:
+        type(self).prepared += 1
+        return read.clone()
+
+    def add_to(self, output: Tensor, gamma: Tensor, prepared: Tensor) -> Tensor:
+        return output + gamma * self(prepared)
+
+    def restore(self, output: Tensor) -> Tensor:
+        return output
+
+
+def test_a_branch_that_adds_itself_reads_anew_in_every_call() -> None:
+    assert isinstance(Adding(4, 4), ace.AddsItself)
+    assert not isinstance(nn.Linear(4, 4), ace.AddsItself)
+    nodes = [ace.Site(name, name, (4,), (4,), reads=ace.Tap(0, "layer")) for name in ("layer.0", "layer.1")]
+    with adapter(Twice, lambda m: nodes, lambda site: Adding(4, 4)):
+        torch.manual_seed(0)
+        model = attach(Twice())
+        one, two = (model.ace.branch(name) for name in ("layer.0", "layer.1"))
+        x = torch.randn(3, 4)
+
+        def layer(x: Tensor) -> Tensor:
+            return torch.tanh(x @ model.layer[0].weight.T + one(x)) + two(x)
+
+        Adding.prepared = 0
+        assert torch.allclose(model(x), layer(layer(x)))
+        assert Adding.prepared == 2, "once for both sites, and once for each call"
+        hooks = list(model.layer._forward_hooks.values())
+        assert sum(isinstance(hook, RestoreHook) for hook in hooks) == 1
+
+
+# Optimizers that were built without gamma.
+
+
+def adopted(optimizer: torch.optim.Optimizer, model: Any) -> list[dict[str, Any]]:
+    return [group for group in optimizer.param_groups if any(p is model.ace.gamma for p in group["params"])]
+
+
+def layered(**settings: Any) -> Any:
+    torch.manual_seed(0)
+    return attach(Layered(), **settings)
+
+
+def train(model: Any, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    x = torch.linspace(-1, 1, 36).reshape(12, 3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+
+
+def test_gamma_is_adopted_by_an_optimizer_of_named_submodules() -> None:
+    model = layered()
+    groups = [
+        {"name": "head", "params": list(model.head.parameters()), "lr": 0.5},
+        {"name": "layers", "params": list(model.layers.parameters()), "lr": 0.01, "weight_decay": 0.1},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, amsgrad=True)
+    (group,) = adopted(optimizer, model)
+    assert len(optimizer.param_groups) == 3
+    assert (group["lr"], group["name"], group["amsgrad"]) == (0.01, "ace", True), "as the group of most weights has it"
+    assert {id(p) for p in group["params"]} == {id(p) for p in model.ace.parameters()}
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    before = copy.deepcopy(model.ace.state_dict())
+    train(model, optimizer)
+    scheduler.step()
+    assert group["lr"] == 0.005
+    assert status(model).steps == 3
+    assert not torch.equal(before["gamma"], model.ace.gamma)
+    twin = torch.optim.AdamW(copy.deepcopy(groups[:1]), lr=1.0)
+    assert len(twin.param_groups) == 1, "another model's weights"
+
+
+def test_adoption_is_the_same_as_handing_gamma_over() -> None:
+    one, two = layered(), layered()
+    ours = {id(p) for p in one.ace.parameters()}
+    train(one, torch.optim.SGD([p for p in one.parameters() if id(p) not in ours], lr=0.1, momentum=0.9))
+    train(two, torch.optim.SGD(two.parameters(), lr=0.1, momentum=0.9))
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+def test_gamma_is_given_back_to_whoever_names_it() -> None:
+    model = layered()
+    first = torch.optim.SGD(model.layers.parameters(), lr=0.1)
+    assert adopted(first, model)
+    second = torch.optim.SGD(model.ace.parameters(), lr=0.1)
+    assert adopted(second, model)
+    assert not adopted(first, model)
+    assert len(first.param_groups) == 1
+    third = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    assert not adopted(third, model), "it has an owner"
+    frozen = layered()
+    frozen.ace.gamma.requires_grad_(False)
+    assert len(torch.optim.SGD(frozen.layers.parameters(), lr=0.1).param_groups) == 1
+
+
+def test_named_parameters_are_adopted_by_name() -> None:
+    model = layered()
+    try:
+        optimizer = torch.optim.SGD(list(model.layers.named_parameters()), lr=0.1)
+    except TypeError:
+        pytest.skip("this torch has no named parameters in optimizers")
+    (group,) = adopted(optimizer, model)
+    assert group["param_names"][0] == "ace.gamma"
+
+
+def test_an_optimizer_built_before_attach_stays_an_error() -> None:
+    model = Layered()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model)
+    with pytest.raises(AceError, match="no optimizer owns its gamma.*built before attach"):
+        train(model, optimizer)
+
+
+def test_what_one_model_reads_reaches_no_other() -> None:
+    """Two attached models, the one inside the other's forward."""
+
+    class Outer(DictModel):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.inner(x))
+
+    with adapter(DictModel, dict_sites, ace.linear):
+        inner = attach(DictModel())
+        outer = attach(Outer(inner))
+        outer(torch.randn(2, 4)).sum().backward()
+        assert (inner.ace.gamma.grad != 0).all()
+        assert (outer.ace.gamma.grad != 0).all()
