@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import as_json, config_options, given_settings, print_json
 from ..plugins.registry import registry
+from .options import as_json, config_options, given_settings, print_json
 
 if TYPE_CHECKING:
     from ..checkout.patching import Plan
@@ -53,7 +53,7 @@ def patch_command(name: str) -> click.Command | None:
             about = {"commit": plan.layout.commit, "tried": plan.layout.tried, "warnings": list(plan.config.cautions)}
             print_json(_planned(plan, dry_run) | about)
             return
-        from ..report.tables import print_patching
+        from .tables import print_patching
 
         print_patching(adapter, plan)
 
@@ -106,7 +106,7 @@ def status(checkout: Path, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
     else:
-        from ..report.tables import print_state
+        from .tables import print_state
 
         print_state(found)
     if found.problems:

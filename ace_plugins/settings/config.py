@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ConfigError, one_of
 from .kinds import Choice, Flag, Kind, Number, Rate, Whole
-
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 PAPER = "paper"
 """The preset that is used unless another is named, where the adapter has it."""

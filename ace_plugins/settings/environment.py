@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from ..errors import ConfigError
 from .config import KINDS, SETTINGS
-
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
 
 RUNS = ".ace/runs"
 """Where traces go, unless ACE_RUNS names another folder."""

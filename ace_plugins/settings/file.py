@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import ConfigError, one_of
 from .config import SETTINGS
@@ -18,11 +20,6 @@ else:
     def loads(text: str) -> dict[str, Any]:
         return parse(text).unwrap()
 
-
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
 
 NAME = "ace.toml"
 _SIGNED = re.compile(r"^# as written by ace-patch, ([0-9a-f]{16}): (.*)\n\Z", re.MULTILINE)

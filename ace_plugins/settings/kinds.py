@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import numbers
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import one_of
-
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
-if TYPE_CHECKING:
-    from typing import Any
 
 LARGEST = 1e30
 """Past this a number is as good as infinite: gamma and the duals are float32 in most models."""
@@ -86,7 +83,6 @@ class Whole(Kind):
         return int(text)
 
 
-@dataclass(frozen=True)
 class Flag(Kind):
     """Yes or no."""
 
@@ -101,7 +97,6 @@ class Flag(Kind):
         return _WORDS[text.lower()]
 
 
-@dataclass(frozen=True)
 class Rate(Kind):
     """A learning rate: a number, or a multiple of the live one, as "1x"."""
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import ConfigError
-from ..telling import say
-from .config import build, preset
+from .config import Config, build, preset
 from .environment import settings_in, variable
-
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from .config import Config
-    from .file import SettingsFile
+from .file import SettingsFile
 
 
 @dataclass(frozen=True)
@@ -66,29 +60,3 @@ def resolve(
 
 def option(setting: str) -> str:
     return f"--{setting.replace('_', '-')}"
-
-
-class Sources:
-    """`resolve` in two steps: before the adapter is loaded, and after."""
-
-    def __init__(self, file: SettingsFile | None, options: Mapping[str, Any] | None = None) -> None:
-        self.file = file
-        self.options = options
-        found = self._resolve(None)
-        self.settings, self.notices = found.settings, found.notices
-
-    def where(self, key: str) -> str:
-        """For errors: where this setting stands."""
-        return self._resolve(None).origin.get(key) or (self.file.where(key) if self.file else option(key))
-
-    def checked(self, presets: Mapping[str, Any] | None) -> Config:
-        """The config; without presets all of it that does not depend on them."""
-        return self._resolve(presets).config
-
-    def tell_notices(self) -> None:
-        if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
-            for notice in self.notices:
-                say(notice)
-
-    def _resolve(self, presets: Mapping[str, Any] | None) -> Resolved:
-        return resolve(presets, file=self.file, options=self.options)

@@ -1,0 +1,246 @@
+"""ace.toml: written whole, read with line numbers, changed in place, and known to be untouched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from drawn import PRESETS, SETTINGS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ace_plugins import AceError, Config
+from ace_plugins.errors import ConfigError
+from ace_plugins.settings import file as file_module
+from ace_plugins.settings.config import SETTINGS as FIELDS
+from ace_plugins.settings.config import build
+from ace_plugins.settings.editing import updated, written
+from ace_plugins.settings.file import NAME, SettingsFile, is_as_written, is_ours, parsed, read, unchecked
+from ace_plugins.settings.sources import resolve
+
+HERE = Path(NAME)
+drawn = settings(max_examples=50, deadline=None, derandomize=True)
+
+
+def new(chosen: Mapping[str, Any], presets: Mapping[str, Any] = PRESETS) -> SettingsFile:
+    return written(HERE, "net", "main.py", chosen, presets)
+
+
+def update(file: SettingsFile, changes: Mapping[str, Any]) -> SettingsFile:
+    return updated(file, changes, "main.py", PRESETS)
+
+
+def uncommented(text: str) -> dict[str, Any]:
+    """With every default set that it shows."""
+    return tomlkit.parse(re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE)).unwrap()
+
+
+@drawn
+@given(SETTINGS)
+def test_a_new_file_says_what_was_set_and_shows_every_default(chosen: dict[str, Any]) -> None:
+    file = new(chosen)
+    assert read(HERE, file.text) == file
+    assert (file.adapter, file.settings, file.as_written) == ("net", chosen, True)
+    shown = uncommented(file.text)
+    assert (shown.pop("adapter"), shown.pop("preset")) == ("net", chosen.get("preset", "paper"))
+    assert Config(**shown) == build(chosen, PRESETS)
+    for field in FIELDS.values():
+        assert f"# {field.metadata['help']}\n" in file.text
+
+
+def test_the_head_says_how_to_use_it() -> None:
+    text = new({}, {}).text
+    assert "Written by 'ace-patch net'" in text
+    assert "ACE_MODE=resilient python main.py" in text
+    assert uncommented(text)["preset"] == "none", "where the adapter has no paper"
+
+
+@drawn
+@given(SETTINGS, SETTINGS)
+def test_a_file_as_written_is_written_anew(first: dict[str, Any], second: dict[str, Any]) -> None:
+    file = new(first)
+    changed = update(file, second)
+    assert changed.text == new({**first, **second}).text
+    assert changed.as_written
+    assert update(changed, second) is changed
+    assert update(file, first) is file
+
+
+@drawn
+@given(SETTINGS, SETTINGS)
+def test_in_an_edited_file_only_those_lines_change(first: dict[str, Any], second: dict[str, Any]) -> None:
+    file = read(HERE, "# mine\n" + new(first).text.replace("adapter", "  adapter", 1) + "# [end]\n")
+    changed = update(file, second)
+    assert changed.settings == {**first, **second}
+    assert read(HERE, changed.text) == changed
+    assert changed.as_written is False
+    lines = zip(file.text.splitlines(), changed.text.splitlines(), strict=True)
+    keys = {before.lstrip("#").partition(" = ")[0] for before, after in lines if before != after}
+    if "preset" not in second:
+        assert keys <= second.keys()
+    shown = uncommented(changed.text)
+    assert Config(**{key: value for key, value in shown.items() if key in FIELDS}) == build(changed.settings, PRESETS)
+
+
+def test_comments_order_and_spacing_survive() -> None:
+    text = """\
+# my notes: mode = "strict" was bad, # rho = 2 too
+  adapter='net'   # whose
+
+# mode = bounded gave worse numbers
+mode = "strict"  # mine
+"dual_lr" = '1x'# a string
+rho=2.5	#tab
+#epsilon = 0.1
+# trace = false
+#augmented = 3.0 was better
+preset = "none"  # odd
+"""
+    changes = {
+        "mode": "resilient", "dual_lr": 3e-4, "rho": 1.0, "epsilon": 0.2, "trace": True, "preset": "short",
+        "land_at": 3, "augmented": 2.0,
+    }  # fmt: skip
+    assert update(read(HERE, text), changes).text == (
+        """\
+land_at = 3
+augmented = 2.0
+# my notes: mode = "strict" was bad, # rho = 2 too
+  adapter='net'   # whose
+
+# mode = bounded gave worse numbers
+mode = "resilient"  # mine
+"dual_lr" = 0.0003# a string
+rho=1.0	#tab
+epsilon = 0.2
+trace = true
+#augmented = 3.0 was better
+preset = "short"  # odd
+"""
+    )
+    assert update(read(HERE, text), {"mode": "strict", "dual_lr": "1x"}).text == text
+
+
+def test_a_setting_never_lands_in_a_table_or_in_a_text() -> None:
+    text = 'adapter = "net"\nmode = """\n#rho = 1\n"""\n[epsilon]\n#land_at = 3\n'
+    assert update(read(HERE, text), {"rho": 2.0, "land_at": 5}).text == f"rho = 2.0\nland_at = 5\n{text}"
+
+
+def test_what_cannot_be_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ace_plugins.settings.editing._edited", lambda text, *_: text)
+    with pytest.raises(AceError, match=r"^ace.toml: could not set rho in it; set rho there by hand$"):
+        update(read(HERE, 'adapter = "net"\n'), {"rho": 2.0})
+
+
+@drawn
+@given(st.data())
+def test_no_edit_goes_unseen(data: st.DataObject) -> None:
+    text = new({"rho": 2.0}).text
+    at = data.draw(st.integers(0, len(text)))
+    until = data.draw(st.integers(at, min(len(text), at + 3)))
+    edited = text[:at] + data.draw(st.text(alphabet='# \n=1"a', max_size=3)) + text[until:]
+    assert is_as_written(edited) is (edited == text)
+
+
+def test_line_endings_of_an_editor_are_no_edit() -> None:
+    text = new({}).text
+    assert is_as_written("\ufeff" + text.replace("\n", "\r\n"))
+    assert parsed(HERE, b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()).as_written
+    assert not is_as_written(text + text)
+    assert not is_as_written("")
+
+
+def test_whose_file_it_is() -> None:
+    assert is_ours(new({}).text)
+    assert is_ours('adapter="net"\nbroken = \n')
+    assert not is_ours("x = 1\n")
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("\nmodus = 'strict'\n", "line 3: unknown setting 'modus': did you mean 'mode'?"),
+        ("a = 1\nb.c = 2\n", "line 2: unknown setting 'a': .*; ace.toml line 3: unknown setting 'b'"),
+        ("[ other ]\nmode = 1\n", "line 2: unknown setting 'other'"),
+        ("rho.x = 1\n", r"line 2: rho \{'x': 1\}: expected a finite number"),
+        ("[[mode]]\n", r"line 2: unknown mode \[\{\}\]"),
+        ("# rho = 1\nmode = 'hard'\nrho = 0\n", "line 3: unknown mode 'hard'.*; ace.toml line 4: rho 0: expected"),
+        ("preset = ['paper']\n", r"line 2: preset \['paper'\]: expected a name in quotes; mend it in .*ace.toml"),
+        ("mode = strict\n", r"line 2: not valid TOML: Invalid value \(a word needs quotes\); mend it in .*ace.toml"),
+        ("rho = 1\nrho = 2\n", "line 3: not valid TOML: Cannot overwrite a value"),
+        ("mode = [", "ace.toml at its end: not valid TOML: "),
+        ("mode = " + "[" * 100_000, "ace.toml.*: not valid TOML: "),
+        ("rho = " + "1" * 5000, "ace.toml.*: not valid TOML: "),
+    ],
+)
+def test_mistakes_are_told_with_their_line(text: str, problem: str) -> None:
+    for ending in ("\n", "\r\n"):
+        with pytest.raises(ConfigError) as caught:
+            resolve(
+                PRESETS, file=parsed(HERE, f'adapter = "net"\n{text}'.replace("\n", ending).encode()), environment={}
+            )
+        assert re.search(problem, str(caught.value)), str(caught.value)
+        assert str(caught.value).startswith("ace.toml")
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", 'ace.toml: expected adapter = "name", found None; mend it in ace.toml'),
+        (b"#\nadapter = 5\n", 'ace.toml line 2: expected adapter = "name", found 5'),
+        (b'adapter = "n\xe9t"\n', r"ace.toml: not valid UTF-8 \(byte 12\); save it as UTF-8"),
+    ],
+)
+def test_files_that_are_not_ours(content: bytes, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parsed(HERE, content)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ace.toml: cannot be read \(No such file or directory\)"):
+        unchecked(tmp_path / NAME)
+    with pytest.raises(ConfigError, match=r": cannot be read \(Is a directory\)"):
+        unchecked(tmp_path)
+
+
+def test_the_line_of_a_setting() -> None:
+    file = read(HERE, '#mode = "off"\nadapter = "net"\n  mode="strict"\n\'rho\' = 1\n"trace" = false\n')
+    assert [file.where(key) for key in ("adapter", "mode", "rho", "trace")] == [
+        f"{NAME} line {n}" for n in (2, 3, 4, 5)
+    ]
+    assert file.settings == {"mode": "strict", "rho": 1, "trace": False}
+
+
+def test_where_python_has_no_toml_tomlkit_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = new({"mode": "bounded", "trace": False, "rho": 2.0, "land_at": 3})
+    monkeypatch.setattr(file_module, "loads", lambda text: tomlkit.parse(text).unwrap())
+    again = read(HERE, file.text)
+    assert again == file
+    assert {key: type(value) for key, value in again.settings.items()} == {
+        key: type(value) for key, value in file.settings.items()
+    }
+    with pytest.raises(ConfigError, match="^ace.toml line 2: not valid TOML: Unexpected character: 's'; mend it in"):
+        read(HERE, 'adapter = "net"\nmode = strict\n')
+    with pytest.raises(ConfigError, match="^ace.toml line 3: not valid TOML: "):
+        read(HERE, 'adapter = "net"\nrho = 1\nrho = 2\n')
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.text(max_size=40) | st.text(alphabet='mode=rho"[]#.1\n ', max_size=30).map('adapter = "net"\n{}'.format))
+def test_no_file_is_too_odd(text: str) -> None:
+    try:
+        changed = update(parsed(HERE, text.encode("utf-8", "surrogatepass")), {"mode": "bounded", "epsilon": 0.3})
+    except AceError as error:
+        told = str(error)
+    else:
+        assert changed.settings.items() >= {"mode": "bounded", "epsilon": 0.3}.items()
+        return
+    assert told.startswith(NAME)
+    assert "\n" not in told
