@@ -24,9 +24,9 @@ import torch
 from timing import Timed, evaluator, interleaved, trainer
 
 from ace_plugins import attach
-from ace_plugins.testing.importable import make_importable
+from ace_plugins.patch.shims import REPAIRS
 from ace_plugins.plugins.registry import registry
-from ace_plugins.patch.shims import apply_shims
+from ace_plugins.testing.importable import make_importable
 from ace_vn_dgcnn import shapes
 from ace_vn_dgcnn.example import shapes_model
 
@@ -97,7 +97,7 @@ def main() -> None:
                     print(f"drop {drop:4.0%} {name:9}", " ".join(f"{accuracy:.3f}" for accuracy in found))
         return
     make_importable(plugin, checkout)
-    apply_shims(plugin, "cpu")
+    REPAIRS.apply(plugin, "cpu")
     cost(options.rounds, options.threads, options.clouds, options.points)
 
 

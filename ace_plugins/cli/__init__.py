@@ -1,0 +1,1 @@
+"""The command ace-patch: words and calls, nothing else."""

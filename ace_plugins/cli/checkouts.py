@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ..checkout.patching import Plan, checkout_of, patching, reverting
+from ..checkout.state import state
 from ..plugins.registry import registry
 from .options import as_json, config_options, given_settings, print_json
-
-if TYPE_CHECKING:
-    from ..checkout.patching import Plan
-
+from .tables import print_patching, print_state
 
 CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
 
 
-def patch_command(name: str) -> click.Command | None:
-    """``ace-patch segnn``: one command for every adapter whose upstream is a checkout."""
-    plugin = registry().plugins.get(name.replace("-", "_"))
-    if plugin is None or plugin.upstream is None or plugin.upstream.checkout is None:
-        return None
-    scripts = ", ".join(plugin.upstream.checkout.scripts)
+def patch_command(name: str) -> click.Command:
+    """``ace-patch segnn``: one command for every adapter whose upstream is a checkout; an error for the others."""
+    of = checkout_of(registry().adapter(name))
+    scripts = ", ".join(of.scripts)
 
     @click.command(
         name,
-        help=f"Patch CHECKOUT, a clone of {plugin.upstream.checkout.repository} (by default the current folder), so "
+        help=f"Patch CHECKOUT, a clone of {of.repository} (by default the current folder), so "
         f"that its own scripts train with ACE. One marked line goes into {scripts}, and the settings into ace.toml. "
         "Run again with options to change settings.",
     )
@@ -37,8 +34,6 @@ def patch_command(name: str) -> click.Command | None:
     @DRY_RUN
     @as_json
     def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
-        from ..checkout.patching import patching
-
         adapter = registry().adapter(name)
         settings = given_settings(options)
         plan = patching(checkout, adapter, settings)
@@ -53,8 +48,6 @@ def patch_command(name: str) -> click.Command | None:
             about = {"commit": plan.layout.commit, "tried": plan.layout.tried, "warnings": list(plan.config.cautions)}
             print_json(_planned(plan, dry_run) | about)
             return
-        from .tables import print_patching
-
         print_patching(adapter, plan)
 
     return patch
@@ -77,8 +70,6 @@ def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
 @as_json
 def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
     """Take ACE out of CHECKOUT again: the marked lines go, your own edits stay."""
-    from ..checkout.patching import reverting
-
     plan = reverting(checkout, purge=purge)
     if not dry_run:
         plan.carry_out()
@@ -100,14 +91,10 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
 @as_json
 def status(checkout: Path, as_json: bool) -> None:
     """How CHECKOUT is: whose it is, at which commit, patched or not, with which settings."""
-    from ..checkout.state import state
-
     found = state(checkout, registry())
     if as_json:
         print_json(found.to_dict())
     else:
-        from .tables import print_state
-
         print_state(found)
     if found.problems:
         sys.exit(1)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -15,16 +13,6 @@ from ..settings.kinds import Choice, Flag, Kind
 from ..settings.sources import option
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-
-
-@contextmanager
-def progress_on_a_terminal(length: int, label: str) -> Iterator[Callable[[int], None] | None]:
-    """What to call with every few that are done; None where nobody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
-        yield bar.update
 
 
 def print_json(value: Any) -> None:

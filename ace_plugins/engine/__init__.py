@@ -1,0 +1,1 @@
+"""ACE on a model: state, dual loop, branches, the hooks of forward and optimizer, checkpoints."""

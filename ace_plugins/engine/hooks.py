@@ -125,7 +125,7 @@ def _kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Exception:
 
 
 class ModelHooks:
-    """All hooks of one attached model, and what keeps them in place. No reference to it: a cycle would keep it alive."""
+    """All hooks of one attached model, and what keeps them in place."""
 
     def __init__(self, model: nn.Module) -> None:
         self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]

@@ -44,9 +44,10 @@ def look(optimizer: Optimizer) -> Ownership:
         weights = [] if id(ace.gamma) in places else _weights(ace, places.keys() - shared)
         if weights and not any(_owns(other, ace.gamma) for other in _optimizers()):
             raise StepError(
-                f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no optimizer owns "
-                f"its gamma (model.{NAME}.gamma): it was built before attach; build it after attach, "
-                f"or optimizer.add_param_group({{'params': model.{NAME}.parameters()}}), or freeze gamma with model.{NAME}.gamma.requires_grad_(False)"
+                f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no optimizer "
+                f"owns its gamma (model.{NAME}.gamma): it was built before attach; build it after attach, or call "
+                f"optimizer.add_param_group({{'params': model.{NAME}.parameters()}}), or freeze gamma with "
+                f"model.{NAME}.gamma.requires_grad_(False)"
             )
     moved = [ace for ace in live if any(id(m.weight) in places for m in maps(ace.branches))]
     return Ownership(seen(optimizer), owned, moved)

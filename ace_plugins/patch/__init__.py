@@ -1,0 +1,1 @@
+"""ACE on models that somebody else builds: wrapped constructors, import hooks, repairs."""

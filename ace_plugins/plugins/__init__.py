@@ -1,0 +1,1 @@
+"""Finding, checking, loading and asking plugins; telling observers."""

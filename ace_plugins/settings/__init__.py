@@ -1,0 +1,1 @@
+"""Every setting with its range, and where settings come from: a file, the environment, options."""

@@ -210,7 +210,7 @@ def generate(
         with TemporaryDirectory(prefix=".nbody-", dir=out) as folder:
             fresh = Path(folder)
             for part, count in counts.items():
-                made = sample(count, random, steps=steps, every=every, progress=done)
+                made = sample(count, random, steps=steps, every=every, progress=progress)
                 for field in fields(made):
                     np.save(fresh / paths[part, field.name].name, getattr(made, field.name))
             _publish(fresh, list(paths.values()))

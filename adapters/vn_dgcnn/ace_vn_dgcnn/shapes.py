@@ -161,7 +161,7 @@ def generate(
             fresh.mkdir()
             old.mkdir()
             (fresh / RECORD).write_text(json.dumps({"classes": names, **settings}, indent=1) + "\n")
-            _write(fresh, names, **settings, progress=done)
+            _write(fresh, names, **settings, progress=progress)
             _publish(fresh, old, folder)
     except BaseException as error:
         for each in made:

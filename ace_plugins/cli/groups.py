@@ -1,0 +1,60 @@
+"""Commands that adapters bring: demos and data sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import AceError, one_of
+from ..plugins.registry import registry
+
+
+class Demos(click.Group):
+    """The demos of the adapters that have one; ``ace-patch demo`` without a name is the first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [plugin.name for plugin in registry().adapters if plugin.has("ace_demo")]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in self.list_commands(ctx):
+            return None
+        found: click.Command = registry().adapter(name).call("ace_demo")
+        return found
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        names = self.list_commands(ctx)
+        if not names:
+            raise AceError("no installed adapter has a demo: expected one that implements ace_demo, such as ace-schnet")
+        if args and args[0] not in names and not args[0].startswith("-"):
+            raise AceError(one_of("demo", args[0], names, do="these adapters have one"))
+        if not args or args[0] not in names:
+            args = [names[0], *args]
+        return super().parse_args(ctx, args)
+
+
+class Datasets(click.Group):
+    """Data sets that upstreams read, made by the adapters that can."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_datasets())
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return _datasets().get(name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0] not in _datasets() and not args[0].startswith("-"):
+            raise AceError(one_of("data set", args[0], _datasets(), do="installed adapters make these"))
+        return super().resolve_command(ctx, args)
+
+
+def _datasets() -> dict[str, click.Command]:
+    found: dict[str, click.Command] = {}
+    for plugin in registry().adapters:
+        if plugin.has("ace_datasets"):
+            found.update(plugin.call("ace_datasets"))
+    return found
+
+
+demo = Demos("demo", help="See ACE at work on real data, in a few minutes.")
+data = Datasets("data", help="Make a data set that an upstream reads.")
