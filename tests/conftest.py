@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from toy import ADAPTERS
@@ -16,6 +18,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Somebody's test_cls.py is a script, not a test.
 collect_ignore = ["upstreams"]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Every test draws the same numbers in every run, alone or after others."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

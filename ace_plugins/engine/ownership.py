@@ -44,8 +44,8 @@ def look(optimizer: Optimizer) -> Ownership:
         weights = [] if id(ace.gamma) in places else _weights(ace, places.keys() - shared)
         if weights and not any(_owns(other, ace.gamma) for other in _optimizers()):
             raise StepError(
-                f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no optimizer "
-                f"owns its gamma (model.{NAME}.gamma): it was built before attach; build it after attach, or call "
+                f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no "
+                f"optimizer owns its gamma (model.{NAME}.gamma): it was built before attach; build it after, or call "
                 f"optimizer.add_param_group({{'params': model.{NAME}.parameters()}}), or freeze gamma with "
                 f"model.{NAME}.gamma.requires_grad_(False)"
             )

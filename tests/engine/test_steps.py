@@ -226,7 +226,7 @@ def test_a_closure_called_twice_is_an_error() -> None:
 
 
 def test_closures_of_other_models_are_fine() -> None:
-    model_and_batch()
+    model, _ = model_and_batch()
     other = nn.Linear(3, 1)
     optimizer = torch.optim.LBFGS(other.parameters())
     x = torch.randn(8, 3)
@@ -238,6 +238,7 @@ def test_closures_of_other_models_are_fine() -> None:
         return loss
 
     optimizer.step(closure)
+    assert status(model).steps == 0
 
 
 class Failing(torch.optim.SGD):
