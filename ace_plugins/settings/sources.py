@@ -27,16 +27,13 @@ class Resolved:
 
 
 def resolve(
-    presets: Mapping[str, Mapping[str, Any]] | None,
+    presets: Mapping[str, Mapping[str, Any]],
     *,
     file: SettingsFile | None = None,
     options: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Resolved:
-    """The config of all sources. Errors name where the setting stands.
-
-    Without presets, while the adapter is not loaded yet, the config is that of the settings alone.
-    """
+    """The config of all sources, over the adapter's preset. Errors name where the setting stands."""
     variables, notices = settings_in(environment)
     settings: dict[str, Any] = {}
     origin: dict[str, str] = {}
@@ -47,11 +44,10 @@ def resolve(
     origin.update({key: variable(key) for key in variables})
     settings.update(options or {})
     origin.update({key: option(key) for key in options or {}})
-    own = {key: value for key, value in settings.items() if key != "preset" or presets is not None}
     try:
-        name, base = preset(own, presets or {})
+        name, base = preset(settings, presets)
         origin = {**dict.fromkeys(base, f"preset {name}"), **origin}
-        config = build(own, presets)
+        config = build(settings, presets)
     except ConfigError as error:
         told = [f"{origin[key]}: {text}" if key in origin else text for key, text in error.problems]
         raise ConfigError("; ".join(told), error.problems) from None

@@ -141,7 +141,17 @@ def test_signatures_that_fit(stub: str, source: str) -> None:
 
 @pytest.mark.parametrize(
     ("stub", "source"),
-    [("a, b", "b, a"), ("a=...", "a"), ("a", "a, b"), ("a", "a, *, k"), ("a", "a, /"), ("*, k", ""), ("a", "*args")],
+    [
+        ("a, b", "b, a"),
+        ("a=...", "a"),
+        ("a", "a, b"),
+        ("a", "a, *, k"),
+        ("a", "a, /"),
+        ("*, k", ""),
+        ("a", "*args"),
+        ("*, k=...", ""),
+        ("a=...", "a=0, /"),
+    ],
 )
 def test_signatures_that_do_not(stub: str, source: str) -> None:
     (found,) = told(f"def f({stub}): ...", f"def f({source}): ...")

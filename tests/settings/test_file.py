@@ -98,6 +98,8 @@ rho=2.5	#tab
 #epsilon = 0.1
 # trace = false
 #augmented = 3.0 was better
+# nupi_kp = 7.0
+#nupi_ki = 7.0
 preset = "none"  # odd
 """
     changes = {
@@ -118,6 +120,8 @@ rho=1.0	#tab
 epsilon = 0.2
 trace = true
 #augmented = 3.0 was better
+# nupi_kp = 7.0
+#nupi_ki = 1.0
 preset = "short"  # odd
 """
     )

@@ -85,13 +85,6 @@ def test_the_preset_may_stand_in_any_source() -> None:
     assert found.origin == {"preset": "ACE_PRESET", "augmented": "preset short"}
 
 
-def test_without_presets_the_rest_is_checked() -> None:
-    """As long as the adapter is not loaded."""
-    assert resolve(None, environment={"ACE_PRESET": "any", "ACE_RHO": "2"}).config.rho == 2.0
-    with pytest.raises(ConfigError, match="^ACE_MODE: unknown mode 'strct'"):
-        resolve(None, environment={"ACE_PRESET": "any", "ACE_MODE": "strct"})
-
-
 def test_errors_name_where_the_setting_stands() -> None:
     file = read(HERE, 'adapter = "net"\n# mode\nmode = "hard"\n')
     with pytest.raises(ConfigError) as caught:
