@@ -133,17 +133,16 @@ def _measure(
         ) from None
     generator = torch.Generator().manual_seed(seed)
     absolute, relative = [], []
-    # Leaving inference mode comes first: what is made there can never be differentiated.
+    # What is made in inference mode can never be differentiated. Outside it gradients are on, so an input that
+    # requires them still does so when it is turned.
     with torch.inference_mode(False), _in_eval(model), _gradients_put_back(model):
-        args, kwargs = clone((args, kwargs))
         output = _evaluate(model, args, kwargs, seed)
         compared = action.compared(action.act_on_outputs(action.group.identity(), output))  # checks the types too
         norm = math.hypot(*(float(_double(y).norm()) for y in compared.values()))
         for _ in range(samples):
             element = action.group.sample(generator, scale=scale)
             expected = action.compared(action.act_on_outputs(element, output))
-            with torch.enable_grad():  # an input that requires gradients still does so when it is turned
-                turned = action.act_on_inputs(element, names, args, kwargs)
+            turned = action.act_on_inputs(element, names, args, kwargs)
             found = action.compared(_evaluate(model, *turned, seed))
             rows, difference = _distance(expected, found)
             absolute.append(rows)
@@ -190,7 +189,8 @@ def _evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 def clone(value: Any) -> Any:
     """A copy that shares no tensor with the original, so that a forward which writes into its inputs or asks for
-    their gradients does not reach the caller's. Tensors are detached and keep their requires_grad flag."""
+    their gradients does not reach the caller's. Tensors are detached and keep their requires_grad flag, but for those
+    in objects that only offer a ``clone()`` of their own."""
     return _copied(value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
 

@@ -197,7 +197,9 @@ def test_quarter_turns_and_their_reflections_move_whole_pixels(dtype: torch.dtyp
         ((0.0, 1.0), (1.0, 0.0)): x.mT.flip(-1, -2),
     }
     for rows, expected in exact.items():
-        assert torch.equal(Grid()(plane(*map(list, rows)), x), expected)
+        moved = Grid()(plane(*map(list, rows)), x)
+        assert torch.equal(moved, expected)
+        assert moved.is_contiguous()
     rounded = turn(30).compose(turn(60))  # a quarter turn but for the last bits
     assert torch.equal(Grid()(rounded, x), torch.rot90(x, 1, (-2, -1)))
 
@@ -233,6 +235,8 @@ def test_resampling_puts_zeros_outside_and_meets_quarter_turns() -> None:
     assert corner == 0
     x = normal(2, 6, 6)
     torch.testing.assert_close(Grid()(turn(90.00001), x), torch.rot90(x, 1, (-2, -1)), atol=1e-5, rtol=0)
+    elsewhere = Grid(axes=(2, 0))(turn(30), x.movedim((-2, -1), (2, 0)))
+    assert torch.equal(elsewhere.movedim((2, 0), (-2, -1)), Grid()(turn(30), x))
 
 
 # --- refusals

@@ -416,6 +416,16 @@ def test_wrong_forces_and_wrong_stress_are_found() -> None:
         assert measure(Molecule(), molecule_action(**wrong), pos).relative > 0.1
 
 
+def test_an_object_with_a_clone_of_its_own_gets_no_gradients() -> None:
+    def backward(x: Any) -> Tensor:
+        torch.autograd.backward(x.pos.requires_grad_().sum())
+        return x.pos.detach()  # type: ignore[no-any-return]
+
+    points = ClonedPoints(normal(4, 3).requires_grad_())
+    assert measure(Function(backward), GroupAction(SO3, {"x.pos": Vectors()}, Vectors()), points).relative < 1e-13
+    assert points.pos.grad is None
+
+
 @pytest.mark.parametrize("fail", [False, True])
 def test_a_forward_that_calls_backward_leaves_no_gradients(fail: bool) -> None:
     weight = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
