@@ -37,9 +37,9 @@ def mark(source: bytes, name: str) -> bytes:
     unfinished = at == len(lines) and bool(lines) and not lines[-1].endswith((b"\r", b"\n"))
     added = newline + LINE.encode() if unfinished else LINE.encode() + newline
     marked = bom + b"".join([*lines[:at], added, *lines[at:]])
-    tree.body[index:index] = ast.parse(LINE).body
-    program = _dumped(tree)
-    if program is None or _program(marked) != program or _without(marked, [at + 1]) != source:
+    program = _program(source)
+    same = program is not None and _program(marked, [at + 1]) == program and _without(marked, [at + 1]) == source
+    if not same or _parse(marked).body[index].lineno != at + 1:
         raise AceError(
             f"{name} line {at + 1}: no line can be put here without changing the program; put the first statement "
             "after docstring and future imports on a line of its own, nothing was changed"
@@ -119,15 +119,8 @@ def _program(source: bytes, without: Collection[int] = ()) -> str | None:
             return None if node.lineno in without else node
 
     try:
-        return _dumped(Remove().visit(_parse(source)))
+        return ast.dump(Remove().visit(_parse(source)))
     except _UNREADABLE:
-        return None
-
-
-def _dumped(tree: ast.AST) -> str | None:
-    try:
-        return ast.dump(tree)
-    except _UNREADABLE:  # very long sums, very large integers
         return None
 
 
