@@ -15,7 +15,6 @@ from ..later import later
 from ..patch.imports import install
 from ..patch.stand_ins import STAND_INS
 from ..telling import say
-from .ending import tell_of_no_model, trained_elsewhere
 from .request import RunRequest
 
 TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
@@ -102,7 +101,7 @@ class Activation:
                 return
         request = RunRequest.in_environment()
         if request is not None and os.environ.get("RANK", "0") in ("", "0"):
-            tell_of_no_model(request, trained_elsewhere(request))
+            request.tell_of_no_model(request.trained_elsewhere())
 
     def _holds(self, name: str, module: object) -> bool:
         if self.root is None:
@@ -150,7 +149,7 @@ def _modules_in(folder: str, depth: int = 3) -> frozenset[str]:
         with os.scandir(folder) as entries:
             for entry in islice(entries, MANY):
                 stem, dot, ending = entry.name.partition(".")
-                if not stem.isidentifier() or stem == "__main__":
+                if not stem.isidentifier():
                     continue
                 if ending == "py" and dot:
                     found.add(stem)

@@ -35,8 +35,7 @@ from ..report.recorder import RECORDER
 from ..report.trace import relative
 from ..settings.config import Config
 from ..telling import quiet, say
-from .ending import had_traceback, note_training, tell_of_no_model, trained_elsewhere
-from .request import RunRequest
+from .request import RunRequest, had_traceback
 
 
 class ProcessRun:
@@ -49,10 +48,8 @@ class ProcessRun:
         self.plugin = registry().adapter(request.adapter)
         self.config = Config(**request.settings)
         self.records: list[Record] = []
-        self.processes = {os.getpid()}
-        """Which processes this object speaks for: the one that made it, and forked ones that train."""
         self.training_in: int | None = None
-        """The process that is known to train."""
+        """The process that is known to train: this one, or one that it was forked from."""
         self.rank: int | None = None
         """Known from the first step on, also after the script has ended its process group."""
         self._told = False
@@ -147,9 +144,8 @@ class ProcessRun:
         # For the table at exit: an import there makes Python forget that it was ended by Ctrl-C.
         later("ace_plugins.report.tables")
         self.training_in = os.getpid()
-        self.processes.add(os.getpid())
         self.rank = rank()
-        note_training(self.request)
+        self.request.note_training()
         if multiprocessing.parent_process() is not None:  # it may end without running what atexit holds
             multiprocessing.util.Finalize(None, self.summarise, exitpriority=0)
 
@@ -157,15 +153,14 @@ class ProcessRun:
 
     def summarise(self) -> None:
         """Tell, once, at the end of the process."""
-        if self._told or os.getpid() not in self.processes:  # a forked worker of the script inherits this
+        if self._told or (rank() if self.rank is None else self.rank) != 0:
             return
         self._told = True
-        if (rank() if self.rank is None else self.rank) != 0:
-            return
-        elsewhere = trained_elsewhere(self.request)
+        elsewhere = self.request.trained_elsewhere()
+        # A forked process has those of its parent too.
         records = [record for record in self.records if record.process == os.getpid()]
         if not records:
-            tell_of_no_model(self.request, elsewhere)
+            self.request.tell_of_no_model(elsewhere)
         elif self.request.as_json and self.request.is_first:
             runs = [record.to_dict() for record in records]
             told = {"adapter": self.plugin.name, "models_attached": len(runs), "spawned": elsewhere, "runs": runs}

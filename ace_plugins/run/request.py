@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from contextlib import suppress
 
 from ..telling import say
 
@@ -71,3 +73,34 @@ class RunRequest:
     def is_first(self) -> bool:
         """Whether this process is the one that was asked for."""
         return os.getpid() == self.process
+
+    # A run may train in processes that its script starts. The first of these to train makes a file, which says so.
+
+    def note_training(self) -> None:
+        """Let the first process know that this one trains."""
+        if not self.is_first:
+            with suppress(OSError):
+                open(self.marker, "x").close()
+
+    def trained_elsewhere(self) -> bool:
+        """Whether another process has trained a model. The first process asks, once: this removes the file."""
+        try:
+            if self.is_first:
+                os.unlink(self.marker)
+            return self.is_first
+        except OSError:
+            return False
+
+    def tell_of_no_model(self, elsewhere: bool) -> None:
+        """At the end of a process that attached nothing: somebody asked for this very run, and wants to hear that."""
+        if not self.is_first or not self.by_command:
+            return
+        if self.as_json:
+            print(json.dumps({"adapter": self.adapter, "models_attached": 0, "spawned": elsewhere, "runs": []}))
+        elif not elsewhere and not had_traceback() and self.settings["mode"] != "off":
+            say(f"no model was attached: this process built none of {', '.join(self.models)}")
+
+
+def had_traceback() -> bool:
+    """Whether an exception ended the script. After Ctrl-C people want to see how far it got, so that is none."""
+    return isinstance(getattr(sys, "last_value", None), Exception)

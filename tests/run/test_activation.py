@@ -44,7 +44,8 @@ def test_what_is_told_and_where(clone: Clone) -> None:
     assert quiet.stderr == ""
 
 
-def test_from_another_folder_through_a_link(clone: Clone, tmp_path: Path) -> None:
+def test_from_another_folder_through_a_link_after_an_import(clone: Clone, tmp_path: Path) -> None:
+    clone.script.write_text("from models.net import Net\n" + MARKED + TRAIN + MAIN)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "link.py").symlink_to(clone.script)
     done = clone.python("link.py", folder=tmp_path / "elsewhere")
