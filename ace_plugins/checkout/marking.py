@@ -38,7 +38,7 @@ def mark(source: bytes, name: str) -> bytes:
     added = newline + LINE.encode() if unfinished else LINE.encode() + newline
     marked = bom + b"".join([*lines[:at], added, *lines[at:]])
     program = _program(source)
-    same = program is not None and _program(marked, [at + 1]) == program and _without(marked, [at + 1]) == source
+    same = program is not None and _program(marked, [at + 1]) == program
     if not same or _parse(marked).body[index].lineno != at + 1:
         raise AceError(
             f"{name} line {at + 1}: no line can be put here without changing the program; put the first statement "

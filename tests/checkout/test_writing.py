@@ -81,8 +81,9 @@ def test_what_cannot_be_put_back_is_named(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(AceError, match=r"KeyboardInterrupt; \S*main.py could not be put back$"):
+    with pytest.raises((AceError, KeyboardInterrupt)) as caught:
         apply(changes)
+    assert str(caught.value) == f"KeyboardInterrupt; {tmp_path / 'main.py'} could not be put back"
     assert contents(tmp_path) == {"main.py": b"marked\nold\n", "gone.py": b"away\n"}
 
 
