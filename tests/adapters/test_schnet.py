@@ -22,7 +22,7 @@ from torch_geometric.nn.models import schnet as upstream
 from ace_plugins import AceError, attach, equivariance_error, patched, project, status
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import CHECKS, Kit
-from ace_schnet import radius_shim
+from ace_schnet import shims
 from ace_schnet.neighbours import RadiusGraph
 
 
@@ -169,20 +169,20 @@ def test_a_plain_schnet_just_runs() -> None:
 
 def test_the_shim_keeps_out_where_upstream_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "radius_graph", lambda x, r, batch: torch.zeros(2, 0, dtype=torch.long))
-    assert not radius_shim.needed()
+    assert not shims._needed()
 
     def missing(*args: Any, **kwargs: Any) -> Any:
         raise ImportError("'radius_graph' requires 'torch-cluster'")
 
     monkeypatch.setattr(upstream, "radius_graph", missing)
-    assert radius_shim.needed()
-    radius_shim.supply()
-    assert upstream.radius_graph is radius_shim.radius_graph
+    assert shims._needed()
+    shims._supply()
+    assert upstream.radius_graph is shims.radius_graph
 
 
 def test_at_most_max_num_neighbors() -> None:
     pos = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
-    edges = radius_shim.radius_graph(pos, 10.0, max_num_neighbors=5)
+    edges = shims.radius_graph(pos, 10.0, max_num_neighbors=5)
     assert torch.equal(torch.bincount(edges[1]), torch.full((50,), 5))
 
 

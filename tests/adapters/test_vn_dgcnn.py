@@ -326,7 +326,7 @@ BOUNDED = """
     import copy, pickle
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(twin(*example.args)[0], model(*example.args)[0])
-    print(len(set(model.ace.together.values())))
+    print(len(set(model.ace.prepared_by.values())))
 """
 
 
@@ -394,7 +394,7 @@ def test_a_gpu_that_is_left_alone_is_told(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")
     monkeypatch.setattr(without_gpu, "_redirect_calls", lambda owner: None)
-    monkeypatch.setattr(without_gpu, "when_imported", lambda *_, **__: None)
+    monkeypatch.setattr(without_gpu, "whenever_imported", lambda *_, **__: None)
     without_gpu.redirect()
     told = capsys.readouterr().err
     assert "device cpu: the CUDA calls in the files of this checkout go to the CPU" in told
