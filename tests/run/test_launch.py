@@ -51,11 +51,14 @@ def became(*words: str, options: dict[str, Any] | None = None, as_json: bool = F
     return caught.value
 
 
-def test_the_command_and_its_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_and_its_environment(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([STARTUP, "mine"]))
     monkeypatch.setenv("ACE_RHO", "3")
     monkeypatch.setenv("ACE_RUN", "of a run that this one was started in")
     found = became("main.py", "--mode", "fast", options={"mode": "resilient"}, as_json=True)
+    assert capsys.readouterr().err == "", "the variable is no setting that somebody misspelt"
     assert found.path == sys.executable
     assert found.argv[0] == sys.executable
     assert found.argv[-3:] == ["main.py", "--mode", "fast"]
