@@ -40,6 +40,9 @@ def inherit() -> None:
     """Make this process one of the run whose request is in the environment."""
     request = RunRequest.in_environment()
     if request is not None:
+        if request.is_first:
+            request.attended = True
+            request.hand_on(os.environ)
         Activation(lambda: request, watched(request.models, cloned=request.cloned, root=request.root), request.root)
 
 

@@ -55,4 +55,5 @@ def asked(
         by_command=by_command,
         process=os.getpid(),
         marker=os.path.join(tempfile.gettempdir(), f"ace-{os.getpid()}-{os.urandom(8).hex()}"),
+        attended=not by_command,
     )

@@ -35,6 +35,7 @@ class RunRequest:
         by_command: bool,
         process: int,
         marker: str,
+        attended: bool,
     ) -> None:
         self.adapter = adapter
         self.settings = dict(settings)
@@ -52,6 +53,8 @@ class RunRequest:
         """The process that was asked for. All others were started by it."""
         self.marker = marker
         """A file that is made by the first of the other processes that trains a model."""
+        self.attended = attended
+        """Whether the first process looks for that file. It does not if it is a program such as sh."""
 
     @classmethod
     def in_environment(cls) -> RunRequest | None:
@@ -78,7 +81,7 @@ class RunRequest:
 
     def note_training(self) -> None:
         """Let the first process know that this one trains."""
-        if not self.is_first:
+        if self.attended and not self.is_first:
             with suppress(OSError):
                 open(self.marker, "x").close()
 

@@ -301,13 +301,16 @@ def test_processes_of_the_command_train_with_its_settings(clone: Clone, tmp_path
     assert not list((tmp_path / "tmp").glob("ace-*"))
 
 
-def test_a_program_on_the_path(clone: Clone) -> None:
+def test_a_program_on_the_path(clone: Clone, tmp_path: Path) -> None:
     clone.write(TRAIN + MAIN, marked=False)
-    done = clone.run("--mode", "resilient", "--", "sh", "-c", f"'{sys.executable}' train.py; yes | head -n 1; exit 4")
+    (tmp_path / "tmp").mkdir()
+    shell = ("sh", "-c", f"'{sys.executable}' train.py; yes | head -n 1; exit 4")
+    done = clone.run("--mode", "resilient", "--", *shell, TMPDIR=str(tmp_path / "tmp"))
     assert done.returncode == 4
     assert int(done.stdout.split()[0]) == WITH_ACE
     assert "ACE resilient, 20 steps" in done.stderr
     assert "Broken pipe" not in done.stderr, "Python ignores the signal, other programs count on it"
+    assert not list((tmp_path / "tmp").glob("ace-*"))
 
 
 def test_of_many_workers_one_tells(clone: Clone) -> None:
