@@ -1,4 +1,4 @@
-"""The command as people call it, in processes of its own."""
+"""The command as people call it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import torch
 pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install torch-geometric")
 
 from torch_geometric.nn import SchNet
+
+from ace_plugins.cli.main import main
+from ace_plugins.run import launch
 
 SCRIPT = """
 import argparse, os, sys, torch
@@ -48,20 +52,46 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def call(folder: Path, *arguments: str, columns: str = "200") -> Any:
+@dataclass
+class Done:
+    returncode: Any
+    stdout: str
+    stderr: str
+
+
+def process(folder: Path, *arguments: str) -> Any:
+    """``ace-patch ...`` in a process of its own: for what trains."""
     env = {k: v for k, v in os.environ.items() if k != "ACE_RUNS"}
     return subprocess.run(
         [sys.executable, "-m", "ace_plugins", *arguments],
         cwd=folder,
-        env={**env, "COLUMNS": columns},
+        env={**env, "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=300,
     )
 
 
-def test_run_trains_an_unmodified_script(folder: Path) -> None:
-    done = call(folder, "run", "schnet", "--mode", "resilient", "--dual-lr", "0.01", "--", "train.py", "--steps", "25")
+@pytest.fixture
+def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
+    """``ace-patch ...`` in this process: for what does not."""
+
+    def called(*arguments: str) -> Done:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "argv", ["ace-patch", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(ended.value.code, *capfd.readouterr())
+
+    return called
+
+
+def test_run_trains_an_unmodified_script(folder: Path, call: Any) -> None:
+    done = process(
+        folder, "run", "schnet", "--mode", "resilient", "--dual-lr", "0.01", "--", "train.py", "--steps", "25"
+    )
     assert done.returncode == 7, done.stderr
     upstream = sum(p.numel() for p in SchNet(16, 16, 2, 10).parameters())
     assert done.stdout.splitlines()[0].startswith(f"__main__ ['train.py', '--steps', '25'] work {upstream + 674}"), (
@@ -75,32 +105,30 @@ def test_run_trains_an_unmodified_script(folder: Path) -> None:
     assert [line["step"] for line in lines] == [1, 10, 20, 25]
     assert lines[-1]["lambda"][0] > 0.1
     assert sorted(p.name for p in folder.iterdir()) == [".ace", "model.pt", "train.py"]
+    done = call("export", "model.pt", "-o", "plain.pt")
+    assert done.returncode == 0, done.stderr
+    assert "plain.pt: " in done.stdout
+    assert "exporting f_eq alone although max |gamma| is" in done.stderr
+    SchNet(16, 16, 2, 10).load_state_dict(torch.load(folder / "plain.pt"), strict=True)
 
 
 def test_run_json_and_readme_style_command(folder: Path) -> None:
-    done = call(folder, "run", "schnet", "--json", "--", "python", "train.py")
+    done = process(folder, "run", "schnet", "--json", "--land-at", "3", "--", "python", "train.py", "--steps", "5")
     assert done.returncode == 7, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["models_attached"] == 1
-    assert [site["name"] for site in told["runs"][0]["sites"]] == ["interactions.0", "interactions.1"]
+    (run,) = told["runs"]
+    assert (run["landed"], run["steps"]) == (True, 3)
+    found = [(site["name"], site["gamma"], site["verdict"]) for site in run["sites"]]
+    assert found == [("interactions.0", 0.0, "cut"), ("interactions.1", 0.0, "cut")]
 
 
 def test_the_scripts_errors_are_its_own(folder: Path) -> None:
-    plain = call(folder, "run", "schnet", "--mode", "off", "--", "train.py", "--fail")
+    plain = process(folder, "run", "schnet", "--mode", "off", "--", "train.py", "--fail")
     assert plain.returncode == 1
     assert plain.stderr.startswith("ace: schnet: mode off, plain upstream\nTraceback (most recent call last):\n  File")
     assert plain.stderr.rstrip().endswith("ValueError: the script's own error")
     assert "ace_plugins" not in plain.stderr
-
-
-def test_strict_runs_that_did_not_converge_are_told_so(folder: Path) -> None:
-    done = call(folder, "run", "schnet", "--", "train.py", "--steps", "15")
-    assert "|gamma| is still up to 1.0" in done.stderr or "|gamma| is still up to 0.99" in done.stderr
-    assert "see 'On a short budget' in the README" in done.stderr
-    done = call(folder, "run", "schnet", "--land-at", "3", "--", "train.py", "--steps", "5")
-    assert "ACE strict, landed at step 3, trace in" in done.stderr
-    assert "cut: gamma was set to 0 from far away" in done.stderr
-    assert "the symmetry holds" not in done.stderr
 
 
 def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
@@ -108,14 +136,17 @@ def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     text = SCRIPT.replace("sys.exit(7)", f"{heard}; os.kill(os.getpid(), signal.SIGINT)")
     (folder / "train.py").write_text(text)
-    done = call(folder, "run", "schnet", "--", "train.py")
+    done = process(folder, "run", "schnet", "--no-trace", "--", "train.py")
     assert done.returncode == -2, done.stderr
-    assert "ACE strict, 3 steps" in done.stderr
+    assert "ACE strict, 3 steps\n" in done.stderr, "the table comes all the same, and without a trace"
+    assert not (folder / ".ace").exists()
 
 
-def test_without_a_word_the_command_shows_its_help(folder: Path) -> None:
-    done = call(folder)
-    assert "Commands:\n  data " in done.stdout + done.stderr
+def test_without_a_word_the_command_shows_its_help(call: Any) -> None:
+    for words in ((), ("--help",)):
+        done = call(*words)
+        assert "Commands:\n  data " in done.stdout + done.stderr
+        assert "Checkouts:\n  egno " in done.stdout + done.stderr
 
 
 SPAWN = """
@@ -134,7 +165,7 @@ if __name__ == "__main__":
 
 def test_models_built_in_spawned_workers_are_attached(folder: Path) -> None:
     (folder / "spawn.py").write_text(SPAWN)
-    done = call(folder, "run", "schnet", "--mode", "resilient", "--", "spawn.py")
+    done = process(folder, "run", "schnet", "--mode", "resilient", "--", "spawn.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "attached True resilient 1\n"
     assert "no model was attached" not in done.stderr
@@ -142,56 +173,45 @@ def test_models_built_in_spawned_workers_are_attached(folder: Path) -> None:
     assert "ACE resilient, 1 step," in done.stderr
 
 
-def test_the_scripts_own_options_are_its_own(folder: Path) -> None:
-    (folder / "args.py").write_text("import sys; print(sys.argv)")
-    words = ["args.py", "--mode", "fast", "--epsilon", "7", "--json", "--", "x"]
+def test_the_scripts_own_options_are_its_own(folder: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    became: list[list[str]] = []
+
+    def become(command: list[str], environment: Any) -> None:
+        became.append(command)
+        sys.exit(0)
+
+    monkeypatch.setattr(launch, "_become", become)
+    words = ["train.py", "--mode", "fast", "--epsilon", "7", "--json", "--", "x"]
     for before in (["run", "schnet", "--mode", "off"], ["run", "--mode", "off", "schnet"]):
         for dashes in ([], ["--"]):
-            done = call(folder, *before, *dashes, *words)
-            assert done.stdout == f"{words}\n", done.stderr
+            assert call(*before, *dashes, *words).returncode == 0
+            assert became[-1][-len(words) :] == words
+            assert became[-1][0] == sys.executable
 
 
-def test_run_says_when_the_dual_loop_never_ran(folder: Path) -> None:
+def test_run_says_when_nothing_came_of_it(folder: Path) -> None:
     (folder / "idle.py").write_text("from torch_geometric.nn import SchNet\nmodel = SchNet(16, 16, 2, 10)\n")
-    done = call(folder, "run", "schnet", "--", "idle.py")
+    done = process(folder, "run", "schnet", "--", "idle.py")
     assert "ace: attached to SchNet, but its dual loop made no step: expected optimizer.step()" in done.stderr
-
-
-def test_the_summary_needs_no_trace(folder: Path) -> None:
-    done = call(folder, "run", "schnet", "--no-trace", "--", "train.py")
-    assert "ACE strict, 3 steps" in done.stderr
-    assert not (folder / ".ace").exists()
-
-
-def test_run_says_when_nothing_was_attached(folder: Path) -> None:
     (folder / "empty.py").write_text("print('hello')")
-    done = call(folder, "run", "schnet", "--", "empty.py")
+    done = process(folder, "run", "schnet", "--", "empty.py")
     assert (done.returncode, done.stdout) == (0, "hello\n")
     assert "no model was attached: this process built none of torch_geometric.nn.models.schnet:SchNet" in done.stderr
 
 
-def test_doctor(folder: Path) -> None:
-    done = call(folder, "doctor", "schnet", "--json")
+def test_doctor(folder: Path, call: Any) -> None:
+    done = call("doctor", "schnet", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["parameters_before"], told["parameters_after"]) == (127_553, 153_543)
     assert told["error_at_0"]["relative"] < 1e-5 < 1e-2 < told["error_at_1"]["relative"]
     assert [part["name"] for part in told["parts"]][:2] == ["lift", "interactions.0"]
-    table = call(folder, "doctor", "schnet")
+    table = call("doctor", "schnet")
     assert "parameters: 127,553 before, 153,543 after" in table.stdout
     assert "preset paper (default): dual_optimizer=adam, dual_lr=0.0005" in table.stdout
     assert table.stdout.rstrip().endswith("healthy")
-    assert call(folder, "doctor", "schnet", "--json").stdout == done.stdout, "the same numbers each time"
+    assert call("doctor", "schnet", "--json").stdout == done.stdout, "the same numbers each time"
     assert list(folder.iterdir()) == [folder / "train.py"], "doctor leaves nothing behind"
-
-
-def test_export(folder: Path) -> None:
-    call(folder, "run", "schnet", "--", "train.py")
-    done = call(folder, "export", "model.pt", "-o", "plain.pt")
-    assert done.returncode == 0, done.stderr
-    assert "plain.pt: " in done.stdout
-    assert "exporting f_eq alone although max |gamma| is" in done.stderr
-    SchNet(16, 16, 2, 10).load_state_dict(torch.load(folder / "plain.pt"), strict=True)
 
 
 @pytest.mark.parametrize(
@@ -224,9 +244,9 @@ def test_export(folder: Path) -> None:
         (["demo", "--target", "energy"], "unknown QM9 target 'energy': expected one of "),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_2(folder: Path, arguments: list[str], message: str) -> None:
+def test_mistakes_are_one_line_and_exit_code_2(folder: Path, call: Any, arguments: list[str], message: str) -> None:
     before = sorted(folder.rglob("*"))
-    done = call(folder, *arguments)
+    done = call(*arguments)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     (line,) = done.stderr.strip().splitlines()

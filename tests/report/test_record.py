@@ -1,0 +1,79 @@
+"""The record of a run: one for every model, told in words at the end."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from toy import Layered
+
+from ace_plugins import attach, project
+from ace_plugins.engine.duals import Duals
+from ace_plugins.report.recorder import RECORDER
+from ace_plugins.report.tables import print_run
+from ace_plugins.settings.config import Config
+
+
+def trained(steps: int, **settings: Any) -> Any:
+    model = attach(Layered(), **settings)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(torch.randn(6, 3)) - 1).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def test_a_strict_run_that_did_not_converge_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    told = RECORDER.of(trained(15)).to_dict()
+    assert told["verdict"].startswith("|gamma| is still up to 0.9")
+    assert told["verdict"].endswith("see 'On a short budget' in the README")
+    assert {site["verdict"] for site in told["sites"]} == {"moving"}
+    print_run(told)
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "ACE strict, 15 steps, trace in" in printed
+    assert "moving: gamma is still on its way to 0: give it more steps" in printed
+    assert "|gamma| is still up to 0.9" in printed
+
+
+def test_a_landing_from_far_away_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    print_run(RECORDER.of(trained(5, land_at=3, trace=False)).to_dict())
+    printed = capsys.readouterr().err
+    assert "ACE strict, landed at step 3\n" in printed
+    assert "cut: gamma was set to 0 from far away" in printed
+    assert "the symmetry holds" not in printed
+
+
+def test_land_at_that_was_not_reached_is_told() -> None:
+    told = RECORDER.of(trained(14, land_at=100)).to_dict()
+    assert told["verdict"].endswith("land_at = 100 was not reached in 14 steps")
+
+
+def test_a_record_outlives_its_model_and_holds_no_model() -> None:
+    model = trained(3)
+    record = RECORDER.of(model)
+    assert RECORDER.of(model) is record
+    assert record.folder is not None
+    del model
+    gc.collect()
+    assert record.finished
+    assert record.to_dict()["steps"] == 3
+    assert record not in RECORDER.records.values()
+
+
+def test_a_projected_model_begins_a_record_of_its_own_when_attached_again() -> None:
+    model = trained(2)
+    first = RECORDER.of(model)
+    project(model)
+    attach(model)
+    assert RECORDER.of(model) is not first
+    assert first.finished
+
+
+@pytest.mark.parametrize(("mode", "slack"), [("strict", 0.0), ("resilient", 0.3), ("bounded", 0.1)])
+def test_slack_starts_where_it_is_told(mode: str, slack: float) -> None:
+    config = Config(mode=mode, u_init=0.3, epsilon=0.1)
+    duals = Duals(2, config, dtype=torch.float64, device=torch.device("cpu"))
+    assert duals.u.tolist() == [slack, slack]
