@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ import torch
 from torch import nn
 from toy import Layered
 
-from ace_plugins import AceError, Checkout, Shim, Site, Upstream, hookimpl, patched, status
-from ace_plugins.contract.sites import Node
+from ace_plugins import AceError, AnyShim, Checkout, Node, Shim, Site, StandIn, Upstream, hookimpl, patched, status
+from ace_plugins.patch.constructors import CONSTRUCTORS
+from ace_plugins.patch.shims import REPAIRS
 from ace_plugins.plugins.registry import registry
 
 SOURCE = """
@@ -56,15 +58,13 @@ class NetAdapter:
 def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[NetAdapter]]:
     (tmp_path / "upstream_net.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    from ace_plugins import patching, shims
-
     made = type("Made", (NetAdapter,), {"shimmed": []})
     registry().add(made(), "net")
     yield made
     registry().remove("net")
     sys.modules.pop("upstream_net", None)
-    shims._applied.discard(("net", "repair"))
-    patching._patches.pop("upstream_net:Net", None)
+    REPAIRS.applied.discard(("net", "repair"))
+    CONSTRUCTORS.patches.pop("upstream_net:Net", None)
 
 
 def test_before_the_upstream_is_imported(adapter: type[NetAdapter]) -> None:
@@ -213,4 +213,35 @@ def test_another_projects_file_of_the_same_name_is_left_alone(tmp_path: Path, mo
     finally:
         registry().remove("other")
         for name in [name for name in sys.modules if name.startswith(("theirs", "ours"))]:
+            del sys.modules[name]
+
+
+class WithStandIn(CheckoutAdapter):
+    models = ("models.net:Net",)
+
+    @hookimpl
+    def ace_shims(self) -> Sequence[AnyShim]:
+        return [StandIn("no_such_library", "a test", lambda: ModuleType("no_such_library"))]
+
+
+def test_stand_ins_are_there_as_long_as_a_patch_is_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "clone" / "models").mkdir(parents=True)
+    (tmp_path / "clone" / "models" / "net.py").write_text(SOURCE)
+    for name in ("first", "second", "third"):
+        (tmp_path / "clone" / f"{name}.py").write_text("import no_such_library\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry().add(WithStandIn(), "standing")
+    try:
+        outer, inner = patched("standing"), patched("standing", mode="off")
+        importlib.import_module("clone.first")
+        inner.undo()
+        del sys.modules["no_such_library"]
+        importlib.import_module("clone.second")  # the other patch still counts on it
+        outer.undo()
+        del sys.modules["no_such_library"]
+        with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+            importlib.import_module("clone.third")
+    finally:
+        registry().remove("standing")
+        for name in [name for name in sys.modules if name.startswith("clone")]:
             del sys.modules[name]
