@@ -24,8 +24,9 @@ def check_config(plugin: Plugin, config: Config) -> None:
     if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
         text = "dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim"
         raise ConfigError(problems=[("dual_optimizer", text)])
-    devices = {shim.device for shim in shims_of(plugin) if isinstance(shim, Shim)}
-    if config.device != "auto" and config.device not in devices:
+    if config.device == "auto":
+        return
+    if config.device not in {shim.device for shim in shims_of(plugin) if isinstance(shim, Shim)}:
         text = (
             f"device {config.device!r}: adapter {plugin.name!r} redirects no CUDA calls, as {plugin.patches.title} "
             "lets its user choose; expected auto, and the script's own option"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError
+from ..plugins.configuring import check_config
 from ..plugins.registry import registry
 from ..settings.file import SettingsFile
 from ..settings.sources import resolve
@@ -42,6 +43,7 @@ def asked(
             f"adapter={plugin.name!r}) in the script, and start it without 'ace-patch run'"
         )
     resolved = resolve(plugin.presets, file=file, options=options)
+    check_config(plugin, resolved.config)
     if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
         for notice in resolved.notices:
             say(notice)

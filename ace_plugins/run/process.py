@@ -28,7 +28,6 @@ from ..errors import AceError, AceWarning
 from ..later import later
 from ..patch.constructors import patch_models
 from ..patch.shims import REPAIRS
-from ..plugins.configuring import check_config
 from ..plugins.registry import registry
 from ..report.record import Record
 from ..report.recorder import RECORDER
@@ -54,7 +53,6 @@ class ProcessRun:
         """Known from the first step on, also after the script has ended its process group."""
         self._told = False
         self._at: str | None = None
-        check_config(self.plugin, self.config)
         self.patch = patch_models(self.plugin, self.config)
         registry().manager.register(self, name="ace_plugins.run")
         self._plain_warning = warnings.showwarning

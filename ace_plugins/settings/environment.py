@@ -10,7 +10,7 @@ from .config import KINDS, SETTINGS
 
 RUNS = ".ace/runs"
 """Where traces go, unless ACE_RUNS names another folder."""
-OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUNS")
+OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS")
 """Variables that are not settings of a model."""
 
 
