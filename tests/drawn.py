@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ace_plugins.settings.config import KINDS
-from ace_plugins.settings.kinds import Choice, Flag, Kind, Number, Whole
+from ace_plugins.settings.kinds import Choice, Flag, Kind, Number
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"dual_optimizer": "adam", "dual_lr": 5e-4, "land_at": 7},
@@ -20,8 +20,8 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
         return st.sampled_from(kind.choices)
     if isinstance(kind, Flag):
         return st.booleans()
-    if isinstance(kind, Whole):
-        return st.integers(kind.least, 10**9)
+    if isinstance(kind, Number) and kind.whole:
+        return st.integers(int(kind.low), 10**9)
     if isinstance(kind, Number):
         low, high = (0.0 if kind.positive else max(kind.low, -1e9)), min(kind.high, 1e9)
         return st.floats(low, high, exclude_min=kind.positive, exclude_max=True)

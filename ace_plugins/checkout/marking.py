@@ -1,6 +1,7 @@
 """One marked line in somebody else's script, put in and taken out again byte for byte.
 
-The line is the only record that it was put there. Sources are parsed, never executed.
+The line is the only record that it was put there. What counts is the import on a line of its own; the comment is for
+people. Sources are parsed, never executed.
 """
 
 from __future__ import annotations
@@ -9,26 +10,23 @@ import ast
 import codecs
 import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from ..errors import AceError
 
-MODULE = "ace_plugins.activate"
-LINE = f"import {MODULE}  # added by ace-patch; to undo, run 'ace-patch revert' or delete this line"
-
-# Other versions may word the rest of the comment otherwise.
-_MARKED = re.compile(rb"([ \t]*)import[ \t]+ace_plugins\.activate[ \t]*#[^\r\n]*added by ace-patch[^\r\n]*[\r\n]*")
+LINE = "import ace_plugins.activate  # added by ace-patch; to undo, run 'ace-patch revert' or delete this line"
+_MARKED = re.compile(rb"([ \t]*)import[ \t]+ace_plugins\.activate[ \t]*(#[^\r\n]*)?[\r\n]*")
 _UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def mark(source: bytes, name: str) -> bytes:
-    """The source with ``LINE`` before its first statement; as it is, if it activates ACE already."""
+    """The source with ``LINE`` before its first statement; as it is, if it is marked already."""
     try:
         source.decode("utf-8")
         tree = _parse(source)
     except _UNREADABLE as error:
         raise AceError(f"{name}: not valid Python in UTF-8 ({error}); mend it first, nothing was changed") from None
-    if is_marked(source) or activates(source):
+    if is_marked(source):
         return source
     bom, lines = _split(source)
     index, at = _place(tree, len(lines))
@@ -63,18 +61,6 @@ def unmark(source: bytes, name: str = "the file") -> bytes:
 def is_marked(source: bytes) -> bool:
     """Whether ``unmark`` has anything to remove."""
     return bool(_marked(source))
-
-
-def activates(source: bytes) -> list[int]:
-    """The lines that import the activation without the mark.
-
-    Those in functions do not count, as they may never be called. A source that does not parse has none.
-    """
-    try:
-        tree = _parse(source)
-    except _UNREADABLE:
-        return []
-    return sorted({node.lineno for node in _outside_functions(tree) if _imports_it(node)}.difference(_marked(source)))
 
 
 def _marked(source: bytes) -> list[int]:
@@ -122,22 +108,6 @@ def _program(source: bytes, without: Collection[int] = ()) -> str | None:
         return ast.dump(Remove().visit(_parse(source)))
     except _UNREADABLE:
         return None
-
-
-def _outside_functions(node: ast.AST) -> Iterator[ast.stmt]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.stmt):
-            yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _outside_functions(child)
-
-
-def _imports_it(node: ast.stmt) -> bool:
-    if isinstance(node, ast.Import):
-        return any(alias.name == MODULE for alias in node.names)
-    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        return MODULE in (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
-    return False
 
 
 def _parse(source: bytes) -> ast.Module:

@@ -6,7 +6,6 @@ planned from what was read, and then written all or not at all.
 
 from __future__ import annotations
 
-import codecs
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,11 @@ from ..plugins.configuring import check_config
 from ..plugins.plugin import Plugin
 from ..settings.config import Config
 from ..settings.editing import updated, written
-from ..settings.file import NAME, SettingsFile, content_of, is_as_written, is_ours, parsed
+from ..settings.file import NAME, SettingsFile, is_as_written, is_ours, read
 from ..settings.sources import resolve
 from .layout import Layout, fits, layout
-from .marking import activates, is_marked, mark, unmark
-from .writing import Change, apply, diff
+from .marking import is_marked, mark, unmark
+from .writing import Change, apply, content_of, diff
 
 
 @dataclass(frozen=True)
@@ -64,41 +63,33 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     checkout = checkout_of(plugin)
     presets = plugin.presets
     resolve(presets, options=settings, environment={})
-    file, before = _settings(root, plugin, settings, presets)
-    config = resolve(presets, file=file, environment={}).config
+    before = content_of(root / NAME)
+    file = _settings(root / NAME, before, plugin, settings)
+    config = resolve(presets, file=file, environment={})
     check_config(plugin, config)
     found = layout(root, checkout)
     if not found.fits:
         raise _refusal(root, plugin, checkout, found)
     # The settings first: a process killed half-way must not leave a marked script without them.
-    changes = [Change(file.path, before, _encoded(file, before))]
+    changes = [Change(file.path, before, file.text.encode())]
     for script in checkout.scripts:
         source = (root / script).read_bytes()
         changes.append(Change(root / script, source, mark(source, script)))
     return Patching(root, tuple(changes), layout=found, settings=file, config=config)
 
 
-def _settings(
-    root: Path, plugin: Plugin, settings: Mapping[str, Any], presets: Mapping[str, Any]
-) -> tuple[SettingsFile, bytes | None]:
-    path, script = root / NAME, checkout_of(plugin).scripts[0]
-    if not path.exists():
-        return written(path, plugin.name, script, settings, presets), None
-    before = content_of(path)
-    file = parsed(path, before)
+def _settings(path: Path, before: bytes | None, plugin: Plugin, settings: Mapping[str, Any]) -> SettingsFile:
+    """The settings file as it is to be: a new one, or the one that is there with these settings set."""
+    script = checkout_of(plugin).scripts[0]
+    if before is None:
+        return written(path, plugin.name, script, settings, plugin.presets)
+    file = read(path, before)
     if file.adapter != plugin.name:
         raise CheckoutError(
-            f"{root} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: one "
-            "checkout has one adapter; run 'ace-patch revert' there first"
+            f"{path.parent} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: "
+            "one checkout has one adapter; run 'ace-patch revert' there first"
         )
-    return updated(file, settings, script, presets), before
-
-
-def _encoded(file: SettingsFile, before: bytes | None) -> bytes:
-    """The file's text with the line endings, and the mark at its start, that it had before."""
-    before = before or b""
-    text = file.text.replace("\n", "\r\n") if b"\r\n" in before else file.text
-    return (codecs.BOM_UTF8 if before.startswith(codecs.BOM_UTF8) else b"") + text.encode()
+    return updated(file, settings, script, plugin.presets)
 
 
 def reverting(root: Path, *, purge: bool = False) -> Plan:
@@ -106,24 +97,14 @@ def reverting(root: Path, *, purge: bool = False) -> Plan:
     root = folder(root)
     changes, kept = [], []
     for path in scripts_in(root):
-        name = path.relative_to(root).as_posix()
-        try:
-            source = path.read_bytes()
-        except OSError as error:
-            kept.append(f"{name}: it cannot be read ({error.strerror})")
-            continue
-        if b"ace_plugins" not in source:
-            continue  # most files, and parsing them takes long
-        if is_marked(source):
-            changes.append(Change(path, source, unmark(source, name)))
-        for line in activates(source):
-            kept.append(f"{name} line {line}: imports ace_plugins.activate without the mark of ace-patch")
-    path = root / NAME
-    if path.is_file():
-        content = path.read_bytes()
-        text = content.decode("utf-8", "replace")
+        source = content_of(path) or b""
+        if b"ace_plugins" in source and is_marked(source):  # most files are not, and parsing them takes long
+            changes.append(Change(path, source, unmark(source, path.relative_to(root).as_posix())))
+    content = content_of(root / NAME)
+    if content is not None:
+        text = content.decode("utf-8-sig", "replace")
         if is_as_written(text) or (purge and is_ours(text)):
-            changes.append(Change(path, content, None))
+            changes.append(Change(root / NAME, content, None))
         elif is_ours(text):
             kept.append(f"{NAME}: it was edited; 'ace-patch revert --purge' removes it too")
         else:
@@ -179,15 +160,10 @@ def nearby(root: Path, checkout: Checkout) -> Path | None:
 
 def scripts_in(root: Path) -> Iterator[Path]:
     """Every Python file of a checkout; not those of hidden folders, environments, or a checkout inside it."""
-    seen: set[Path] = set()
     for where, folders, files in os.walk(root):
         here = Path(where)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_apart(here / name))
-        for file in sorted(files):
-            path = here / file
-            if file.endswith(".py") and path.is_file() and path.resolve() not in seen:
-                seen.add(path.resolve())  # a script and a link to it are one
-                yield path
+        yield from (here / file for file in sorted(files) if file.endswith(".py") and (here / file).is_file())
 
 
 def _is_apart(path: Path) -> bool:

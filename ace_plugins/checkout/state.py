@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import AceError, CheckoutError
 from ..plugins.plugin import Plugin
-from ..plugins.registry import Registry
+from ..plugins.registry import registry
 from ..settings.config import Config
-from ..settings.environment import RUNS, settings_in, variable
-from ..settings.file import NAME, SettingsFile, unchecked
+from ..settings.environment import RUNS, misspelt, settings_in, variable
+from ..settings.file import NAME, SettingsFile, read
 from ..settings.sources import resolve
 from .layout import Layout, fits, layout
-from .marking import activates, is_marked
+from .marking import is_marked
 from .patching import checkout_of, folder, nearby
 
 
@@ -60,31 +61,27 @@ class State:
         }
 
 
-def state(root: Path, registry: Registry) -> State:
+def state(root: Path) -> State:
     """Whose checkout a folder is, and how it is."""
     root = folder(root)
-    problems: list[str] = []
-    settings, config = None, None
-    if (root / NAME).is_file():
-        try:
-            settings = unchecked(root / NAME)
-        except AceError as error:
-            problems.append(str(error))
-    plugin = registry.adapter(settings.adapter) if settings else _claiming(root, registry)
+    problems = misspelt(os.environ)
+    settings, config, variables = None, None, {}
+    there = (root / NAME).is_file()
+    with _told(problems):
+        settings = read(root / NAME) if there else None
+    plugin = registry().adapter(settings.adapter) if settings else _claiming(root)
     checkout = checkout_of(plugin)
-    if settings is not None:
-        try:
-            config = resolve(plugin.presets, file=settings, environment={}).config
-        except AceError as error:
-            problems.append(str(error))
+    with _told(problems):
+        config = None if settings is None else resolve(plugin.presets, file=settings, environment={})
+    with _told(problems):
+        variables = {variable(name): os.environ[variable(name)] for name in settings_in(os.environ)}
     scripts = {script: _script_state(root / script) for script in checkout.scripts}
-    if "patched" in scripts.values() and not (root / NAME).is_file():
+    if "patched" in scripts.values() and not there:
         problems.append(
             f"{NAME}: missing, so that patched scripts stop; 'ace-patch {plugin.name}' writes it again, 'ace-patch "
             "revert' takes their marked lines out"
         )
     found = layout(root, checkout)
-    runs = root / RUNS
     return State(
         root=root,
         adapter=plugin,
@@ -92,33 +89,31 @@ def state(root: Path, registry: Registry) -> State:
         scripts=scripts,
         settings=settings,
         config=config,
-        environment=_environment(problems),
+        environment=variables,
         problems=(*problems, *(f"does not fit: {difference}" for difference in found.differences)),
-        runs=tuple(sorted(each.name for each in runs.iterdir() if each.is_dir())) if runs.is_dir() else (),
+        runs=tuple(sorted(each.name for each in (root / RUNS).glob("*") if each.is_dir())),
     )
 
 
-def _environment(problems: list[str]) -> dict[str, str]:
+@contextmanager
+def _told(problems: list[str]) -> Iterator[None]:
+    """What goes wrong is one of the problems, and the rest is looked at all the same."""
     try:
-        found, notices = settings_in(os.environ)
+        yield
     except AceError as error:
         problems.append(str(error))
-        return {}
-    problems.extend(notices)
-    return {variable(name): os.environ[variable(name)] for name in found}
 
 
 def _script_state(path: Path) -> str:
     try:
-        source = path.read_bytes()
+        return "patched" if is_marked(path.read_bytes()) else "not patched"
     except OSError as error:
         return f"cannot be read ({error.strerror})"
-    return "patched" if is_marked(source) or activates(source) else "not patched"
 
 
-def _claiming(root: Path, registry: Registry) -> Plugin:
+def _claiming(root: Path) -> Plugin:
     """The adapter whose checkout this is, by its shape."""
-    known = registry.with_checkouts
+    known = registry().with_checkouts
     fitting = [p for p in known if fits(root, checkout_of(p))]
     if len(fitting) == 1:
         return fitting[0]

@@ -51,21 +51,20 @@ def diff(changes: Sequence[Change], root: Path) -> str:
 
 def _check(change: Change) -> None:
     """Whether the file is as it was read and can be written. That nobody may write it holds for the superuser too."""
-    path, now = change.path, _content(change.path)
-    if now != change.before:
-        how = " (it is gone)" if now is None else " (it did not exist)" if change.before is None else ""
-        raise AceError(f"{path} has changed since it was read{how}; run the command again")
+    path = change.path
+    if content_of(path) != change.before:
+        raise AceError(f"{path} has changed since it was read; run the command again")
     if change.before == change.after:
         return
     target = Path(os.path.realpath(path))
-    places = {target.parent: f"its folder {target.parent}"} | ({} if now is None else {target: "it"})
+    places = {target.parent: f"its folder {target.parent}"} | ({} if change.before is None else {target: "it"})
     for place, what in places.items():
-        if not (place.exists() and place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
-            wrong = "is read-only" if place.exists() else "does not exist"
-            raise AceError(f"{path} cannot be changed, {what} {wrong}; make it writable or work on a copy")
+        if not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
+            raise AceError(f"{path} cannot be changed, {what} is read-only; make it writable or work on a copy")
 
 
-def _content(path: Path) -> bytes | None:
+def content_of(path: Path) -> bytes | None:
+    """What a file holds; None if there is none."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -86,7 +85,7 @@ def _put(path: Path, content: bytes | None) -> None:
 
 def _restored(change: Change) -> bool:
     try:
-        if _content(change.path) != change.before:
+        if content_of(change.path) != change.before:
             _put(change.path, change.before)
     except AceError:
         return False

@@ -91,7 +91,7 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
 @as_json
 def status(checkout: Path, as_json: bool) -> None:
     """How CHECKOUT is: whose it is, at which commit, patched or not, with which settings."""
-    found = state(checkout, registry())
+    found = state(checkout)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -24,7 +24,7 @@ def _parser(kind: Kind) -> Callable[[str], Any]:
         try:
             return kind.parse(text)
         except ValueError:
-            raise click.BadParameter(f"{text!r}: expected {kind.text}.") from None
+            raise click.BadParameter(f"{text!r}: expected {kind.expected}.") from None
 
     return parse
 

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import AceError
 from ..plugins.configuring import check_config
 from ..plugins.registry import registry
+from ..settings.environment import misspelt
 from ..settings.file import SettingsFile
 from ..settings.sources import resolve
 from ..telling import say
@@ -42,14 +43,14 @@ def asked(
             f"adapter {plugin.name!r} names no class that a run could attach to: call attach(model, "
             f"adapter={plugin.name!r}) in the script, and start it without 'ace-patch run'"
         )
-    resolved = resolve(plugin.presets, file=file, options=options)
-    check_config(plugin, resolved.config)
+    config = resolve(plugin.presets, file=file, options=options)
+    check_config(plugin, config)
     if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
-        for notice in resolved.notices:
+        for notice in misspelt(os.environ):
             say(notice)
     return RunRequest(
         adapter=plugin.name,
-        settings=dataclasses.asdict(resolved.config),
+        settings=dataclasses.asdict(config),
         models=list(plugin.patches.models),
         cloned=plugin.patches.checkout is not None,
         root=None if root is None else str(root),

@@ -23,7 +23,7 @@ from ..errors import AceError
 from ..plugins.claims import holding
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..settings.file import NAME, unchecked
+from ..settings.file import NAME, read
 from .asking import asked
 from .request import VARIABLE
 
@@ -46,7 +46,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
         raise ScriptError("Python was started with -I, -E or -S, which keeps ACE out of the script: leave that out")
     os.environ.pop(VARIABLE, None)  # of a run that this one was started in
     root = _root(plugin, words)
-    file = unchecked(root / NAME) if root and (root / NAME).is_file() else None
+    file = read(root / NAME) if root and (root / NAME).is_file() else None
     if file is not None and file.adapter != plugin.name:
         file = None
     request = asked(plugin.name, file=file, options=options, root=root, as_json=as_json, by_command=True)

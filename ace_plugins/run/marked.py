@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import AceError
 from ..later import later
-from ..settings.file import NAME, SettingsFile, unchecked
+from ..settings.file import NAME, SettingsFile, read
 from .activation import Activation, current, give_up, inherit, inside
 from .request import VARIABLE, RunRequest
 
@@ -56,7 +56,7 @@ def _settings_beside(script: Any) -> SettingsFile:
     for start in starts:
         for folder in (start, *start.parents):
             if (folder / NAME).is_file():
-                return unchecked(folder / NAME)
+                return read(folder / NAME)
     raise AceError(
         f"{script} was patched by ace-patch, but there is no {NAME} beside it: run 'ace-patch revert' in its folder to "
         "take the marked line out, or patch it again"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError, one_of
-from .kinds import Choice, Flag, Kind, Number, Rate, Whole
+from .kinds import Choice, Flag, Kind, Number, Rate
 
 PAPER = "paper"
 """The preset that is used unless another is named, where the adapter has it."""
@@ -20,6 +20,7 @@ UNBOUNDED = (
 )
 """What it costs to deploy branches that are not bounded."""
 RATE = Rate()
+COUNT = Number(low=0, whole=True)
 
 
 def _setting(default: Any, kind: Kind, text: str) -> Any:
@@ -57,7 +58,7 @@ class Config:
     nupi_kp: float = _setting(1.0, Number(low=0), "nupi: proportional gain")
     nupi_ki: float = _setting(1.0, Number(low=0), "nupi: integral gain")
     nupi_nu: float = _setting(0.0, Number(low=0, high=1), "nupi: smoothing of the constraint")
-    land_at: int = _setting(0, Whole(), "strict: the step after which gamma is 0 for good; 0 for never")
+    land_at: int = _setting(0, COUNT, "strict: the step after which gamma is 0 for good; 0 for never")
     spectral_norm: bool = _setting(False, Flag(), "divide every linear map of the branches by its spectral norm")
     eval_branches: str = _setting(
         "auto", Choice(("auto", "on", "off")), "branches in model.eval(): auto (strict off, others on), on, off"
@@ -69,9 +70,9 @@ class Config:
     )
     shims: bool = _setting(True, Flag(), "repair what upstream needs and today's stack has not")
     trace: bool = _setting(True, Flag(), "write gamma, lambda and u to .ace/runs/")
-    trace_every: int = _setting(10, Whole(least=1), "steps between two lines of the trace")
+    trace_every: int = _setting(10, Number(low=1, whole=True), "steps between two lines of the trace")
     error_every: int = _setting(
-        0, Whole(), "steps between two measurements of the equivariance error, which go to the trace; 0 for none"
+        0, COUNT, "steps between two measurements of the equivariance error, which go to the trace; 0 for none"
     )
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ def updated(file: SettingsFile, changes: Mapping[str, Any], script: str, presets
         return written(file.path, file.adapter, script, merged, presets)
     try:
         text = _edited(file.text, changes, _defaults(merged, presets) if "preset" in changes else {})
-        if read(file.path, text).settings != merged:
+        if read(file.path, text.encode()).settings != merged:
             raise ValueError(text)
     except (ValueError, TOMLKitError) as error:
         keys = ", ".join(changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigError
@@ -18,33 +18,35 @@ def variable(setting: str) -> str:
     return f"ACE_{setting.upper()}"
 
 
-def settings_in(environment: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """The settings that are set, and a notice for every variable whose name is nearly that of a setting."""
-    known = {variable(name): name for name in (*SETTINGS, "preset")}
+VARIABLES = {variable(name): name for name in (*SETTINGS, "preset")}
+
+
+def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that are set. A variable that is empty sets nothing."""
     found: dict[str, Any] = {}
-    notices = []
-    for name, text in environment.items():
-        if name in known and text.strip():
-            found[known[name]] = _value(name, text.strip(), known[name])
-        elif name.startswith("ACE_") and name not in (*known, *OTHERS) and not name.startswith("ACE_UPSTREAM_"):
-            near = _near(name, (*known, *OTHERS))
-            if near:  # other programs may have variables of that prefix too
-                notices.append(f"unknown variable {name!r} (did you mean {near!r}?): it is ignored")
-    return found, notices
+    for name, setting in VARIABLES.items():
+        text = environment.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            found[setting] = text if setting == "preset" else KINDS[setting].parse(text)
+        except ValueError:
+            raise ConfigError(f"{name}={text!r}: expected {KINDS[setting].expected}") from None
+    return found
 
 
-def _value(name: str, text: str, setting: str) -> Any:
-    if setting == "preset":
-        return text
-    try:
-        return KINDS[setting].parse(text)
-    except ValueError:
-        raise ConfigError(f"{name}={text!r}: expected {KINDS[setting].text}") from None
-
-
-def _near(name: str, known: Sequence[str]) -> str | None:
-    """The variable that was meant. They are compared without the prefix, which all of them share."""
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """A notice for every variable whose name is nearly that of a setting. Other programs have an ACE_ too."""
+    known = {*VARIABLES, *OTHERS}
+    odd = [name for name in environment if name.startswith("ACE_") and name not in known]
+    if not odd:
+        return []
     import difflib  # only for a mistake: every script that is patched waits for this module
 
-    close = difflib.get_close_matches(name[4:], [each[4:] for each in known], n=1, cutoff=0.75)
-    return f"ACE_{close[0]}" if close else None
+    notices = []
+    for name in odd:
+        # Compared without the prefix, which all of them share.
+        near = difflib.get_close_matches(name[4:], sorted(each[4:] for each in known), n=1, cutoff=0.75)
+        if near and not name.startswith("ACE_UPSTREAM_"):
+            notices.append(f"unknown variable {name!r} (did you mean {'ACE_' + near[0]!r}?): it is ignored")
+    return notices

@@ -22,10 +22,7 @@ else:
 
 
 NAME = "ace.toml"
-_SIGNED = re.compile(r"^# as written by ace-patch, ([0-9a-f]{16}): (.*)\n\Z", re.MULTILINE)
-_SIGNATURE = "once you edit the file, 'ace-patch revert' keeps it"
-# "Invalid value (at line 2, column 8)" of tomllib, "... at line 2 col 8" of tomlkit.
-_AT_LINE = re.compile(r"(.*?) \(?at (line \d+|end of document).*", re.DOTALL)
+_SIGNATURE = "# as written by ace-patch, {}: once you edit the file, 'ace-patch revert' keeps it\n"
 
 
 @dataclass(frozen=True)
@@ -49,52 +46,36 @@ class SettingsFile:
 
 def signed(body: str) -> str:
     """The text with a last line by which `is_as_written` knows it."""
-    return f"{body}# as written by ace-patch, {_checksum(body, _SIGNATURE)}: {_SIGNATURE}\n"
+    import hashlib  # here: every script that is patched waits for this module
+
+    return body + _SIGNATURE.format(hashlib.sha256(body.encode()).hexdigest()[:16])
 
 
 def is_as_written(text: str) -> bool:
     """Whether nobody but ace-patch has written this file."""
-    text = text.replace("\r\n", "\n").removeprefix("\ufeff")
-    found = _SIGNED.search(text)
-    return found is not None and found[1] == _checksum(text[: found.start()], found[2])
+    text = text.replace("\r\n", "\n")
+    return text == signed(text.rpartition(_SIGNATURE.partition("{")[0])[0])
 
 
 def is_ours(text: str) -> bool:
     """Whether this is a settings file of a patched checkout at all: others may have an ace.toml too."""
-    return re.search(r"^adapter\s*=", text, re.MULTILINE) is not None or is_as_written(text)
+    return re.search(r"^adapter\s*=", text, re.MULTILINE) is not None
 
 
-def unchecked(path: Path) -> SettingsFile:
-    """Read a file; its keys are known, its values may be wrong."""
-    return parsed(path, content_of(path))
-
-
-def content_of(path: Path) -> bytes:
+def read(path: Path, content: bytes | None = None) -> SettingsFile:
+    """What a file says; its keys are known, its values may be wrong. ``content`` if it was read already."""
     try:
-        return path.read_bytes()
+        text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def parsed(path: Path, content: bytes) -> SettingsFile:
-    """What the bytes of a file say, as far as its keys go."""
-    try:
-        text = content.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not valid UTF-8 (byte {error.start}); save it as UTF-8") from error
-    return read(path, text)
-
-
-def read(path: Path, text: str) -> SettingsFile:
-    """What a text says, as far as its keys go."""
     try:
         values: dict[str, Any] = loads(text)
     except (ValueError, RecursionError) as error:
-        found = _AT_LINE.fullmatch(str(error))
-        what, line = (found[1], found[2]) if found else (str(error), "")
-        place = f" {line.replace('end of document', 'at its end')}" if line else ""
-        hint = " (a word needs quotes)" if what == "Invalid value" else ""
-        raise ConfigError(f"{path.name}{place}: not valid TOML: {what}{hint}; mend it in {path}") from error
+        hint = " (a word needs quotes)" if "Invalid value" in str(error) else ""
+        what = " ".join(str(error).split())
+        raise ConfigError(f"{path.name}: not valid TOML: {what}{hint}; mend it in {path}") from error
     adapter = values.pop("adapter", None)
     if not isinstance(adapter, str):
         line = f" line {_line_of(text, 'adapter')}" if adapter is not None else ""
@@ -104,9 +85,6 @@ def read(path: Path, text: str) -> SettingsFile:
     if unknown:
         known = [*SETTINGS, "adapter", "preset"]
         raise ConfigError("; ".join(f"{file.where(key)}: {one_of('setting', key, known)}" for key in unknown))
-    if not isinstance(values.get("preset", ""), str):
-        told = f"preset {values['preset']!r}: expected a name in quotes"
-        raise ConfigError(f"{file.where('preset')}: {told}; mend it in {path}")
     return file
 
 
@@ -115,9 +93,3 @@ def _line_of(text: str, key: str) -> int:
     name = re.escape(key)
     found = re.search(rf"""^[ \t]*\[*[ \t]*["']?{name}["']?[ \t]*[=.\]]""", text, re.MULTILINE)
     return text.count("\n", 0, found.start()) + 1 if found else 1
-
-
-def _checksum(body: str, words: str) -> str:
-    import hashlib  # here: every script that is patched waits for this module
-
-    return hashlib.sha256(f"{body}{words}".encode()).hexdigest()[:16]

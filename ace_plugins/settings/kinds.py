@@ -17,14 +17,18 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 class Kind:
     """What a setting can be."""
 
-    text = "text"
+    expected = "text"
     """In errors: what to write."""
     metavar = "TEXT"
     """In ``--help``."""
 
+    def holds(self, value: Any) -> bool:
+        """Whether a setting of this kind can have that value."""
+        raise NotImplementedError
+
     def problem(self, name: str, value: Any) -> str | None:
         """What is wrong with the value of the setting of that name, in one line; None if it is fine."""
-        raise NotImplementedError
+        return None if self.holds(value) else f"{name} {value!r}: expected {self.expected}"
 
     def parse(self, text: str) -> Any:
         """The value that a text stands for. It may still have a problem. Raises ValueError if it stands for none."""
@@ -49,47 +53,34 @@ class Number(Kind):
     high: float = math.inf
     positive: bool = False
     """Above 0."""
-    text = "a number"
+    whole: bool = False
+    """An integer."""
     metavar = "NUMBER"
 
-    def problem(self, name: str, value: Any) -> str | None:
-        if not isinstance(value, bool) and isinstance(value, numbers.Real) and self._holds(value):
-            return None
+    @property
+    def expected(self) -> str:  # type: ignore[override]
         least = "" if self.low == -math.inf else f" of at least {self.low:g}"
         below = "" if self.high == math.inf else f" and below {self.high:g}"
-        return f"{name} {value!r}: expected a finite number{' above 0' if self.positive else least}{below}"
+        what = "an integer" if self.whole else "a finite number"
+        return f"{what}{' above 0' if self.positive else least}{below}"
 
-    def _holds(self, value: Any) -> bool:
-        return -LARGEST <= value <= LARGEST and self.low <= value < self.high and not (self.positive and value <= 0)
+    def holds(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
+            return False
+        number: Any = value
+        return -LARGEST <= number <= LARGEST and self.low <= number < self.high and (not self.positive or number > 0)
 
-    def parse(self, text: str) -> float:
-        return float(text)
-
-
-@dataclass(frozen=True)
-class Whole(Kind):
-    """An integer of at least ``least``."""
-
-    least: int = 0
-    text = "an integer"
-    metavar = "INTEGER"
-
-    def problem(self, name: str, value: Any) -> str | None:
-        if not isinstance(value, bool) and isinstance(value, numbers.Integral) and int(value) >= self.least:
-            return None
-        return f"{name} {value!r}: expected an integer of at least {self.least}"
-
-    def parse(self, text: str) -> int:
-        return int(text)
+    def parse(self, text: str) -> float | int:
+        return int(text) if self.whole else float(text)
 
 
 class Flag(Kind):
     """Yes or no."""
 
-    text = "1 or 0"
+    expected = "true or false"
 
-    def problem(self, name: str, value: Any) -> str | None:
-        return None if isinstance(value, bool) else f"{name} {value!r}: expected true or false"
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, bool)
 
     def parse(self, text: str) -> bool:
         if text.lower() not in _WORDS:
@@ -100,16 +91,14 @@ class Flag(Kind):
 class Rate(Kind):
     """A learning rate: a number, or a multiple of the live one, as "1x"."""
 
+    expected = "a finite number of at least 0, or a multiple such as '1x'"
     metavar = "NUMBER|1x"
 
-    def problem(self, name: str, value: Any) -> str | None:
+    def holds(self, value: Any) -> bool:
         try:
-            rate, _ = self.split(value)
+            return not isinstance(value, bool) and 0 <= self.split(value)[0] <= LARGEST
         except ValueError:
-            return f"{name} {value!r}: expected a number, or a multiple such as '1x'"
-        if 0 <= rate <= LARGEST:
-            return None
-        return f"{name} {value!r}: expected a finite number of at least 0, or a multiple such as '1x'"
+            return False
 
     def parse(self, text: str) -> float | str:
         try:
@@ -119,7 +108,5 @@ class Rate(Kind):
 
     def split(self, value: Any) -> tuple[float, bool]:
         """(number, is it a multiple of the live primal rate): 8e-4 is absolute, "1x" a multiple."""
-        if isinstance(value, bool):
-            raise ValueError(value)
         text = str(value).strip().lower()
         return float(text.removesuffix("x")), text.endswith("x")

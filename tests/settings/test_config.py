@@ -12,7 +12,7 @@ from ace_plugins import AceError, Config
 from ace_plugins.errors import ConfigError
 from ace_plugins.settings.config import KINDS, build
 from ace_plugins.settings.config import SETTINGS as FIELDS
-from ace_plugins.settings.kinds import LARGEST, Choice, Flag, Number, Rate, Whole
+from ace_plugins.settings.kinds import LARGEST, Choice, Flag, Number, Rate
 
 
 def test_every_setting_explains_itself_and_starts_as_its_kind() -> None:
@@ -46,13 +46,13 @@ def test_every_value_of_its_kind_is_accepted(chosen: dict[str, Any]) -> None:
         (Number(low=0, high=1), 1.0, "x 1.0: expected a finite number of at least 0 and below 1"),
         (Number(positive=True), 0, "x 0: expected a finite number above 0"),
         (Number(positive=True), -1.0, "x -1.0: expected a finite number above 0"),
-        (Whole(), -1, "x -1: expected an integer of at least 0"),
-        (Whole(least=1), 0, "x 0: expected an integer of at least 1"),
-        (Whole(), 5.0, "x 5.0: expected an integer of at least 0"),
-        (Whole(), True, "x True: expected an integer of at least 0"),
+        (Number(low=0, whole=True), -1, "x -1: expected an integer of at least 0"),
+        (Number(low=1, whole=True), 0, "x 0: expected an integer of at least 1"),
+        (Number(low=0, whole=True), 5.0, "x 5.0: expected an integer of at least 0"),
+        (Number(low=0, whole=True), True, "x True: expected an integer of at least 0"),
         (Flag(), 1, "x 1: expected true or false"),
-        (Rate(), "fast", "x 'fast': expected a number, or a multiple such as '1x'"),
-        (Rate(), True, "x True: expected a number, or a multiple such as '1x'"),
+        (Rate(), "fast", "x 'fast': expected a finite number of at least 0, or a multiple such as '1x'"),
+        (Rate(), True, "x True: expected a finite number of at least 0, or a multiple such as '1x'"),
         (Rate(), -1.0, "x -1.0: expected a finite number of at least 0, or a multiple such as '1x'"),
         (Rate(), "infx", "x 'infx': expected a finite number of at least 0, or a multiple such as '1x'"),
     ],

@@ -19,7 +19,7 @@ from ace_plugins.settings import file as file_module
 from ace_plugins.settings.config import SETTINGS as FIELDS
 from ace_plugins.settings.config import build
 from ace_plugins.settings.editing import updated, written
-from ace_plugins.settings.file import NAME, SettingsFile, is_as_written, is_ours, parsed, read, unchecked
+from ace_plugins.settings.file import NAME, SettingsFile, is_as_written, is_ours, read
 from ace_plugins.settings.sources import resolve
 
 HERE = Path(NAME)
@@ -34,6 +34,10 @@ def update(file: SettingsFile, changes: Mapping[str, Any]) -> SettingsFile:
     return updated(file, changes, "main.py", PRESETS)
 
 
+def parsed(text: str) -> SettingsFile:
+    return read(HERE, text.encode())
+
+
 def uncommented(text: str) -> dict[str, Any]:
     """With every default set that it shows."""
     return tomlkit.parse(re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE)).unwrap()
@@ -43,7 +47,7 @@ def uncommented(text: str) -> dict[str, Any]:
 @given(SETTINGS)
 def test_a_new_file_says_what_was_set_and_shows_every_default(chosen: dict[str, Any]) -> None:
     file = new(chosen)
-    assert read(HERE, file.text) == file
+    assert parsed(file.text) == file
     assert (file.adapter, file.settings, file.as_written) == ("net", chosen, True)
     shown = uncommented(file.text)
     assert (shown.pop("adapter"), shown.pop("preset")) == ("net", chosen.get("preset", "paper"))
@@ -73,10 +77,10 @@ def test_a_file_as_written_is_written_anew(first: dict[str, Any], second: dict[s
 @drawn
 @given(SETTINGS, SETTINGS)
 def test_in_an_edited_file_only_those_lines_change(first: dict[str, Any], second: dict[str, Any]) -> None:
-    file = read(HERE, "# mine\n" + new(first).text.replace("adapter", "  adapter", 1) + "# [end]\n")
+    file = parsed("# mine\n" + new(first).text.replace("adapter", "  adapter", 1) + "# [end]\n")
     changed = update(file, second)
     assert changed.settings == {**first, **second}
-    assert read(HERE, changed.text) == changed
+    assert parsed(changed.text) == changed
     assert changed.as_written is False
     lines = zip(file.text.splitlines(), changed.text.splitlines(), strict=True)
     keys = {before.lstrip("#").partition(" = ")[0] for before, after in lines if before != after}
@@ -106,7 +110,7 @@ preset = "none"  # odd
         "mode": "resilient", "dual_lr": 3e-4, "rho": 1.0, "epsilon": 0.2, "trace": True, "preset": "short",
         "land_at": 3, "augmented": 2.0,
     }  # fmt: skip
-    assert update(read(HERE, text), changes).text == (
+    assert update(parsed(text), changes).text == (
         """\
 land_at = 3
 augmented = 2.0
@@ -125,18 +129,18 @@ trace = true
 preset = "short"  # odd
 """
     )
-    assert update(read(HERE, text), {"mode": "strict", "dual_lr": "1x"}).text == text
+    assert update(parsed(text), {"mode": "strict", "dual_lr": "1x"}).text == text
 
 
 def test_a_setting_never_lands_in_a_table_or_in_a_text() -> None:
     text = 'adapter = "net"\nmode = """\n#rho = 1\n"""\n[epsilon]\n#land_at = 3\n'
-    assert update(read(HERE, text), {"rho": 2.0, "land_at": 5}).text == f"rho = 2.0\nland_at = 5\n{text}"
+    assert update(parsed(text), {"rho": 2.0, "land_at": 5}).text == f"rho = 2.0\nland_at = 5\n{text}"
 
 
 def test_what_cannot_be_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ace_plugins.settings.editing._edited", lambda text, *_: text)
     with pytest.raises(AceError, match=r"^ace.toml: could not set rho in it; set rho there by hand$"):
-        update(read(HERE, 'adapter = "net"\n'), {"rho": 2.0})
+        update(parsed('adapter = "net"\n'), {"rho": 2.0})
 
 
 @drawn
@@ -151,8 +155,7 @@ def test_no_edit_goes_unseen(data: st.DataObject) -> None:
 
 def test_line_endings_of_an_editor_are_no_edit() -> None:
     text = new({}).text
-    assert is_as_written("\ufeff" + text.replace("\n", "\r\n"))
-    assert parsed(HERE, b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode()).as_written
+    assert parsed("\ufeff" + text.replace("\n", "\r\n")).as_written
     assert not is_as_written(text + text)
     assert not is_as_written("")
 
@@ -175,10 +178,10 @@ def test_whose_file_it_is() -> None:
         ("rho.x = 1\n", r"line 2: rho \{'x': 1\}: expected a finite number"),
         ("[[mode]]\n", r"line 2: unknown mode \[\{\}\]"),
         ("# rho = 1\nmode = 'hard'\nrho = 0\n", "line 3: unknown mode 'hard'.*; ace.toml line 4: rho 0: expected"),
-        ("preset = ['paper']\n", r"line 2: preset \['paper'\]: expected a name in quotes; mend it in .*ace.toml"),
-        ("mode = strict\n", r"line 2: not valid TOML: Invalid value \(a word needs quotes\); mend it in .*ace.toml"),
-        ("rho = 1\nrho = 2\n", "line 3: not valid TOML: Cannot overwrite a value"),
-        ("mode = [", "ace.toml at its end: not valid TOML: "),
+        ("preset = ['paper']\n", r"line 2: unknown preset \['paper'\]: expected one of"),
+        ("mode = strict\n", r"not valid TOML: Invalid value \(at line 2, column 8\) \(a word needs quotes\)"),
+        ("rho = 1\nrho = 2\n", r"not valid TOML: Cannot overwrite a value \(at line 3"),
+        ("mode = [", "ace.toml: not valid TOML: "),
         ("mode = " + "[" * 100_000, "ace.toml.*: not valid TOML: "),
         ("rho = " + "1" * 5000, "ace.toml.*: not valid TOML: "),
     ],
@@ -186,9 +189,7 @@ def test_whose_file_it_is() -> None:
 def test_mistakes_are_told_with_their_line(text: str, problem: str) -> None:
     for ending in ("\n", "\r\n"):
         with pytest.raises(ConfigError) as caught:
-            resolve(
-                PRESETS, file=parsed(HERE, f'adapter = "net"\n{text}'.replace("\n", ending).encode()), environment={}
-            )
+            resolve(PRESETS, file=parsed(f'adapter = "net"\n{text}'.replace("\n", ending)), environment={})
         assert re.search(problem, str(caught.value)), str(caught.value)
         assert str(caught.value).startswith("ace.toml")
         assert "\n" not in str(caught.value)
@@ -204,18 +205,18 @@ def test_mistakes_are_told_with_their_line(text: str, problem: str) -> None:
 )
 def test_files_that_are_not_ours(content: bytes, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
-        parsed(HERE, content)
+        read(HERE, content)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"ace.toml: cannot be read \(No such file or directory\)"):
-        unchecked(tmp_path / NAME)
+        read(tmp_path / NAME)
     with pytest.raises(ConfigError, match=r": cannot be read \(Is a directory\)"):
-        unchecked(tmp_path)
+        read(tmp_path)
 
 
 def test_the_line_of_a_setting() -> None:
-    file = read(HERE, '#mode = "off"\nadapter = "net"\n  mode="strict"\n\'rho\' = 1\n"trace" = false\n')
+    file = parsed('#mode = "off"\nadapter = "net"\n  mode="strict"\n\'rho\' = 1\n"trace" = false\n')
     assert [file.where(key) for key in ("adapter", "mode", "rho", "trace")] == [
         f"{NAME} line {n}" for n in (2, 3, 4, 5)
     ]
@@ -225,22 +226,22 @@ def test_the_line_of_a_setting() -> None:
 def test_where_python_has_no_toml_tomlkit_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     file = new({"mode": "bounded", "trace": False, "rho": 2.0, "land_at": 3})
     monkeypatch.setattr(file_module, "loads", lambda text: tomlkit.parse(text).unwrap())
-    again = read(HERE, file.text)
+    again = parsed(file.text)
     assert again == file
     assert {key: type(value) for key, value in again.settings.items()} == {
         key: type(value) for key, value in file.settings.items()
     }
-    with pytest.raises(ConfigError, match="^ace.toml line 2: not valid TOML: Unexpected character: 's'; mend it in"):
-        read(HERE, 'adapter = "net"\nmode = strict\n')
-    with pytest.raises(ConfigError, match="^ace.toml line 3: not valid TOML: "):
-        read(HERE, 'adapter = "net"\nrho = 1\nrho = 2\n')
+    with pytest.raises(ConfigError, match="^ace.toml: not valid TOML: Unexpected character: 's' at line 2"):
+        parsed('adapter = "net"\nmode = strict\n')
+    with pytest.raises(ConfigError, match="^ace.toml: not valid TOML: .* at line 3"):
+        parsed('adapter = "net"\nrho = 1\nrho = 2\n')
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.text(max_size=40) | st.text(alphabet='mode=rho"[]#.1\n ', max_size=30).map('adapter = "net"\n{}'.format))
 def test_no_file_is_too_odd(text: str) -> None:
     try:
-        changed = update(parsed(HERE, text.encode("utf-8", "surrogatepass")), {"mode": "bounded", "epsilon": 0.3})
+        changed = update(read(HERE, text.encode("utf-8", "surrogatepass")), {"mode": "bounded", "epsilon": 0.3})
     except AceError as error:
         told = str(error)
     else:
