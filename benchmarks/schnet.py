@@ -15,7 +15,9 @@ import torch
 from timing import Timed, evaluator, interleaved, trainer
 from torch import Tensor
 
-from ace_plugins import attach, steps
+from ace_plugins import attach
+from ace_plugins.engine.state import LIVE
+from ace_plugins.engine.steps import LOOP
 from ace_schnet.paper import schnet
 
 
@@ -28,7 +30,7 @@ def switched(model: Any, step: Timed, on: bool) -> Timed:
     """The step with or without the dual loop: the optimizer hooks pass by a process without live models."""
 
     def run() -> None:
-        (steps._live.add if on else steps._live.discard)(model.ace)
+        (LIVE.aces.add if on else LIVE.aces.discard)(model.ace)
         step()
 
     return run
@@ -37,7 +39,7 @@ def switched(model: Any, step: Timed, on: bool) -> Timed:
 def share_of_hooks(model: Any, data: tuple[Tensor, Tensor, Tensor], rounds: int) -> float:
     """Time inside the dual loop's two hooks over the time of the whole step: no noise of the step itself."""
     inside: list[float] = []
-    before, after = steps._before_step, steps._after_step
+    before, after = LOOP.before_step, LOOP.after_step
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     shares = []
     for _ in range(rounds):
@@ -79,7 +81,7 @@ def main() -> None:
     ratio = interleaved(on, switched(model, step, True), options.rounds)
     print(f"noise, a training step against itself:       {ratio:.4f}")
     ratio = interleaved(on, off, options.rounds)
-    steps._live.add(model.ace)
+    LIVE.aces.add(model.ace)
     print(f"training step, with / without the dual loop: {ratio:.4f}")
     ratio = interleaved(step, trainer(copy.deepcopy(plain), data), options.rounds)
     print(f"training step, ACE / upstream:               {ratio:.4f}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,72 @@ def ace(root: Path, *arguments: str, **environment: str) -> subprocess.Completed
     return python(root, "-m", "ace_plugins", *arguments, **environment)
 
 
+def fresh(root: Path) -> Path:
+    """The checkout as git has it, whatever an earlier test did to it. The data stays."""
+    changed = git(root, "diff", "--name-only", "--diff-filter=M").split()
+    if changed:  # large files may be absent from a clone, and stay so
+        git(root, "checkout", "-q", "--", *changed)
+    (root / "ace.toml").unlink(missing_ok=True)
+    shutil.rmtree(root / ".ace", ignore_errors=True)
+    return root
+
+
+# Questions that one process answers: what they import costs seconds.
+
+ASKED = """from __future__ import annotations
+import json, traceback
+{sources}
+answers = {{}}
+for question in ({names},):
+    try:
+        answers[question.__name__] = [question(), ""]
+    except Exception:
+        answers[question.__name__] = [None, traceback.format_exc()]
+print("\\n" + json.dumps(answers))
+"""
+
+
+class Answers:
+    """What each question returned. Asking for one that failed fails the test, with its traceback."""
+
+    def __init__(self, told: dict[str, tuple[Any, str]]) -> None:
+        self.told = told
+
+    def __call__(self, question: Callable[..., Any]) -> Any:
+        answer, failure = self.told[question.__name__]
+        if failure:
+            pytest.fail(failure, pytrace=False)
+        return answer
+
+
+def ask(root: Path, *questions: Callable[..., Any]) -> Answers:
+    """Call these functions one after the other in a process of their own in that folder; they return what JSON knows.
+
+    Only their source goes there, so each imports what it needs.
+    """
+    code = ASKED.format(
+        sources="\n".join(map(inspect.getsource, questions)), names=", ".join(each.__name__ for each in questions)
+    )
+    done = python(root, "-W", "ignore", "-c", code, PYTHONDONTWRITEBYTECODE="1")
+    assert done.returncode == 0, done.stderr
+    return Answers(json.loads(done.stdout.splitlines()[-1]))
+
+
+def assert_same_layout(mini: Path, name: str, layout: Callable[..., Any]) -> None:
+    """The miniature has the names, signatures, keys and shapes of the real one; it may have more."""
+    mine, theirs = (ask(root, layout)(layout) for root in (mini, given(name)))
+    assert {key: mine.get(key) for key in theirs} == theirs
+
+
 # What every adapter of a checkout is asked.
 
 
-def assert_battery(root: Path, adapter: str) -> None:
-    code = f"from ace_plugins.testing import check_adapter as check; check({adapter!r}, checkout='.')"
-    done = python(root, "-W", "ignore", "-c", code)
-    assert done.returncode == 0, done.stderr
+def assert_healthy(told: dict[str, Any], before: int, after: int) -> None:
+    """What doctor tells: the parameters without and with ACE, and a symmetry that the branches alone break."""
+    assert (told["parameters_before"], told["parameters_after"]) == (before, after)
+    assert told["error_at_0"]["relative"] < 1e-4
+    assert told["error_at_1"]["relative"] > 1e-3
+    assert told["problems"] == []
 
 
 def assert_revert_is_whole(root: Path, *patch: str) -> None:
@@ -86,19 +146,10 @@ def assert_revert_is_whole(root: Path, *patch: str) -> None:
     for _ in range(2):
         done = ace(root, *patch)
         assert done.returncode == 0, done.stderr
+    assert git(root, "diff", "--", "*.py") != before[1]
     assert ace(root, "revert").returncode == 0
     assert (git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")) == before
 
 
 def assert_commit_is_known(name: str, checkout: Checkout) -> None:
     assert git(given(name), "rev-parse", "HEAD").strip() in checkout.commits
-
-
-def layouts(mini: Path, name: str, code: str) -> tuple[Any, Any]:
-    """What a script that prints JSON last says of the miniature, and of the real one."""
-    outputs = []
-    for root in (mini, given(name)):
-        done = python(root, "-c", textwrap.dedent(code), PYTHONDONTWRITEBYTECODE="1")
-        assert done.returncode == 0, done.stderr
-        outputs.append(json.loads(done.stdout.splitlines()[-1]))
-    return outputs[0], outputs[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 TRIALS = {"train": (1, 2, 5, 6, 10), "val": (0, 4, 9), "test": (3, 7, 8)}
-STARTS, BEFORE = 80, 90
+STARTS, BEFORE = 8, 90
 """So many start frames of every trial, all before that one."""
 
 

@@ -6,41 +6,46 @@ they are without ACE, since nothing imitates them. See ``startup/sitecustomize.p
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import glob
 import os
-import pkgutil
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import AceError
 from ..plugins.claims import holding
+from ..plugins.configuring import check_config
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..settings.file import NAME, read
-from .asking import asked
-from .request import VARIABLE
+from ..settings.environment import misspelt
+from ..settings.file import NAME, SettingsFile, read
+from ..settings.sources import resolve
+from ..telling import say
+from .request import VARIABLE, RunRequest
 
 STARTUP = str(Path(__file__).parent / "startup")
-_INTERPRETER = re.compile(r"pythonw?[\d.]*t?(\.exe)?", re.IGNORECASE)
+_INTERPRETER = re.compile(r"python[\d.]*t?")
 _EXPECTED = "expected script.py, -m module, -c code or a command"
-_RUNNABLE = "a Python file, a folder or zip file with __main__.py, or a command"
 
 
 class ScriptError(AceError):
-    """A script that cannot be started: none given, missing, unreadable, or a folder without a main."""
+    """A script that cannot be started: none given, or none of that name."""
 
 
 def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as_json: bool) -> NoReturn:
     """Become the command that the words name, with every model of the adapter attached."""
+    if os.name == "nt":
+        raise ScriptError("'ace-patch run' is not for Windows, which cannot replace a process: call attach(model)")
     plugin = registry().adapter(adapter)
-    words = _without_interpreter(words)
+    if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
+        words = words[1:]  # of a command that was pasted from a README: its interpreter is this one
     command = _command(words)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise ScriptError("Python was started with -I, -E or -S, which keeps ACE out of the script: leave that out")
@@ -49,7 +54,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
     file = read(root / NAME) if root and (root / NAME).is_file() else None
     if file is not None and file.adapter != plugin.name:
         file = None
-    request = asked(plugin.name, file=file, options=options, root=root, as_json=as_json, by_command=True)
+    request = asked(plugin, file, options=options, root=root, as_json=as_json, by_command=True)
     environment = dict(os.environ)
     request.hand_on(environment)
     folders = environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -57,85 +62,76 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
     _become(command, environment)
 
 
+def asked(
+    plugin: Plugin,
+    file: SettingsFile | None,
+    *,
+    root: Path | None,
+    options: Mapping[str, Any] | None = None,
+    as_json: bool = False,
+    by_command: bool = False,
+) -> RunRequest:
+    """The request for a run whose first process is this one, with all settings resolved and checked.
+
+    Options go before the environment, and that before the file.
+    """
+    if not plugin.patches.models:
+        raise AceError(
+            f"adapter {plugin.name!r} names no class that a run could attach to: call attach(model, "
+            f"adapter={plugin.name!r}) in the script, and start it without 'ace-patch run'"
+        )
+    config = resolve(plugin.presets, file=file, options=options)
+    check_config(plugin, config)
+    if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
+        for notice in misspelt(os.environ):
+            say(notice)
+    return RunRequest(
+        adapter=plugin.name,
+        settings=dataclasses.asdict(config),
+        models=list(plugin.patches.models),
+        cloned=plugin.patches.checkout is not None,
+        root=None if root is None else str(root),
+        as_json=as_json,
+        by_command=by_command,
+        process=os.getpid(),
+        marker=os.path.join(tempfile.gettempdir(), f"ace-{os.getpid()}-{os.urandom(8).hex()}"),
+        attended=not by_command,
+    )
+
+
 def _become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
-    if os.name == "nt":  # which has no exec that keeps the console and the exit code
-        sys.exit(subprocess.call(command, env=environment))
     sys.stdout.flush()
     sys.stderr.flush()
-    for name in ("SIGPIPE", "SIGXFSZ"):  # which Python ignores; the command may be none of Python's
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; the command may be none of Python's
+        signal.signal(ignored, signal.SIG_DFL)
     os.execve(command[0], command, environment)
 
 
-def _without_interpreter(words: Sequence[str]) -> list[str]:
-    """The words of a whole command, pasted from a README. Its interpreter is this one."""
-    if words and _is_interpreter(words[0]) and (len(words) > 1 or not os.path.exists(words[0])):
-        words = words[1:]
-    return list(words)
-
-
-def _is_interpreter(word: str) -> bool:
-    # The bare word is the interpreter even next to a folder of that name; a path may be the folder.
-    folder, name = os.path.split(word)
-    named = _INTERPRETER.fullmatch(name) and not (folder and os.path.isdir(word))
-    return bool(named) or word == sys.executable
-
-
-def _command(words: list[str]) -> list[str]:
+def _command(words: Sequence[str]) -> list[str]:
     """What to execute for these words: this interpreter with them, or a program that is found on PATH."""
-    if not words or not words[0]:
+    if not words or not words[0] or (len(words) == 1 and words[0] in ("-m", "-c")):
         raise ScriptError(f"no script given: {_EXPECTED}; add it, as in ace-patch run ADAPTER -- script.py")
     first = words[0]
-    if first in ("-m", "-c") and len(words) == 1:
-        raise ScriptError(f"nothing after {first}: {_EXPECTED}; add what to run")
-    if first == "-":
-        raise ScriptError(f"'-' (standard input) cannot be run: {_EXPECTED}; save the code to a file")
     if first.startswith("-") and first not in ("-m", "-c"):
         do = f"give it to the interpreter, as in python {first} -m ace_plugins run ADAPTER -- script.py"
         raise ScriptError(f"{first!r} is an option, not a script: {_EXPECTED}; {do}")
-    if first not in ("-m", "-c") and not os.path.exists(first):
-        program = None if os.path.dirname(first) else shutil.which(first)
-        if program is None:
-            raise ScriptError(f"no script {first!r}: expected {_RUNNABLE}; {_nearest(first)}")
-        return [program, *words[1:]]
-    if first not in ("-m", "-c"):
-        _check_script(first)
-    return [sys.executable, *_flags(), *words]
-
-
-def _flags() -> list[str]:
-    """The options that this interpreter was started with."""
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    # It leaves out -u, which shows in the streams.
-    return [*flags, "-u"] if getattr(sys.stdout, "write_through", False) else flags
-
-
-def _check_script(path: str) -> None:
-    importer = pkgutil.get_importer(os.path.abspath(path))
-    if importer is not None:  # a folder or a zip file: the interpreter runs the __main__ in it
-        spec = importer.find_spec("__main__")
-        if spec is None or spec.loader is None:
-            near = _nearest(os.path.join(path, "__main__.py"))
-            raise ScriptError(f"no __main__.py in {path!r}: expected {_RUNNABLE}; {near}")
-    elif not os.access(path, os.R_OK):
-        raise ScriptError(f"cannot read script {path!r}: expected {_RUNNABLE}; check its permissions")
-
-
-def _nearest(path: str) -> str:
-    folder, name = os.path.split(path)
-    scripts = [os.path.basename(found) for found in glob.glob(os.path.join(glob.escape(folder), "*.py"))]
-    near = difflib.get_close_matches(name, scripts, n=1)
-    if not near:
-        return f"correct the path, it is taken from {os.getcwd()!r}"
-    return f"did you mean {os.path.join(folder, near[0])!r}?"
+    if first in ("-m", "-c") or os.path.exists(first):
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        if getattr(sys.stdout, "write_through", False):  # -u, which it leaves out
+            flags = [*flags, "-u"]
+        return [sys.executable, *flags, *words]
+    program = None if os.path.dirname(first) else shutil.which(first)
+    if program is None:
+        folder, name = os.path.split(first)
+        near = difflib.get_close_matches(name, [path.name for path in Path(folder).glob("*.py")], n=1)
+        hint = f"did you mean {os.path.join(folder, near[0])!r}?" if near else f"it is looked for in {os.getcwd()!r}"
+        raise ScriptError(f"no script {first!r}: {_EXPECTED}; {hint}")
+    return [program, *words[1:]]
 
 
 def _root(plugin: Plugin, words: Sequence[str]) -> Path | None:
     """The checkout that the script is in, if it is in one."""
-    if plugin.patches.checkout is None:
-        return None
     script = next((word for word in words if word.endswith(".py")), None)
     here = Path(script).resolve().parent if script else Path.cwd()
-    found = holding(str(here), plugin.patches.files)
+    found = holding(str(here), plugin.patches.files) if plugin.patches.checkout else None
     return None if found is None else Path(found)

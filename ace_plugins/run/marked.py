@@ -1,30 +1,23 @@
-"""What happens at the marked line: the script trains with ACE, as its ``ace.toml`` says.
-
-The line is the script's first import, so this must be light: the file is read now, and its settings are resolved when
-the script is about to import upstream. That needs the adapter, and loading plugins takes longer than the line may.
-"""
+"""What happens at the marked line: the script trains with ACE, as its ``ace.toml`` says."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
+from types import FrameType
 
 from ..errors import AceError
-from ..later import later
+from ..plugins.registry import registry
 from ..settings.file import NAME, SettingsFile, read
-from .activation import Activation, current, give_up, inherit, inside
+from .activation import Activation, give_up, inherit
+from .launch import asked
 from .request import VARIABLE, RunRequest
-
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
-if TYPE_CHECKING:
-    from types import FrameType
-    from typing import Any
 
 
 def activate(importer: FrameType) -> None:
     """Train the models of the script that imports this, as the ``ace.toml`` beside it says."""
-    if current() is not None:
+    if Activation.current is not None:
         return  # 'ace-patch run' of a marked script: as the command says
     name = str(importer.f_globals.get("__name__"))
     request = RunRequest.in_environment()
@@ -34,27 +27,23 @@ def activate(importer: FrameType) -> None:
         return
     os.environ.pop(VARIABLE, None)
     try:
-        file = _settings_beside(importer.f_globals.get("__file__"))
+        file = _settings_beside(importer.f_code.co_filename)
+        if file.adapter not in registry().plugins:
+            raise AceError(
+                f"adapter {file.adapter!r}, which {file.where('adapter')} names, is not installed in this environment: "
+                "install it, or run 'ace-patch revert'; 'ace-patch list' shows what there is"
+            )
+        request = asked(registry().adapter(file.adapter), file, root=file.path.parent)
     except AceError as error:
         give_up(error, name)
-    root = str(file.path.parent)
-    Activation(lambda: _request(file), inside(root), root, name)
+    request.hand_on(os.environ)  # to processes of multiprocessing that the script starts
+    Activation(request, name)
 
 
-def _request(file: SettingsFile) -> RunRequest:
-    """The request for this run. Processes of multiprocessing that the script starts are handed the same."""
-    request: RunRequest = later("ace_plugins.run.asking").asked(file.adapter, file=file, root=file.path.parent)
-    request.hand_on(os.environ)
-    return request
-
-
-def _settings_beside(script: Any) -> SettingsFile:
+def _settings_beside(script: str) -> SettingsFile:
     """The ``ace.toml`` of the folder the script is in, or of one above it."""
-    if not isinstance(script, str):
-        raise AceError(f"no script to activate ACE for: expected import ace_plugins.activate in a file beside {NAME}")
-    starts = dict.fromkeys((Path(script).absolute().parent, Path(script).resolve().parent))
-    for start in starts:
-        for folder in (start, *start.parents):
+    for path in (Path(script).absolute(), Path(script).resolve()):
+        for folder in path.parents:
             if (folder / NAME).is_file():
                 return read(folder / NAME)
     raise AceError(

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 import warnings
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -52,7 +53,6 @@ class ProcessRun:
         self.rank: int | None = None
         """Known from the first step on, also after the script has ended its process group."""
         self._told = False
-        self._at: str | None = None
         self.patch = patch_models(self.plugin, self.config)
         registry().manager.register(self, name="ace_plugins.run")
         self._plain_warning = warnings.showwarning
@@ -62,7 +62,7 @@ class ProcessRun:
         if self.root is not None:
             RECORDER.home = self.root
         if self.config.mode == "off" and rank() == 0 and request.is_first:
-            say(f"{self.plugin.name}{self._commit()}: mode off, plain upstream")
+            say(f"{self.plugin.name}{self._commit}: mode off, plain upstream")
 
     # What is told on the way.
 
@@ -97,18 +97,14 @@ class ProcessRun:
         assert ace is not None
         shims = ", ".join(shim.name for shim in REPAIRS.active(self.plugin))
         return (
-            f"{now.adapter}{self._commit()}: attached to {type(model).__name__}, {len(now.sites)} sites, "
+            f"{now.adapter}{self._commit}: attached to {type(model).__name__}, {len(now.sites)} sites, "
             f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, mode {now.mode}, "
             f"dual lr {ace.config.dual_lr} ({ace.config.dual_optimizer})" + (f"; shims: {shims}" if shims else "")
         )
 
+    @cached_property
     def _commit(self) -> str:
         """Which state of its upstream the models come from."""
-        if self._at is None:
-            self._at = self._found_commit()
-        return self._at
-
-    def _found_commit(self) -> str:
         checkout = self.patch.upstream.checkout
         if self.root is None or checkout is None:
             return ""

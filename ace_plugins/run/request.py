@@ -5,56 +5,42 @@ Python starts with this module in every process of a run, so it imports little.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
+from collections.abc import MutableMapping
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
 from ..telling import say
-
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
-if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
-    from typing import Any
 
 VARIABLE = "ACE_RUN"
 
 
+@dataclass
 class RunRequest:
     """Adapter, settings and checkout of a run, the same in all its processes."""
 
-    def __init__(
-        self,
-        *,
-        adapter: str,
-        settings: Mapping[str, Any],
-        models: list[str],
-        cloned: bool,
-        root: str | None,
-        as_json: bool,
-        by_command: bool,
-        process: int,
-        marker: str,
-        attended: bool,
-    ) -> None:
-        self.adapter = adapter
-        self.settings = dict(settings)
-        """Every field of `Config`, resolved: nothing is left to presets, files or other variables."""
-        self.models = models
-        """Model classes of upstream, as the adapter names them: "module:Class"."""
-        self.cloned = cloned
-        """Whether upstream is a checkout, where a module is a file, and not an installed package."""
-        self.root = root
-        """The checkout, where the run is in one."""
-        self.as_json = as_json
-        self.by_command = by_command
-        """Asked for by ``ace-patch run``, not by a marked line."""
-        self.process = process
-        """The process that was asked for. All others were started by it."""
-        self.marker = marker
-        """A file that is made by the first of the other processes that trains a model."""
-        self.attended = attended
-        """Whether the first process looks for that file. It does not if it is a program such as sh."""
+    adapter: str
+    settings: dict[str, Any]
+    """Every field of `Config`, resolved: nothing is left to presets, files or other variables."""
+    models: list[str]
+    """Model classes of upstream, as the adapter names them: "module:Class"."""
+    cloned: bool
+    """Whether upstream is a checkout, where a module is a file, and not an installed package."""
+    root: str | None
+    """The checkout, where the run is in one."""
+    as_json: bool
+    by_command: bool
+    """Asked for by ``ace-patch run``, not by a marked line."""
+    process: int
+    """The process that was asked for. All others were started by it."""
+    marker: str
+    """A file that is made by the first of the other processes that trains a model."""
+    attended: bool
+    """Whether the first process looks for that file. It does not if it is a program such as sh."""
 
     @classmethod
     def in_environment(cls) -> RunRequest | None:
@@ -70,7 +56,7 @@ class RunRequest:
 
     def hand_on(self, environment: MutableMapping[str, str]) -> None:
         """Have the processes that are started with this environment belong to this run."""
-        environment[VARIABLE] = json.dumps(vars(self))
+        environment[VARIABLE] = json.dumps(dataclasses.asdict(self))
 
     @property
     def is_first(self) -> bool:
@@ -87,12 +73,11 @@ class RunRequest:
 
     def trained_elsewhere(self) -> bool:
         """Whether another process has trained a model. The first process asks, once: this removes the file."""
-        try:
+        with suppress(OSError):
             if self.is_first:
                 os.unlink(self.marker)
-            return self.is_first
-        except OSError:
-            return False
+                return True
+        return False
 
     def tell_of_no_model(self, elsewhere: bool) -> None:
         """At the end of a process that attached nothing: somebody asked for this very run, and wants to hear that."""

@@ -8,16 +8,20 @@ import re
 import shutil
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from clones import (
+    Answers,
     ace,
-    assert_battery,
+    ask,
     assert_commit_is_known,
+    assert_healthy,
     assert_revert_is_whole,
+    assert_same_layout,
+    fresh,
     git,
-    layouts,
     miniature,
     python,
     real,
@@ -42,9 +46,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=[miniature, real], ids=["miniature", "real"])
-def root(request: pytest.FixtureRequest, tmp_path: Path, data: Path) -> Path:
-    return with_shapes(request.param("vn_dgcnn", tmp_path), data)
+@pytest.fixture(scope="module", params=[miniature, real], ids=["miniature", "real"])
+def checkout(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, data: Path) -> Path:
+    return with_shapes(request.param("vn_dgcnn", tmp_path_factory.mktemp("vn_dgcnn")), data)
+
+
+@pytest.fixture
+def root(checkout: Path) -> Path:
+    shutil.rmtree(checkout / "log", ignore_errors=True)
+    return fresh(checkout)
 
 
 @pytest.fixture
@@ -70,7 +80,7 @@ def accuracies(output: str) -> list[str]:
 
 
 def test_the_scripts_of_a_patched_checkout_train_with_ace_and_plain_upstream_loads_what_they_save(
-    root: Path, data: Path, tmp_path: Path
+    root: Path, tmp_path: Path
 ) -> None:
     patched(root)
     done = python(root, "train_cls.py", *TRAIN)
@@ -89,18 +99,17 @@ def test_the_scripts_of_a_patched_checkout_train_with_ace_and_plain_upstream_loa
     assert "Use pretrain model" in again.stdout, "resumed, which torch.load has refused since 2.6"
 
     saved = root / "log" / "cls" / "run" / "checkpoints" / "best_model.pth"
-    plain = with_shapes((real if "real" in str(root) else miniature)("vn_dgcnn", tmp_path / "plain"), data)
-    target = plain / "log" / "cls" / "run" / "checkpoints"
-    target.mkdir(parents=True)
-    done = ace(root, "export", str(saved), "-o", str(target / "best_model.pth"))
+    with_ace = shutil.copy(saved, tmp_path)
+    done = ace(root, "export", str(with_ace), "-o", str(saved))
     assert done.returncode == 0, done.stderr
+    plain = git(fresh(root), "status", "--porcelain")
     off = ("run", "vn_dgcnn", "--mode", "off", "--cpu", "--", "test_cls.py", *RUN)
-    done = ace(plain, *off)
+    done = ace(root, *off)
     assert done.returncode == 0, done.stderr
     assert re.search(r"Test Instance Accuracy: [01]\.\d+", done.stdout)
-    assert git(plain, "status", "--porcelain") == "", "nothing was patched there"
-    shutil.copy(saved, target)
-    refused = ace(plain, *off)
+    assert git(root, "status", "--porcelain") == plain, "nothing was patched there"
+    shutil.copy(with_ace, saved)
+    refused = ace(root, *off)
     assert refused.returncode != 0
     assert "Unexpected key(s) in state_dict" in refused.stderr
 
@@ -137,47 +146,118 @@ def test_patch_and_revert_leave_git_as_it_was(root: Path) -> None:
     assert 'device = "cpu"' in (patched(root) / "ace.toml").read_text()
 
 
-def test_the_battery(root: Path) -> None:
-    assert_battery(root, "vn_dgcnn")
+# Answered by one process.
 
 
-def test_doctor_measures_the_symmetry(root: Path) -> None:
-    done = ace(root, "doctor", "vn-dgcnn", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["parameters_before"], told["parameters_after"]) == (2_899_830, 8_831_612)
-    assert told["error_at_0"]["relative"] < 1e-4
-    assert told["error_at_1"]["relative"] > 1e-3
-    assert told["problems"] == []
-
-
-EVERY = """
-    import warnings; warnings.simplefilter("ignore")
+def every_model() -> dict[str, list[Any]]:
+    """Sites, relative error without and with branches, and steps made: for each model and pooling."""
     import torch
+
     from ace_plugins import equivariance_error, patched, status
-    patched("vn_dgcnn", device="cpu", trace=False)
     from ace_vn_dgcnn.example import shapes_example
-    for name, sites in (("vn_dgcnn_cls", 14), ("vn_dgcnn_partseg", 16), ("vn_pointnet_cls", 20),
-                        ("vn_pointnet_partseg", None)):
+
+    told = {}
+    for name in ("vn_dgcnn_cls", "vn_dgcnn_partseg", "vn_pointnet_cls", "vn_pointnet_partseg"):
         for pooling in ("mean", "max"):
-            example = shapes_example(0, name, pooling=pooling)
+            with patched("vn_dgcnn", device="cpu", trace=False):
+                example = shapes_example(0, name, pooling=pooling)
             model, batch = example.model.double(), tuple(x.double() for x in example.args)
-            assert sites in (None, len(status(model).sites)), (name, status(model))
-            assert equivariance_error(model, batch).relative < 1e-9
-            assert equivariance_error(model, batch, branches_on=True).relative > 1e-6
+            errors = [equivariance_error(model, batch, branches_on=on).relative for on in (False, True)]
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
             for _ in range(2):
                 optimizer.zero_grad()
                 model.train()(*batch)[0].square().mean().backward()
                 optimizer.step()
-            assert status(model).steps == 2
-    print("done")
-"""
+            told[f"{name} {pooling}"] = [len(status(model).sites), *errors, status(model).steps]
+    return told
 
 
-def test_every_model_with_every_pooling(root: Path) -> None:
-    done = python(root, "-c", textwrap.dedent(EVERY))
-    assert done.stdout.splitlines()[-1:] == ["done"], done.stderr
+def prepared() -> list[int]:
+    """The dimensions of every tensor that a branch prepares in one forward."""
+    from ace_plugins import patched
+    from ace_vn_dgcnn.branch import VectorLinear
+    from ace_vn_dgcnn.example import shapes_example
+
+    calls = []
+    plain = VectorLinear.prepare
+    VectorLinear.prepare = lambda self, x: calls.append(x.dim()) or plain(self, x)
+    with patched("vn_dgcnn", device="cpu", trace=False):
+        example = shapes_example(0)
+    example.model.train()(*example.args)
+    VectorLinear.prepare = plain
+    return calls
+
+
+def bounded() -> list[float]:
+    """The norm of every branch after a few steps in which all of them were bounded."""
+    import copy
+    import pickle
+
+    import torch
+
+    from ace_plugins import patched
+    from ace_plugins.engine.bounded import divided, maps
+    from ace_vn_dgcnn.example import shapes_example
+
+    with patched("vn_dgcnn", device="cpu", trace=False, mode="resilient", spectral_norm=True):
+        example = shapes_example(0)
+    model = example.model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(*example.args)[0].square().mean().backward()
+        optimizer.step()
+    model.eval()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(*example.args)[0], model(*example.args)[0])
+    assert len(set(model.ace.prepared_by.values())) == 7
+    return [torch.linalg.matrix_norm(weight, 2).item() for weight in divided(maps(model.ace.branches))]
+
+
+def doctor() -> Any:
+    from click.testing import CliRunner
+
+    from ace_plugins.cli.main import cli
+
+    return json.loads(CliRunner().invoke(cli, ["doctor", "vn-dgcnn", "--json"], catch_exceptions=False).stdout)
+
+
+def battery() -> None:
+    from ace_plugins.testing import check_adapter
+
+    check_adapter("vn_dgcnn", checkout=".")
+
+
+@pytest.fixture(scope="module")
+def answers(checkout: Path) -> Answers:
+    return ask(fresh(checkout), every_model, prepared, bounded, doctor, battery)
+
+
+def test_every_model_with_every_pooling(answers: Answers) -> None:
+    sites = {"vn_dgcnn_cls": 14, "vn_dgcnn_partseg": 16, "vn_pointnet_cls": 20}
+    told = answers(every_model)
+    assert len(told) == 8
+    for name, (found, without, with_branches, steps) in told.items():
+        assert found == sites.get(name.split()[0], found), name
+        assert without < 1e-9, name
+        assert with_branches > 1e-6, name
+        assert steps == 2
+
+
+def test_both_branches_of_a_layer_share_what_they_read(answers: Answers) -> None:
+    assert answers(prepared) == [5, 5, 5, 5, 4, 4, 4]
+
+
+def test_branches_can_be_bounded(answers: Answers) -> None:
+    assert answers(bounded) == [pytest.approx(1, abs=0.01)] * 14
+
+
+def test_doctor_measures_the_symmetry(answers: Answers) -> None:
+    assert_healthy(answers(doctor), 2_899_830, 8_831_612)
+
+
+def test_the_battery(answers: Answers) -> None:
+    answers(battery)
 
 
 TWICE = """
@@ -283,56 +363,6 @@ def test_what_is_repeated_is_mapped_once(points: tuple[int, ...], holds: bool) -
     theirs = torch.autograd.grad((expected * weights).sum(), wanted)
     for one, two in zip(ours, theirs, strict=True):
         assert torch.allclose(one, two, atol=1e-10)
-
-
-def test_both_branches_of_a_layer_share_what_they_read(mini: Path) -> None:
-    code = """
-        import warnings; warnings.simplefilter("ignore")
-        import torch
-        from ace_plugins import patched
-        patched("vn_dgcnn", device="cpu", trace=False)
-        from ace_vn_dgcnn.branch import VectorLinear
-        from ace_vn_dgcnn.example import shapes_example
-        calls = []
-        plain = VectorLinear.prepare
-        VectorLinear.prepare = lambda self, x: calls.append(x.dim()) or plain(self, x)
-        example = shapes_example(0)
-        example.model.train()(*example.args)
-        print(calls)
-    """
-    done = python(mini, "-c", textwrap.dedent(code))
-    assert done.stdout.splitlines()[-1:] == [str([5, 5, 5, 5, 4, 4, 4])], done.stderr
-
-
-BOUNDED = """
-    import warnings; warnings.simplefilter("error"); warnings.filterwarnings("ignore", category=FutureWarning)
-    import torch
-    from ace_plugins import patched
-    patched("vn_dgcnn", device="cpu", trace=False, mode="resilient", spectral_norm=True)
-    from ace_vn_dgcnn.example import shapes_example
-    example = shapes_example(0)
-    model = example.model.train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(*example.args)[0].square().mean().backward()
-        optimizer.step()
-    model.eval()
-    from ace_plugins.engine.bounded import divided, maps
-    bounded = maps(model.ace.branches)
-    assert len(bounded) == 14
-    norms = [torch.linalg.matrix_norm(weight, 2).item() for weight in divided(bounded)]
-    assert all(abs(norm - 1) < 0.01 for norm in norms), norms
-    import copy, pickle
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(twin(*example.args)[0], model(*example.args)[0])
-    print(len(set(model.ace.prepared_by.values())))
-"""
-
-
-def test_branches_can_be_bounded(mini: Path) -> None:
-    done = python(mini, "-c", textwrap.dedent(BOUNDED))
-    assert done.stdout.splitlines()[-1:] == ["7"], done.stderr
 
 
 # Without a GPU.
@@ -441,16 +471,19 @@ def test_the_pinned_commit_is_known() -> None:
     assert_commit_is_known("vn_dgcnn", CHECKOUT)
 
 
-LAYOUT = """
-    import warnings; warnings.simplefilter("ignore")
-    import inspect, json
-    from ace_vn_dgcnn.example import shapes_model
+def layout() -> dict[str, Any]:
+    import inspect
+
     from models import vn_layers
     from models.utils import vn_dgcnn_util
-    def names(function):
+
+    from ace_vn_dgcnn.example import shapes_model
+
+    def names(function: Any) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
         return [f"{p.name}{'' if p.default is p.empty else '=...'}" for p in parameters]
-    out = {}
+
+    out: dict[str, Any] = {}
     for model in ("vn_dgcnn_cls", "vn_dgcnn_partseg", "vn_pointnet_cls"):
         for pooling in ("mean", "max"):
             made = shapes_model(model, pooling=pooling)
@@ -461,13 +494,11 @@ LAYOUT = """
             out[f"{cls}.{method}"] = names(getattr(getattr(vn_layers, cls), method))
     for name in ("knn", "get_graph_feature", "get_graph_feature_cross"):
         out[name] = names(getattr(vn_dgcnn_util, name))
-    print(json.dumps(out))
-"""
+    return out
 
 
 def test_the_miniature_has_the_real_ones_names_signatures_and_shapes(mini: Path) -> None:
-    mine, real_one = layouts(mini, "vn_dgcnn", LAYOUT)
-    assert mine == real_one
+    assert_same_layout(mini, "vn_dgcnn", layout)
 
 
 def test_all_models_are_named() -> None:

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_clone import HEAVY, MAIN, PLAIN, TRAIN, WITH_ACE, Clone, trained
+from toy_clone import HEAVY, MAIN, TRAIN, WITH_ACE, Clone, trained
 
 from ace_plugins import Upstream, hookimpl
 from ace_plugins.errors import AceError, ConfigError
 from ace_plugins.plugins.registry import registry
-from ace_plugins.run import launch as launching
 from ace_plugins.run.launch import STARTUP, ScriptError, launch
 
 # Before the command: in this process.
@@ -81,22 +80,20 @@ def test_options_of_the_interpreter_count(here: Path, monkeypatch: pytest.Monkey
     assert became("main.py", "x").argv == [sys.executable, "-O", "-Wignore", "-u", "main.py", "x"]
 
 
-@pytest.mark.parametrize(
-    "word", ["python", "python3", "python3.11", "python.exe", sys.executable, "/opt/env/bin/python3"]
-)
+@pytest.mark.parametrize("word", ["python", "python3.11", sys.executable, "/opt/env/bin/python3"])
 def test_the_interpreter_of_a_pasted_command_is_skipped(here: Path, word: str) -> None:
-    (here / "python").mkdir()  # the bare word means the interpreter all the same
+    (here / "python").mkdir()
     assert became(word, "main.py", "-x").argv[-2:] == ["main.py", "-x"]
 
 
 def test_programs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(here / "bin"))
-    for path in ("bin/train", "python/__main__.py", "folder/__main__.py"):
+    for path in ("bin/train", "folder/__main__.py"):
         (here / path).parent.mkdir(exist_ok=True)
         (here / path).touch(mode=0o755)
     found = became("train", "-x")
     assert (found.path, found.argv) == (str(here / "bin" / "train"), [str(here / "bin" / "train"), "-x"])
-    for words in (["-m", "module"], ["-c", "code"], ["./python", "x"], ["folder"], ["bin/train"]):
+    for words in (["-m", "module"], ["-c", "code"], ["folder"], ["bin/train"]):
         found = became(*words)
         assert found.path == sys.executable
         assert found.argv[-len(words) :] == words
@@ -108,32 +105,20 @@ def test_programs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "no script given: expected script.py, -m module, -c code or a command"),
         ([""], "no script given"),
         (["python3"], "no script given"),
-        (["-m"], "nothing after -m"),
-        (["python", "-c"], "nothing after -c"),
-        (["-"], "save the code to a file"),
+        (["python", "-c"], "no script given"),
+        (["-"], "'-' is an option, not a script"),
         (["-u", "main.py"], "'-u' is an option, not a script: .*python -u -m ace_plugins run"),
-        (["mian.py"], r"no script 'mian.py': expected a Python file, .*; did you mean 'main.py'\?"),
-        (["main"], r"no script 'main': .*did you mean 'main.py'\?"),
+        (["mian.py"], r"no script 'mian.py': expected script.py, .*; did you mean 'main.py'\?"),
         (["python", "sub/tran.py", "x"], r"no script 'sub/tran.py': .*did you mean 'sub/train.py'\?"),
-        (["zzz/a.py"], "no script 'zzz/a.py': .*; correct the path, it is taken from"),
-        (["sub"], r"no __main__.py in 'sub': expected a Python file, a folder or zip file with __main__.py"),
-        (["empty.zip"], "no __main__.py in 'empty.zip'"),
+        (["zzz/a.py"], "no script 'zzz/a.py': .*; it is looked for in"),
     ],
 )
 def test_no_such_program(here: Path, words: list[str], expected: str) -> None:
     (here / "sub").mkdir()
     (here / "sub" / "train.py").touch()
-    with zipfile.ZipFile(here / "empty.zip", "w") as archive:
-        archive.writestr("other.py", "")
     with pytest.raises(ScriptError, match=expected) as caught:
         launch("layered", {}, words, as_json=False)
     assert "\n" not in str(caught.value)
-
-
-def test_a_script_that_cannot_be_read(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching.os, "access", lambda *_: False)  # for root, all can be read
-    with pytest.raises(ScriptError, match="cannot read script 'main.py': .*; check its permissions"):
-        launch("layered", {}, ["main.py"], as_json=False)
 
 
 class Generic:
@@ -157,15 +142,12 @@ def test_what_is_refused_before_the_command(here: Path) -> None:
         registry().remove("generic")
 
 
-def test_where_there_is_no_exec(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(subprocess, "call", lambda command, env: calls.append((command, env)) or 5)
+def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as windows:
-        windows.setattr(os, "name", "nt")
-        with pytest.raises(SystemExit) as caught:
-            launching._become(["python", "main.py"], {"A": "b"})
-    assert caught.value.code == 5
-    assert calls == [(["python", "main.py"], {"A": "b"})]
+        windows.setattr("ace_plugins.run.launch.os.name", "nt")
+        with pytest.raises(ScriptError, match="not for Windows") as caught:
+            launch("layered", {}, ["main.py"], as_json=False)
+    assert "attach(model)" in str(caught.value)
 
 
 # The command itself: real processes, compared with plain Python.
@@ -178,11 +160,9 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("words", ["show.py", "-m show", "folder", "app.pyz"])
+@pytest.mark.parametrize("words", ["-m show", "app.pyz"])
 def test_what_the_program_sees_of_itself(clone: Clone, words: str) -> None:
     (clone.root / "show.py").write_text(SHOW)
-    (clone.root / "folder").mkdir()
-    (clone.root / "folder" / "__main__.py").write_text(SHOW)
     with zipfile.ZipFile(clone.root / "app.pyz", "w") as archive:
         archive.writestr("__main__.py", SHOW)
     words_of_it = (*words.split(), "a", "--b=c d")
@@ -196,14 +176,13 @@ def test_what_the_program_sees_of_itself(clone: Clone, words: str) -> None:
     ("source", "code"),
     [
         ("def f(x):\n    return 1 / x\nprint('before')\nf(0)\n", 1),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
         (
             "import os, signal, atexit\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "atexit.register(print, 'bye')\nos.kill(os.getpid(), signal.SIGINT)",
             -signal.SIGINT,
         ),
     ],
-    ids=["traceback", "killed", "ctrl-c"],
+    ids=["traceback", "ctrl-c"],
 )
 def test_a_script_ends_as_under_python(clone: Clone, source: str, code: int) -> None:
     clone.write(source, marked=False)
@@ -215,10 +194,9 @@ def test_a_script_ends_as_under_python(clone: Clone, source: str, code: int) -> 
     assert more.startswith("no model was attached") == (code == -signal.SIGINT)  # then people ask how far it got
 
 
-@pytest.mark.parametrize("flag", ["-E", "-I", "-S"])
-def test_a_python_that_takes_no_environment_is_refused(clone: Clone, flag: str) -> None:
+def test_a_python_that_takes_no_environment_is_refused(clone: Clone) -> None:
     code = f"import sys; sys.path[:0] = {sys.path}; from ace_plugins.cli.main import main; main()"
-    done = clone.python(flag, "-c", code, "run", "schnet", "--", "-c", "pass")
+    done = clone.python("-E", "-c", code, "run", "schnet", "--", "-c", "pass")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Python was started with -I, -E or -S" in done.stderr
 
@@ -270,10 +248,12 @@ def test_run_of_a_marked_script_goes_by_the_command(clone: Clone) -> None:
     assert about["config"]["rho"] == 2.5, "what the command does not set is as the checkout's file has it"
 
 
-def test_a_script_outside_of_the_checkout(clone: Clone, tmp_path: Path) -> None:
+def test_a_script_outside_of_the_checkout_and_of_many_workers_one_tells(clone: Clone, tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(clone.root)!r})\n{TRAIN}{MAIN}")
-    assert trained(clone.run("--", str(script)))[0] == WITH_ACE
+    done = clone.run("--json", "--", str(script), RANK="1")
+    assert trained(done)[0] == WITH_ACE
+    assert done.stderr == ""
 
 
 CHILDREN = """
@@ -313,20 +293,8 @@ def test_a_program_on_the_path(clone: Clone, tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").glob("ace-*"))
 
 
-def test_of_many_workers_one_tells(clone: Clone) -> None:
-    clone.write(TRAIN + MAIN, marked=False)
-    done = clone.run("--json", "--", "train.py", RANK="1")
-    assert trained(done)[0] == WITH_ACE
-    assert done.stderr == ""
-
-
 def test_json_of_a_script_that_builds_no_model(clone: Clone) -> None:
     done = clone.run("--json", "--", "-c", "print('hello')")
     first, told = done.stdout.splitlines()
     assert (first, done.stderr) == ("hello", "")
     assert json.loads(told) == {"adapter": "toy_net", "models_attached": 0, "spawned": False, "runs": []}
-
-
-def test_mode_off_is_plain_upstream(clone: Clone) -> None:
-    clone.write(TRAIN + MAIN, marked=False)
-    assert trained(clone.run("--mode", "off", "--", "train.py")) == (PLAIN, "plain")
