@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from .engine.status import SiteStatus, Status, status
     from .errors import AceError, AceWarning, AdapterError, ConfigError, one_of
     from .files import publish
-    from .patch.attaching import attach
-    from .patch.constructors import patched
+    from .patch.constructors import attach, patched
     from .patch.imports import whenever_imported
     from .plugins.claims import belongs
     from .report.trace import read_trace
@@ -52,8 +51,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     # Train with ACE.
-    "patch.attaching": "attach",
-    "patch.constructors": "patched",
+    "patch.constructors": "attach patched",
     "engine.attaching": "project",
     "engine.measuring": "equivariance_error use_branches",
     "engine.status": "SiteStatus Status status",

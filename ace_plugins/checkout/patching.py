@@ -14,7 +14,6 @@ from typing import Any
 
 from ..contract.upstreams import Checkout
 from ..errors import AceError, CheckoutError
-from ..plugins.configuring import check_config
 from ..plugins.plugin import Plugin
 from ..settings.config import Config
 from ..settings.editing import updated, written
@@ -65,8 +64,7 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     resolve(presets, options=settings, environment={})
     before = content_of(root / NAME)
     file = _settings(root / NAME, before, plugin, settings)
-    config = resolve(presets, file=file, environment={})
-    check_config(plugin, config)
+    config = plugin.checked(resolve(presets, file=file, environment={}))
     found = layout(root, checkout)
     if not found.fits:
         raise _refusal(root, plugin, checkout, found)

@@ -12,7 +12,6 @@ from ..checkout.patching import Patching
 from ..checkout.state import State
 from ..contract.upstreams import StandIn
 from ..patch.shims import would_act
-from ..plugins.configuring import shims_of
 from ..plugins.plugin import Plugin
 from ..report.tables import console, table_of
 from ..settings.config import Config
@@ -95,7 +94,7 @@ def print_patching(adapter: Plugin, plan: Patching) -> None:
             done = "already marked" if change.before == change.after else "marked"
             said = "one line"
         out.print(f"  {escape(name)}: {done} ({escape(said)})", soft_wrap=True)
-    missing = [shim.name for shim in shims_of(adapter) if isinstance(shim, StandIn) and would_act(adapter, shim)]
+    missing = [shim.name for shim in adapter.shims if isinstance(shim, StandIn) and would_act(adapter, shim)]
     if missing and plan.config.shims:
         out.print(f"not installed here, stood in for: {', '.join(missing)}", soft_wrap=True)
     _print_cautions(out, plan.config)

@@ -12,8 +12,8 @@ from torch import nn
 from ..contract.sites import Node, Stem
 from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, AttachError
-from ..plugins.observers import tell
 from ..plugins.plugin import Plugin
+from ..plugins.registry import tell
 from ..settings.config import UNBOUNDED, Config
 from . import branches as default_branches
 from .bounded import bound, maps, settle, unbounded

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..errors import StepError
-from ..plugins.observers import tell
+from ..plugins.registry import tell
 from .bounded import follow, maps
 from .owned import Owned
 from .ownership import Adoption, Ownership, look, seen

@@ -1,4 +1,4 @@
-"""patched: models of an upstream, built from now on, are attached when their constructor returns.
+"""attach: ACE on a model. patched: on every model of an upstream, when its constructor returns.
 
 The class stays the class it is. Only its ``__init__`` is wrapped, in place, so it does not matter who imported it
 before, under which name. A module that is not imported yet is met when it is. Classes of a checkout are found by their
@@ -10,23 +10,47 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import AbstractContextManager
-from types import ModuleType, TracebackType
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 import wrapt
 from torch import nn
 
 from ..contract.upstreams import Upstream, file_of
+from ..engine.attaching import prepare, put_on
 from ..engine.state import find
-from ..errors import AdapterError
+from ..errors import AdapterError, AttachError
 from ..plugins.claims import class_in, holds
-from ..plugins.configuring import configured
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.config import Config
-from .attaching import attach_with
 from .imports import imported, when_imported
 from .shims import REPAIRS
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
+    """Put ACE on a model, in place, and return it.
+
+    ``adapter`` is the name of an adapter; without it the adapters are asked who claims the model. ``settings`` are
+    fields of `Config`, and ``preset`` for a named set of the adapter's. Everything is checked before anything is
+    changed. In mode "off" the model stays as it is, down to its parameters.
+    """
+    if not isinstance(model, nn.Module):
+        raise AttachError(f"cannot attach to {type(model).__name__}: expected a torch.nn.Module")
+    plugin = registry().adapter(adapter) if adapter is not None else registry().claiming(model)
+    return attach_with(model, plugin, plugin.configured(settings))
+
+
+def attach_with(model: M, plugin: Plugin, config: Config) -> M:
+    """`attach`, with the adapter and the settings at hand, and the repairs that its upstream needs."""
+    ace = prepare(model, plugin, config)
+    if config.shims:
+        REPAIRS.apply(plugin, config.device)
+    if ace is not None:
+        put_on(ace, model)
+    return model
 
 
 class Patch(AbstractContextManager["Patch"]):
@@ -43,12 +67,7 @@ class Patch(AbstractContextManager["Patch"]):
     def undo(self) -> None:
         CONSTRUCTORS.end(self)
 
-    def __enter__(self) -> Patch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 
@@ -58,7 +77,7 @@ def patched(name: str, **settings: Any) -> Patch:
     A context manager, or a plain call that stays in force. Settings are checked now, not at the first model.
     """
     plugin = registry().adapter(name)
-    return patch_models(plugin, configured(plugin, settings))
+    return patch_models(plugin, plugin.configured(settings))
 
 
 def patch_models(plugin: Plugin, config: Config) -> Patch:

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 from ..contract.upstreams import AnyShim, Shim, StandIn
 from ..errors import AdapterError
-from ..plugins.configuring import shims_of
 from ..plugins.plugin import Plugin, one_line
 from .stand_ins import STAND_INS
 
@@ -20,7 +19,7 @@ class Repairs:
 
     def apply(self, plugin: Plugin, device: str) -> None:
         """Apply what this upstream needs and has not got yet."""
-        for shim in shims_of(plugin):
+        for shim in plugin.shims:
             if isinstance(shim, StandIn) or self.acts(plugin, shim) or shim.device not in (None, device):
                 continue
             try:
@@ -37,16 +36,16 @@ class Repairs:
         return shim.name in STAND_INS.active if isinstance(shim, StandIn) else (plugin.name, shim.name) in self.applied
 
     def active(self, plugin: Plugin) -> list[AnyShim]:
-        return [shim for shim in shims_of(plugin) if self.acts(plugin, shim)]
+        return [shim for shim in plugin.shims if self.acts(plugin, shim)]
 
     def offer_stand_ins(self, plugin: Plugin) -> None:
         """Before upstream is imported: what is not installed is there when upstream asks for it."""
-        for shim in shims_of(plugin):
+        for shim in plugin.shims:
             if isinstance(shim, StandIn):
                 STAND_INS.offer(shim, plugin.patches.files)
 
     def withdraw_stand_ins(self, plugin: Plugin) -> None:
-        for shim in shims_of(plugin):
+        for shim in plugin.shims:
             if isinstance(shim, StandIn):
                 STAND_INS.withdraw(shim)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
 
-from ..contract.upstreams import Example, Upstream
-from ..errors import AceError, AdapterError
+from ..contract.upstreams import AnyShim, Example, Shim, Upstream
+from ..errors import AceError, AdapterError, ConfigError
+from ..settings.config import Config, build
 
 UPSTREAM_EXTRA = "upstream"
 
@@ -80,15 +82,35 @@ class Plugin:
                 "{'paper': {'dual_lr': 0.1}}"
             ) from None
 
+    @property
+    def shims(self) -> list[AnyShim]:
+        """The repairs it brings."""
+        return list(self.call("ace_shims") or ()) if self.has("ace_shims") else []
+
+    def configured(self, settings: Mapping[str, Any]) -> Config:
+        """The settings over the adapter's preset, checked."""
+        return self.checked(build(settings, self.presets))
+
+    def checked(self, config: Config) -> Config:
+        """The same config, after a check of what depends on the adapter, or on what is installed."""
+        if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
+            text = "dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim"
+            raise ConfigError(problems=[("dual_optimizer", text)])
+        if config.device not in {"auto", *(shim.device for shim in self.shims if isinstance(shim, Shim))}:
+            text = (
+                f"device {config.device!r}: adapter {self.name!r} redirects no CUDA calls, as {self.patches.title} "
+                "lets its user choose; expected auto, and the script's own option"
+            )
+            raise ConfigError(problems=[("device", text)])
+        return config
+
     def example(self, seed: int) -> Example:
         """The adapter's own small model and batch."""
         made = self.call("ace_example", seed=seed)
         if not isinstance(made, Example) or not isinstance(made.args, tuple):
-            found = (
-                "Example with args of " + type(made.args).__name__ if isinstance(made, Example) else type(made).__name__
-            )
             raise AdapterError(
-                f"adapter {self.name!r}: ace_example returned {found}, expected Example(model, args as a tuple, kwargs)"
+                f"adapter {self.name!r}: ace_example returned {type(made).__name__}, expected Example(model, args as a "
+                "tuple, kwargs)"
             )
         return made
 

@@ -1,10 +1,11 @@
-"""Finding, checking and loading plugins, each on its own: a broken one is reported and the rest work."""
+"""Finding, checking, loading and telling plugins, each on its own: a broken one is reported and the rest work."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pluggy
 
 from ..contract import hookspecs
 from ..contract.upstreams import Upstream, class_path
-from ..errors import AdapterError, one_of
+from ..errors import AceWarning, AdapterError, one_of
 from .claims import claims
 from .plugin import UPSTREAM_EXTRA, Plugin, one_line, requirements
 
@@ -223,3 +224,14 @@ def registry() -> Registry:
     loaded = Registry(ep for ep in found if ep in hosts or ep.name in allowed)
     loaded.left_out = left_out
     return loaded
+
+
+def tell(hook: str, **arguments: Any) -> None:
+    """Call an observer hook of every plugin that has it. What one raises becomes a warning with its name: a logger that
+    fails must not cost anyone a training run."""
+    for impl in getattr(registry().manager.hook, hook).get_hookimpls():
+        try:
+            impl.function(*(arguments[name] for name in impl.argnames))
+        except Exception as error:
+            told = f"observer {impl.plugin_name!r} failed in {hook}: {one_line(error)}; training goes on"
+            warnings.warn(told, AceWarning, stacklevel=2)

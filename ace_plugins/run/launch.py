@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 
 from ..errors import AceError
 from ..plugins.claims import holding
-from ..plugins.configuring import check_config
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.environment import misspelt
@@ -80,8 +79,7 @@ def asked(
             f"adapter {plugin.name!r} names no class that a run could attach to: call attach(model, "
             f"adapter={plugin.name!r}) in the script, and start it without 'ace-patch run'"
         )
-    config = resolve(plugin.presets, file=file, options=options)
-    check_config(plugin, config)
+    config = plugin.checked(resolve(plugin.presets, file=file, options=options))
     if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
         for notice in misspelt(os.environ):
             say(notice)

@@ -29,7 +29,7 @@ from ..engine.checkpoints import export
 from ..engine.measuring import equivariance_error, use_branches
 from ..engine.state import Ace
 from ..engine.status import status
-from ..patch.attaching import attach
+from ..patch.constructors import attach
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry

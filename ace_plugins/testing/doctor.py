@@ -16,10 +16,9 @@ from ..contract.upstreams import Upstream, class_path
 from ..engine.measuring import equivariance_error
 from ..engine.status import status
 from ..errors import AceError, AdapterError
-from ..patch.attaching import attach
+from ..patch.constructors import attach
 from ..patch.shims import REPAIRS, would_act
 from ..plugins.claims import claims
-from ..plugins.configuring import shims_of
 from ..plugins.plugin import Plugin, one_line
 from ..plugins.registry import registry, sees
 from ..symmetry.measuring import Call, EquivarianceError
@@ -105,7 +104,7 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
         error_at_1=errors[1],
-        shims=tuple(Repair(shim.name, shim.reason, would_act(plugin, shim)) for shim in shims_of(plugin)),
+        shims=tuple(Repair(shim.name, shim.reason, would_act(plugin, shim)) for shim in plugin.shims),
         presets=plugin.presets,
         problems=tuple(_problems(plugin, model, *errors)),
     )
