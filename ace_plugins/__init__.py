@@ -15,7 +15,6 @@ TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts w
 if TYPE_CHECKING:
     from typing import Any
 
-    from .cli.progress import progress
     from .contract.hookspecs import hookimpl
     from .contract.sites import AddsItself, Node, Site, Stem, Tap
     from .contract.upstreams import AnyShim, Checkout, Example, Shim, StandIn, Upstream
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     )
     from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
     from .symmetry.measuring import Call, EquivarianceError
-    from .telling import say
+    from .telling import progress, say
 
 __version__ = "0.1.0"
 
@@ -71,8 +70,7 @@ _HOMES = {
     # Repair an upstream, make data for it.
     "patch.imports": "whenever_imported",
     "plugins.claims": "belongs",
-    "telling": "say",
-    "cli.progress": "progress",
+    "telling": "progress say",
     "files": "publish",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def say(text: str, *, anyway: bool = False) -> None:
@@ -15,3 +17,15 @@ def say(text: str, *, anyway: bool = False) -> None:
 def quiet() -> bool:
     """Whether the user asked for quiet."""
     return os.environ.get("ACE_QUIET", "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+@contextmanager
+def progress(length: int, label: str) -> Iterator[Callable[[int], None] | None]:
+    """A bar for what takes a while: what to call with every few that are done; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    import click  # here: every process of a run waits for this module
+
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield bar.update

@@ -63,7 +63,7 @@ def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
     }
 
 
-@click.command(short_help="Undo a patch; your own edits stay.")
+@click.command()
 @CHECKOUT
 @click.option("--purge", is_flag=True, help="Remove ace.toml even if it was edited.")
 @DRY_RUN
@@ -86,7 +86,7 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
         click.echo(f"kept {kept}", err=True)
 
 
-@click.command(short_help="Whose checkout, which commit, patched or not.")
+@click.command()
 @CHECKOUT
 @as_json
 def status(checkout: Path, as_json: bool) -> None:

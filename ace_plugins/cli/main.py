@@ -7,7 +7,6 @@ Commands are loaded when they are called: torch is imported only by those that n
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -17,33 +16,17 @@ from ..errors import AceError, CheckoutError, one_of
 from ..later import later
 from ..plugins.registry import registry
 
-
-@dataclass(frozen=True)
-class Later:
-    """A command that is loaded when it is called."""
-
-    module: str
-    command: str
-    help: str
-
-    def load(self) -> click.Command:
-        found: click.Command = getattr(later(self.module), self.command)
-        return found
-
-
 COMMANDS = {
-    "data": Later("ace_plugins.cli.groups", "data", "Make a data set that an upstream reads."),
-    "demo": Later("ace_plugins.cli.groups", "demo", "See ACE at work on real data, in a few minutes."),
-    "doctor": Later("ace_plugins.cli.doctor", "doctor", "Attach an adapter to a small model and examine it."),
-    "export": Later("ace_plugins.cli.export", "export", "A checkpoint without ACE, for plain upstream."),
-    "list": Later(
-        "ace_plugins.cli.listing", "listing", "Every adapter: versions wanted and found, healthy or why not."
-    ),
-    "revert": Later("ace_plugins.cli.checkouts", "revert", "Undo a patch; your own edits stay."),
-    "run": Later("ace_plugins.cli.run", "run", "Run a script with ACE; nothing is written to it."),
-    "status": Later("ace_plugins.cli.checkouts", "status", "Whose checkout, which commit, patched or not."),
+    "data": ("plugins", "data", "Make a data set that an upstream reads."),
+    "demo": ("plugins", "demo", "See ACE at work on real data, in a few minutes."),
+    "doctor": ("models", "doctor", "Attach an adapter to a small model and examine it."),
+    "export": ("models", "export", "A checkpoint without ACE, for plain upstream."),
+    "list": ("plugins", "listing", "Every adapter: versions wanted and found, healthy or why not."),
+    "revert": ("checkouts", "revert", "Undo a patch; your own edits stay."),
+    "run": ("run", "run", "Run a script with ACE; nothing is written to it."),
+    "status": ("checkouts", "status", "Whose checkout, which commit, patched or not."),
 }
-"""Beside these, every adapter whose upstream people clone has a command of its own name."""
+"""Module and name of each, and what it is for. Every adapter whose upstream people clone has a command besides."""
 
 
 class Commands(click.Group):
@@ -60,16 +43,17 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        found: click.Command | None = None
         if name in COMMANDS:
-            return COMMANDS[name].load()
-        if name.replace("-", "_") not in registry().plugins:
-            return None
-        found: click.Command = later("ace_plugins.cli.checkouts").patch_command(name)
+            module, command, _ = COMMANDS[name]
+            found = getattr(later(f"ace_plugins.cli.{module}"), command)
+        elif name.replace("-", "_") in registry().plugins:
+            found = later("ace_plugins.cli.checkouts").patch_command(name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in COMMANDS.items()])
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
         rows = [(p.name, f"Patch a checkout of {p.patches.title}.") for p in registry().with_checkouts]
         if rows:
             with formatter.section("Checkouts"):

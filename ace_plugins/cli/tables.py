@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def print_plugins(plugins: Sequence[Plugin]) -> None:
     out = console()
-    table = table_of("", "name", "state", "what it patches, where it comes from, what it wants")
+    table = table_of("name", "state", "what it patches, where it comes from, what it wants")
     for plugin in plugins:
         if plugin.problem is None:
             state = "[green]ready[/]"
@@ -35,12 +35,10 @@ def print_plugins(plugins: Sequence[Plugin]) -> None:
         wanted = [r for r in plugin.requires if r.upstream] or [r for r in plugin.requires if not r.met]
         lines += [f"wants {r.requirement}, found {r.found or 'none installed'}" for r in wanted]
         table.add_row(escape(plugin.name), state, escape("\n".join(lines)))
-    out.print(table)
+    out.print(table, soft_wrap=False)
     for plugin in plugins:
         if plugin.problem is not None:
-            out.print(
-                f"{escape(plugin.name)} ({escape(plugin.distribution)}): {escape(plugin.problem)}", soft_wrap=True
-            )
+            out.print(f"{escape(plugin.name)} ({escape(plugin.distribution)}): {escape(plugin.problem)}")
 
 
 def print_diagnosis(found: Diagnosis) -> None:
@@ -50,11 +48,11 @@ def print_diagnosis(found: Diagnosis) -> None:
         out.print(f"  requires {escape(requirement)}")
     elsewhere = any(part.module not in ("", part.name) for part in found.parts)
     added = ("added to",) if elsewhere else ()
-    table = table_of("", "name", *added, "reads", "features", "branch", "parameters", numbers=("parameters",))
+    table = table_of("name", *added, "reads", "features", "branch", "parameters", numbers=("parameters",))
     for part in found.parts:
         cells = [part.name, *([part.module] if elsewhere else []), part.reads, part.features, part.branch]
         table.add_row(*map(escape, cells), f"{part.parameters:,}")
-    out.print(table)
+    out.print(table, soft_wrap=False)
     sites = sum(part.kind == "site" for part in found.parts)
     more = found.parameters_after - found.parameters_before
     out.print(
@@ -64,19 +62,18 @@ def print_diagnosis(found: Diagnosis) -> None:
     for gamma, error in ((0, found.error_at_0), (1, found.error_at_1)):
         out.print(
             f"equivariance error under {escape(error.group)} at gamma = {gamma}: {error.absolute:.3g} "
-            f"(relative {error.relative:.3g}, {error.samples} random elements)",
-            soft_wrap=True,
+            f"(relative {error.relative:.3g}, {error.samples} random elements)"
         )
     for name, settings in found.presets.items():
         said = ", ".join(f"{key}={value}" for key, value in settings.items())
         default = " (default)" if name == "paper" else ""
-        out.print(f"preset {escape(name)}{default}: {escape(said)}", soft_wrap=True)
+        out.print(f"preset {escape(name)}{default}: {escape(said)}")
     for shim in found.shims:
         state = "applied" if shim.applied else "not needed here"
-        out.print(f"shim {escape(shim.name)}: {state} ({escape(shim.reason)})", soft_wrap=True)
+        out.print(f"shim {escape(shim.name)}: {state} ({escape(shim.reason)})")
 
     for problem in found.problems:
-        out.print(f"[red]not healthy[/]: {escape(problem)}", soft_wrap=True)
+        out.print(f"[red]not healthy[/]: {escape(problem)}")
     if not found.problems:
         out.print("[green]healthy[/]")
 
@@ -84,7 +81,7 @@ def print_diagnosis(found: Diagnosis) -> None:
 def print_patching(adapter: Plugin, plan: Patching) -> None:
     """What was done to a checkout, and what to do next."""
     out = console()
-    out.print(f"{escape(adapter.patches.title)} {escape(str(plan.layout))}", soft_wrap=True)
+    out.print(f"{escape(adapter.patches.title)} {escape(str(plan.layout))}")
     for change in plan.changes:
         name = plan.name(change)
         if name == plan.settings.path.name:
@@ -93,38 +90,38 @@ def print_patching(adapter: Plugin, plan: Patching) -> None:
         else:
             done = "already marked" if change.before == change.after else "marked"
             said = "one line"
-        out.print(f"  {escape(name)}: {done} ({escape(said)})", soft_wrap=True)
+        out.print(f"  {escape(name)}: {done} ({escape(said)})")
     missing = [shim.name for shim in adapter.shims if isinstance(shim, StandIn) and would_act(adapter, shim)]
     if missing and plan.config.shims:
-        out.print(f"not installed here, stood in for: {', '.join(missing)}", soft_wrap=True)
+        out.print(f"not installed here, stood in for: {', '.join(missing)}")
     _print_cautions(out, plan.config)
     scripts = ", ".join(adapter.patches.checkout.scripts) if adapter.patches.checkout else ""
-    out.print(f"Now run {scripts} as its README says. 'ace-patch revert' undoes this.", soft_wrap=True)
+    out.print(f"Now run {scripts} as its README says. 'ace-patch revert' undoes this.")
 
 
 def print_state(found: State) -> None:
     out = console()
-    out.print(f"{escape(found.adapter.patches.title)} {escape(str(found.layout))}", soft_wrap=True)
+    out.print(f"{escape(found.adapter.patches.title)} {escape(str(found.layout))}")
     for script, how in found.scripts.items():
-        out.print(f"  {escape(script)}: {escape(how)}", soft_wrap=True)
+        out.print(f"  {escape(script)}: {escape(how)}")
     if found.settings is not None and found.config is not None:
         how = "as written" if found.settings.as_written else "edited"
         said = _settings_in_words(found.settings.settings, found.config)
-        out.print(f"  {found.settings.path.name}: {how} ({escape(said)})", soft_wrap=True)
+        out.print(f"  {found.settings.path.name}: {how} ({escape(said)})")
         _print_cautions(out, found.config)
     for name, value in found.environment.items():
-        out.print(f"  {name}={escape(value)} in this shell goes before ace.toml", soft_wrap=True)
+        out.print(f"  {name}={escape(value)} in this shell goes before ace.toml")
     if found.runs:
-        out.print(f"  .ace/runs: {len(found.runs)}, the last {escape(found.runs[-1])}", soft_wrap=True)
+        out.print(f"  .ace/runs: {len(found.runs)}, the last {escape(found.runs[-1])}")
     for problem in found.problems:
-        out.print(f"[red]problem[/]: {escape(problem)}", soft_wrap=True)
+        out.print(f"[red]problem[/]: {escape(problem)}")
     if not found.patched and not found.problems:
-        out.print(f"'ace-patch {found.adapter.name}' patches it.", soft_wrap=True)
+        out.print(f"'ace-patch {found.adapter.name}' patches it.")
 
 
 def _print_cautions(out: Console, config: Config) -> None:
     for caution in config.cautions:
-        out.print(f"[yellow]warning[/]: {escape(caution)}", soft_wrap=True)
+        out.print(f"[yellow]warning[/]: {escape(caution)}")
 
 
 def _settings_in_words(settings: Mapping[str, Any], config: Config) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..later import later
-from ..settings.environment import RUNS
+from ..settings.sources import RUNS
 from .record import Record
 from .trace import finite
 

@@ -13,11 +13,12 @@ from .verdicts import meaning
 
 
 def console(stderr: bool = False) -> Console:
-    return Console(stderr=stderr, highlight=False)
+    """Lines are as long as they are, so that people can search and paste them; tables fit the terminal."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
-def table_of(title: str, *columns: str, numbers: Sequence[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", header_style="bold")
+def table_of(*columns: str, numbers: Sequence[str] = ()) -> Table:
+    table = Table(header_style="bold")
     for column in columns:
         # Names stay whole: they are what people type and search for.
         table.add_column(
@@ -34,26 +35,20 @@ def print_run(run: Mapping[str, Any]) -> None:
     steps = f"{run['steps']:,} step{'' if run['steps'] == 1 else 's'}"
     steps = f"landed at step {run['steps']:,}" if run["landed"] else steps
     where = f", trace in {run['folder']}" if run["folder"] else ""
-    out.print(f"ACE {run['mode']}, {steps}{escape(where)}", soft_wrap=True)
-    table = table_of("", "site", "gamma", "lambda", "u", "verdict", numbers=("gamma", "lambda", "u"))
+    out.print(f"ACE {run['mode']}, {steps}{escape(where)}")
+    table = table_of("site", "gamma", "lambda", "u", "verdict", numbers=("gamma", "lambda", "u"))
     for site in run["sites"]:
-        numbers = (_number(site[key]) for key in ("gamma", "lambda", "u"))
+        numbers = (_number(site[key], ".4f") for key in ("gamma", "lambda", "u"))
         table.add_row(escape(site["name"]), *numbers, site["verdict"])
-    out.print(table)
+    out.print(table, soft_wrap=False)
     for word in dict.fromkeys(site["verdict"] for site in run["sites"]):
-        out.print(f"{word}: {escape(meaning(word, run['mode']))}", soft_wrap=True)
+        out.print(f"{word}: {escape(meaning(word, run['mode']))}")
     if run["errors"]:
-        told = ", ".join(f"{_short(error['relative'])} at step {error['step']:,}" for error in run["errors"])
-        out.print(
-            f"equivariance error under {run['errors'][0]['group']}, with branches, relative: {told}", soft_wrap=True
-        )
+        told = ", ".join(f"{_number(error['relative'], '.3g')} at step {error['step']:,}" for error in run["errors"])
+        out.print(f"equivariance error under {run['errors'][0]['group']}, with branches, relative: {told}")
     if run["verdict"]:
-        out.print(escape(run["verdict"]), soft_wrap=True)
+        out.print(escape(run["verdict"]))
 
 
-def _short(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.3g}"
-
-
-def _number(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"
+def _number(value: float | None, form: str) -> str:
+    return "not finite" if value is None else format(value, form)

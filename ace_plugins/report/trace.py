@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError
-from ..settings.environment import RUNS
+from ..settings.sources import RUNS
 
 ABOUT, LINES = "run.json", "trace.jsonl"
 

@@ -23,9 +23,8 @@ from ..errors import AceError
 from ..plugins.claims import holding
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..settings.environment import misspelt
 from ..settings.file import NAME, SettingsFile, read
-from ..settings.sources import resolve
+from ..settings.sources import misspelt, resolve
 from ..telling import say
 from .request import VARIABLE, RunRequest
 

@@ -1,4 +1,7 @@
-"""The settings of a run, from a file, the environment and options. Each overrides the one before."""
+"""The settings of a run, from a file, the environment and options. Each overrides the one before.
+
+Every field of `Config` has an environment variable: ``ACE_MODE``, ``ACE_DUAL_LR`` and so on.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ConfigError
-from .config import Config, build, preset
-from .environment import settings_in, variable
+from .config import KINDS, SETTINGS, Config, build, preset
 from .file import SettingsFile
+
+RUNS = ".ace/runs"
+"""Where traces go, unless ACE_RUNS names another folder."""
+OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS")
+"""Variables that are not settings of a model."""
+
+
+def variable(setting: str) -> str:
+    return f"ACE_{setting.upper()}"
+
+
+VARIABLES = {variable(name): name for name in (*SETTINGS, "preset")}
 
 
 def resolve(
@@ -39,3 +53,34 @@ def resolve(
 
 def option(setting: str) -> str:
     return f"--{setting.replace('_', '-')}"
+
+
+def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that are set. A variable that is empty sets nothing."""
+    found: dict[str, Any] = {}
+    for name, setting in VARIABLES.items():
+        text = environment.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            found[setting] = text if setting == "preset" else KINDS[setting].parse(text)
+        except ValueError:
+            raise ConfigError(f"{name}={text!r}: expected {KINDS[setting].expected}") from None
+    return found
+
+
+def misspelt(environment: Mapping[str, str]) -> list[str]:
+    """A notice for every variable whose name is nearly that of a setting. Other programs have an ACE_ too."""
+    known = {*VARIABLES, *OTHERS}
+    odd = [name for name in environment if name.startswith("ACE_") and name not in known]
+    if not odd:
+        return []
+    import difflib  # only for a mistake: every script that is patched waits for this module
+
+    notices = []
+    for name in odd:
+        # Compared without the prefix, which all of them share.
+        near = difflib.get_close_matches(name[4:], sorted(each[4:] for each in known), n=1, cutoff=0.75)
+        if near and not name.startswith("ACE_UPSTREAM_"):
+            notices.append(f"unknown variable {name!r} (did you mean {'ACE_' + near[0]!r}?): it is ignored")
+    return notices

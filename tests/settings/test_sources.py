@@ -18,9 +18,8 @@ from ace_plugins.cli.options import config_options, given_settings
 from ace_plugins.errors import ConfigError
 from ace_plugins.settings.config import KINDS, build
 from ace_plugins.settings.editing import written
-from ace_plugins.settings.environment import OTHERS, misspelt, settings_in, variable
 from ace_plugins.settings.file import read
-from ace_plugins.settings.sources import option, resolve
+from ace_plugins.settings.sources import OTHERS, misspelt, option, resolve, settings_in, variable
 from ace_plugins.telling import quiet, say
 
 HERE = Path("ace.toml")
