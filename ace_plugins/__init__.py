@@ -15,6 +15,7 @@ TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts w
 if TYPE_CHECKING:
     from typing import Any
 
+    from .actions import Action, Grid, GroupAction, Invariant, Irreps, Positions, PseudoVectors, Tensors, Vectors
     from .contract.hookspecs import hookimpl
     from .contract.sites import AddsItself, Node, Site, Stem, Tap
     from .contract.upstreams import AnyShim, Checkout, Example, Shim, StandIn, Upstream
@@ -31,17 +32,6 @@ if TYPE_CHECKING:
     from .plugins.claims import belongs
     from .report.trace import read_trace
     from .settings.config import Config
-    from .symmetry.actions import (
-        Action,
-        Grid,
-        GroupAction,
-        Invariant,
-        Irreps,
-        Positions,
-        PseudoVectors,
-        Tensors,
-        Vectors,
-    )
     from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
     from .symmetry.measuring import Call, EquivarianceError
     from .telling import progress, say

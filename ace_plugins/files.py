@@ -27,7 +27,9 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
     try:
         like = target.stat() if target.exists() else None
         try:
-            with open(fresh, "xb", opener=None if like is None else _private) as file:
+            # For nobody else, until it has the mode of the file it replaces.
+            private = None if like is None else lambda name, flags: os.open(name, flags, 0o600)
+            with open(fresh, "xb", opener=private) as file:
                 if callable(content):
                     content(file)
                 else:
@@ -44,8 +46,3 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
     except OSError as error:
         do = "make it writable or work on a copy" if error.errno in FORBIDDEN else "mend that and try again"
         raise AceError(f"{path} cannot be written, {error.strerror or error}; {do}") from error
-
-
-def _private(name: str, flags: int) -> int:
-    """Opens a file for nobody else, until it has the mode of the one it replaces."""
-    return os.open(name, flags, 0o600)

@@ -98,7 +98,7 @@ def differences(stub: str, source: bytes) -> Iterator[str]:
             yield f"{what} {name}{_shown(wanted)}: expected, not found"
         elif isinstance(wanted, Signature) and isinstance(have, Signature):
             if not _accepts(have, wanted):
-                yield f"{name}: expected {wanted}, found {have}"
+                yield f"{name}: expected {_shown(wanted)}, found {_shown(have)}"
         elif isinstance(wanted, tuple) and isinstance(have, tuple) and not set(wanted) <= set(have):
             yield f"class {name}: expected bases {_shown(wanted)}, found {_shown(have)}"
 
@@ -132,17 +132,12 @@ def _last_name(base: ast.expr) -> str:
 
 
 def _shown(declared: Declared) -> str:
-    return str(declared) if isinstance(declared, Signature) else f"({', '.join(declared)})"
-
-
-class _Default:
-    def __repr__(self) -> str:
-        return "..."
+    return str(declared).replace("Ellipsis", "...") if isinstance(declared, Signature) else f"({', '.join(declared)})"
 
 
 def _signature(args: ast.arguments) -> Signature:
     def of(arg: ast.arg, kind: Any, optional: bool = False) -> Parameter:
-        return Parameter(arg.arg, kind, default=_Default() if optional else Parameter.empty)
+        return Parameter(arg.arg, kind, default=... if optional else Parameter.empty)
 
     required = len(args.posonlyargs) + len(args.args) - len(args.defaults)
     found = [of(arg, Parameter.POSITIONAL_ONLY, n >= required) for n, arg in enumerate(args.posonlyargs)]

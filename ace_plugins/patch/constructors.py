@@ -112,8 +112,6 @@ class Constructors:
         self.paths: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
         """Of the model classes that were met, what adapters call them."""
         self.wrapped: weakref.WeakSet[type] = weakref.WeakSet()
-        self.watched: weakref.WeakSet[type] = weakref.WeakSet()
-        """Classes whose future subclasses will be wrapped."""
         self.building = _UnderConstruction()
 
     def begin(self, patch: Patch) -> None:
@@ -155,12 +153,13 @@ class Constructors:
             )
         if patch.config.shims:
             REPAIRS.apply(patch.plugin, patch.config.device)
+        known = cls in self.paths
         self.paths[cls] = path
-        self._wrap(cls)
-        # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.
-        self._watch_subclasses(cls)
-        for subclass in _subclasses(cls):
-            self._wrap(subclass)
+        if not known:
+            # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.
+            self._watch_subclasses(cls)
+            for each in (cls, *_subclasses(cls)):
+                self._wrap(each)
 
     def _wrap(self, cls: type) -> None:
         if cls not in self.wrapped:
@@ -170,9 +169,6 @@ class Constructors:
 
     def _watch_subclasses(self, cls: Any) -> None:
         """Wrap the constructors of classes that are derived later."""
-        if cls in self.watched:
-            return
-        self.watched.add(cls)
         own = vars(cls).get("__init_subclass__")
 
         def init_subclass(subclass: Any, /, **options: Any) -> None:

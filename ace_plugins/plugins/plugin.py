@@ -158,8 +158,7 @@ def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTR
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
-    environment: Mapping[str, str] = {"extra": extra}
-    return requirement.marker is None or requirement.marker.evaluate(dict(environment))
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _installed(distribution: str) -> str | None:

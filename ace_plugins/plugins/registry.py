@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -114,13 +114,13 @@ class Registry:
         try:
             loaded = entry_point.load()
         except (Exception, SystemExit) as error:
-            self.plugins[record.name] = _with(record, problem=f"could not be imported: {one_line(error)}")
+            self.plugins[record.name] = replace(record, problem=f"could not be imported: {one_line(error)}")
             return
         if not isinstance(loaded, Mapping):
             self.plugins[record.name] = self._register(record, loaded)
             return
         for name, plugin in loaded.items():  # one entry point may bring several, by name
-            each = _with(record, name=str(name), requires=requirements(declared, _extras(str(name))))
+            each = replace(record, name=str(name), requires=requirements(declared, _extras(str(name))))
             if not self._taken(each) and not self._unmet(each):
                 self.plugins[each.name] = self._register(each, plugin)
 
@@ -130,7 +130,7 @@ class Registry:
             return False
         if (taken.target, taken.distribution) != (record.target, record.distribution):
             why = f"its name is taken by {taken.distribution} ({taken.target}); uninstall one of the two"
-            self.shadowed.append(_with(record, problem=why))
+            self.shadowed.append(replace(record, problem=why))
         return True
 
     def _unmet(self, record: Plugin) -> bool:
@@ -139,34 +139,27 @@ class Registry:
         if unmet:
             install = " ".join(repr(r.requirement) for r in unmet)
             problem = f"{'; '.join(map(str, unmet))}; pip install {install}"
-            self.plugins[record.name] = _with(record, problem=problem)
+            self.plugins[record.name] = replace(record, problem=problem)
         return bool(unmet)
 
     def _register(self, record: Plugin, plugin: object) -> Plugin:
-        unmarked = [
-            name
-            for name in sorted(HOOKS)
-            if callable(getattr(plugin, name, None)) and not hasattr(getattr(plugin, name), "ace_plugins_impl")
-        ]
+        functions = [name for name in sorted(HOOKS) if callable(getattr(plugin, name, None))]
+        unmarked = [name for name in functions if not hasattr(getattr(plugin, name), "ace_plugins_impl")]
         if unmarked:
-            return _with(record, problem=f"{', '.join(unmarked)} not marked with @hookimpl; add the marker")
+            return replace(record, problem=f"{', '.join(unmarked)} not marked with @hookimpl; add the marker")
         try:
+            marked = {name: self.manager.parse_hookimpl_opts(plugin, name) for name in dir(plugin)}
             self.manager.register(plugin, name=record.name)
         except Exception as error:
             self._forget(record.name)
-            return _with(record, problem=f"could not be registered: {one_line(error)}")
-        callers = self.manager.get_hookcallers(plugin) or []
-        misspelt = [
-            caller.name
-            for caller in callers
-            if not caller.has_spec()
-            and any(impl.plugin is plugin and not impl.optionalhook for impl in caller.get_hookimpls())
-        ]
-        hooks = tuple(sorted(caller.name for caller in callers if caller.has_spec()))
+            return replace(record, problem=f"could not be registered: {one_line(error)}")
+        named = {opts["specname"] or name: opts for name, opts in marked.items() if opts}
+        misspelt = sorted(name for name, opts in named.items() if name not in HOOKS and not opts["optionalhook"])
         if misspelt:
             self._forget(record.name)
-            return _with(record, problem="; ".join(one_of("hook", name, HOOKS) for name in sorted(misspelt)))
-        record = _with(record, hooks=hooks)
+            return replace(record, problem="; ".join(one_of("hook", name, HOOKS) for name in misspelt))
+        hooks = tuple(sorted(named.keys() & HOOKS))
+        record = replace(record, hooks=hooks)
         if "ace_upstream" not in hooks:
             return record
         try:
@@ -176,16 +169,12 @@ class Registry:
         except Exception as error:
             self._forget(record.name)
             cause = error.__cause__ or error
-            return _with(record, problem=f"ace_upstream failed: {one_line(cause)}")
-        return _with(record, upstream=upstream)
+            return replace(record, problem=f"ace_upstream failed: {one_line(cause)}")
+        return replace(record, upstream=upstream)
 
     def _forget(self, name: str) -> None:
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
-
-
-def _with(record: Plugin, **changes: Any) -> Plugin:
-    return dataclasses.replace(record, **changes)
 
 
 def _extras(name: str) -> tuple[str, ...]:

@@ -62,7 +62,6 @@ class Record:
         self.gamma = ace.gamma
         self.duals = ace.duals
         self.process = os.getpid()
-        self.rank = 0
         self.trace: TraceFile | None = None
         self.begun = False
         """It has made a step."""
@@ -72,10 +71,6 @@ class Record:
         self.finished = False
         self.history = History()
         self._warned = False
-
-    @property
-    def mode(self) -> str:
-        return self.config.mode
 
     @property
     def folder(self) -> Path | None:
@@ -143,7 +138,7 @@ class Record:
         return {
             "model": self.model,
             "adapter": self.adapter,
-            "mode": self.mode,
+            "mode": self.config.mode,
             "steps": self.steps,
             "landed": self.duals.landed,
             "verdict": whole_verdict(self.config, self.sites, history, verdicts, self.steps),

@@ -61,8 +61,8 @@ class Recorder:
     def _begin(self, model: nn.Module, record: Record) -> None:
         """At the first step: by then processes that train together have found each other."""
         record.begun = True
-        record.rank = later("ace_plugins.engine.distributed").rank()
-        if record.config.trace and os.environ.get("ACE_TRACE") != "0" and record.rank == 0:
+        first = later("ace_plugins.engine.distributed").rank() == 0
+        if first and record.config.trace and os.environ.get("ACE_TRACE") != "0":
             record.open_trace(Path(os.environ.get("ACE_RUNS") or self.home / RUNS))
             # Holds the record, never the model: a model dropped inside a function still gets its last line.
             weakref.finalize(model, record.finish)

@@ -33,20 +33,16 @@ _INTERPRETER = re.compile(r"python[\d.]*t?")
 _EXPECTED = "expected script.py, -m module, -c code or a command"
 
 
-class ScriptError(AceError):
-    """A script that cannot be started: none given, or none of that name."""
-
-
 def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as_json: bool) -> NoReturn:
     """Become the command that the words name, with every model of the adapter attached."""
     if os.name == "nt":
-        raise ScriptError("'ace-patch run' is not for Windows, which cannot replace a process: call attach(model)")
+        raise AceError("'ace-patch run' is not for Windows, which cannot replace a process: call attach(model)")
     plugin = registry().adapter(adapter)
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
         words = words[1:]  # of a command that was pasted from a README: its interpreter is this one
     command = _command(words)
     if sys.flags.ignore_environment or sys.flags.no_site:
-        raise ScriptError("Python was started with -I, -E or -S, which keeps ACE out of the script: leave that out")
+        raise AceError("Python was started with -I, -E or -S, which keeps ACE out of the script: leave that out")
     os.environ.pop(VARIABLE, None)  # of a run that this one was started in
     root = _root(plugin, words)
     file = read(root / NAME) if root and (root / NAME).is_file() else None
@@ -107,11 +103,11 @@ def _become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
 def _command(words: Sequence[str]) -> list[str]:
     """What to execute for these words: this interpreter with them, or a program that is found on PATH."""
     if not words or not words[0] or (len(words) == 1 and words[0] in ("-m", "-c")):
-        raise ScriptError(f"no script given: {_EXPECTED}; add it, as in ace-patch run ADAPTER -- script.py")
+        raise AceError(f"no script given: {_EXPECTED}; add it, as in ace-patch run ADAPTER -- script.py")
     first = words[0]
     if first.startswith("-") and first not in ("-m", "-c"):
         do = f"give it to the interpreter, as in python {first} -m ace_plugins run ADAPTER -- script.py"
-        raise ScriptError(f"{first!r} is an option, not a script: {_EXPECTED}; {do}")
+        raise AceError(f"{first!r} is an option, not a script: {_EXPECTED}; {do}")
     if first in ("-m", "-c") or os.path.exists(first):
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         if getattr(sys.stdout, "write_through", False):  # -u, which it leaves out
@@ -122,7 +118,7 @@ def _command(words: Sequence[str]) -> list[str]:
         folder, name = os.path.split(first)
         near = difflib.get_close_matches(name, [path.name for path in Path(folder).glob("*.py")], n=1)
         hint = f"did you mean {os.path.join(folder, near[0])!r}?" if near else f"it is looked for in {os.getcwd()!r}"
-        raise ScriptError(f"no script {first!r}: {_EXPECTED}; {hint}")
+        raise AceError(f"no script {first!r}: {_EXPECTED}; {hint}")
     return [program, *words[1:]]
 
 

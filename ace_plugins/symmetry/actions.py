@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import Any, overload
 
@@ -49,9 +50,11 @@ class Invariant(Action):
 class _Rigidly(Action):
     """Acts with rigid motions on axes whose size the element knows."""
 
-    @abstractmethod
+    axis: int
+
     def turned_axes(self) -> tuple[int, ...]:
         """The axes the element acts on."""
+        return (self.axis,)
 
     def expected_size(self, element: Rigid) -> int:
         """The size of each of these axes."""
@@ -70,8 +73,7 @@ class _Rigidly(Action):
                 raise AdapterError(f"{self}: expected size {size}, found {found} in shape {list(x.shape)}")
         if not (x.is_floating_point() or x.is_complex()):
             raise AdapterError(f"{self}: expected a floating point tensor, found {x.dtype}")
-        last = tuple(range(-len(axes), 0))
-        return _precisely(lambda wide: self.act_on_last(rigid, wide.movedim(axes, last)).movedim(last, axes), x)
+        return _precisely(partial(self.act_on_last, rigid), x, axes)
 
 
 def _rigid(action: Action, element: Any, dimension: int | None = None) -> Rigid:
@@ -86,16 +88,17 @@ def _sizes(action: Action, x: Tensor, axes: tuple[int, ...], size: object) -> li
     for axis in axes:
         if not -x.ndim <= axis < x.ndim:
             raise AdapterError(f"{action}: expected size {size}, found no such axis in shape {list(x.shape)}")
-    if len({axis % x.ndim for axis in axes}) < len(axes):
-        raise AdapterError(f"{action}: expected different axes, found one twice in shape {list(x.shape)}")
     return [x.shape[axis] for axis in axes]
 
 
-def _precisely(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Computed in float32 or wider and without autocast: their rounding would pass for the model's own error."""
+def _precisely(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """function(x with these axes last), the axes back in their places. Computed in float32 or wider and without
+    autocast: their rounding would pass for the model's own error."""
     wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
+    last = tuple(range(-len(axes), 0))
     with torch.autocast(x.device.type, enabled=False):
-        return function(wide).to(x.dtype).contiguous()  # models call .view() on their inputs
+        turned = function(wide.movedim(axes, last)).movedim(last, axes)
+        return turned.to(x.dtype).contiguous()  # models call .view() on their inputs
 
 
 def _times(matrix: Tensor, x: Tensor) -> Tensor:
@@ -109,9 +112,6 @@ class Vectors(_Rigidly):
     dimensions."""
 
     axis: int = -1
-
-    def turned_axes(self) -> tuple[int, ...]:
-        return (self.axis,)
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return _times(element.matrix, x)
@@ -141,20 +141,11 @@ class Tensors(_Rigidly):
 
     axes: tuple[int, int] = (-2, -1)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "axes", _two(self, self.axes))
-
     def turned_axes(self) -> tuple[int, ...]:
         return self.axes
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return _times(element.matrix, _times(element.matrix, x).mT).mT
-
-
-def _two(action: Action, axes: Sequence[int]) -> tuple[int, ...]:
-    if len(axes) != 2:
-        raise AdapterError(f"{action}: expected two axes, found {len(axes)}")
-    return tuple(axes)
 
 
 @dataclass(frozen=True)
@@ -167,9 +158,6 @@ class Irreps(_Rigidly):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "irreps", str(self.irreps))  # an o3.Irreps will do as well
-
-    def turned_axes(self) -> tuple[int, ...]:
-        return (self.axis,)
 
     def _parsed(self) -> Any:
         try:
@@ -230,9 +218,6 @@ class Grid(Action):
     of: Action = field(default_factory=Invariant)
     axes: tuple[int, int] = (-2, -1)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "axes", _two(self, self.axes))
-
     def act(self, element: Any, x: Tensor) -> Tensor:
         rigid = _rigid(self, element, dimension=2)
         if rigid.translation.any():
@@ -250,10 +235,7 @@ class Grid(Action):
             return torch.rot90(upright, quarters, self.axes).contiguous()
         if not x.is_floating_point():
             raise AdapterError(f"{self}: expected a floating point tensor to resample, found {x.dtype}")
-        last = (-2, -1)
-        return _precisely(
-            lambda wide: _resampled(rigid.matrix, wide.movedim(self.axes, last)).movedim(last, self.axes), x
-        )
+        return _precisely(partial(_resampled, rigid.matrix), x, self.axes)
 
 
 def _resampled(matrix: Tensor, x: Tensor) -> Tensor:

@@ -72,9 +72,6 @@ class Rigid:
 
     def compose(self, other: Rigid) -> Rigid:
         """self after other."""
-        if not isinstance(other, Rigid) or other.dimension != self.dimension:
-            found = f"d = {other.dimension}" if isinstance(other, Rigid) else type(other).__name__
-            raise AdapterError(f"compose: expected a rigid motion with d = {self.dimension}, found {found}")
         return Rigid(self.matrix @ other.matrix, self.matrix @ other.translation + self.translation)
 
     def inverse(self) -> Rigid:

@@ -18,7 +18,7 @@ from toy_clone import HEAVY, MAIN, TRAIN, WITH_ACE, Clone, trained
 from ace_plugins import Upstream, hookimpl
 from ace_plugins.errors import AceError, ConfigError
 from ace_plugins.plugins.registry import registry
-from ace_plugins.run.launch import STARTUP, ScriptError, launch
+from ace_plugins.run.launch import STARTUP, launch
 
 # Before the command: in this process.
 
@@ -116,7 +116,7 @@ def test_programs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_such_program(here: Path, words: list[str], expected: str) -> None:
     (here / "sub").mkdir()
     (here / "sub" / "train.py").touch()
-    with pytest.raises(ScriptError, match=expected) as caught:
+    with pytest.raises(AceError, match=expected) as caught:
         launch("layered", {}, words, as_json=False)
     assert "\n" not in str(caught.value)
 
@@ -145,7 +145,7 @@ def test_what_is_refused_before_the_command(here: Path) -> None:
 def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as windows:
         windows.setattr("ace_plugins.run.launch.os.name", "nt")
-        with pytest.raises(ScriptError, match="not for Windows") as caught:
+        with pytest.raises(AceError, match="not for Windows") as caught:
             launch("layered", {}, ["main.py"], as_json=False)
     assert "attach(model)" in str(caught.value)
 

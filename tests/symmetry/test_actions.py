@@ -255,7 +255,6 @@ def test_resampling_puts_zeros_outside_and_meets_quarter_turns() -> None:
         (Invariant(), SO3, [1.0], r"Invariant\(\): expected a tensor, found list"),
         (Tensors(), SO3, torch.zeros(3, 2), r"Tensors\(axes=\(-2, -1\)\): expected size 3, found 2 in shape \[3, 2\]"),
         (Tensors(), SO3, torch.zeros(3), r"Tensors.*: expected size 3, found no such axis in shape \[3\]"),
-        (Tensors((0, -2)), SO3, torch.zeros(3, 3), r"Tensors.*: expected different axes, found one twice in shape"),
         (Grid(), SO3, torch.zeros(3, 3), "Grid.*: expected an element of 2 dimensions, found 3"),
         (Grid(), Symmetric(3), torch.zeros(3, 3), "Grid.*: expected an element of the kind Rigid, found Permutation"),
         (Grid(), SO2, torch.zeros(3), r"Grid.*: expected size H and W, found no such axis in shape \[3\]"),
@@ -272,13 +271,6 @@ def test_what_an_action_cannot_take_is_one_line(action: Action, element: Any, x:
     with pytest.raises(AdapterError, match=message) as caught:
         action(element.identity() if isinstance(element, Group) else element, x)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("kind", [Tensors, Grid])
-def test_two_axes_are_needed(kind: Any) -> None:
-    assert kind(axes=[1, 2]) == kind(axes=(1, 2))
-    with pytest.raises(AdapterError, match=f"{kind.__name__}.*: expected two axes, found 3"):
-        kind(axes=(0, 1, 2))
 
 
 # --- e3nn

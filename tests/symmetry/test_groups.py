@@ -104,13 +104,6 @@ def test_what_is_no_rigid_motion_is_refused(matrix: Tensor, translation: Tensor)
         Rigid(matrix, translation)
 
 
-def test_elements_of_different_kinds_do_not_compose() -> None:
-    with pytest.raises(AdapterError, match="compose: expected a rigid motion with d = 3, found d = 2"):
-        SO3.identity().compose(SO2.identity())
-    with pytest.raises(AdapterError, match="compose: expected a rigid motion with d = 2, found Permutation"):
-        SO2.identity().compose(Symmetric(2).identity())  # type: ignore[arg-type]
-
-
 def test_the_orthogonal_part_in_space_is_uniform() -> None:
     gen, n = generator(1), 2500
     sampled = [O3.sample(gen) for _ in range(n)]
