@@ -22,9 +22,9 @@ COMMANDS = {
     "doctor": ("models", "doctor", "Attach an adapter to a small model and examine it."),
     "export": ("models", "export", "A checkpoint without ACE, for plain upstream."),
     "list": ("plugins", "listing", "Every adapter: versions wanted and found, healthy or why not."),
-    "revert": ("checkouts", "revert", "Undo a patch; your own edits stay."),
-    "run": ("run", "run", "Run a script with ACE; nothing is written to it."),
-    "status": ("checkouts", "status", "Whose checkout, which commit, patched or not."),
+    "revert": ("scripts", "revert", "Undo a patch; your own edits stay."),
+    "run": ("scripts", "run", "Run a script with ACE; nothing is written to it."),
+    "status": ("scripts", "status", "Whose checkout, which commit, patched or not."),
 }
 """Module and name of each, and what it is for. Every adapter whose upstream people clone has a command besides."""
 
@@ -48,7 +48,7 @@ class Commands(click.Group):
             module, command, _ = COMMANDS[name]
             found = getattr(later(f"ace_plugins.cli.{module}"), command)
         elif name.replace("-", "_") in registry().plugins:
-            found = later("ace_plugins.cli.checkouts").patch_command(name)
+            found = later("ace_plugins.cli.scripts").patch_command(name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -67,23 +67,19 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ace-patch")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Train the equivariant models you already use under ACE, with the scripts you already have."""
-
-
-# Older clicks print the help themselves.
-_NO_ARGUMENTS: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
 
 
 def main(prog_name: str = "ace-patch") -> None:
     """The console script."""
     try:
         result = cli.main(prog_name=prog_name, standalone_mode=False)
-    except _NO_ARGUMENTS as error:
-        error.show()
-        sys.exit(error.exit_code)
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else prog_name
         click.echo(f"ace-patch: {' '.join(error.format_message().split())} See '{where} --help'", err=True)

@@ -35,7 +35,9 @@ class Watch:
             return None
         self.asking.add(name)
         try:
-            spec = _ask_others(name, path, target, self)
+            others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+            answers: Iterator[ModuleSpec | None] = (finder.find_spec(name, path, target) for finder in others)
+            spec = next(filter(None, answers), None)
         finally:
             self.asking.discard(name)
         if spec is not None and spec.loader is not None and self._callbacks(name, spec.origin):
@@ -93,15 +95,6 @@ def imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
             continue  # still running
         if (name and known == name) or (file and is_file(getattr(spec, "origin", None), file)):
             yield module
-
-
-def _ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, me: Watch) -> ModuleSpec | None:
-    for finder in list(sys.meta_path):
-        find = getattr(finder, "find_spec", None)
-        spec: ModuleSpec | None = find(name, path, target) if find is not None and finder is not me else None
-        if spec is not None:
-            return spec
-    return None
 
 
 def _tell_after(loader: Any, watch: Watch) -> None:

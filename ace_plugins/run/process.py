@@ -30,8 +30,7 @@ from ..later import later
 from ..patch.constructors import patch_models
 from ..patch.shims import REPAIRS
 from ..plugins.registry import registry
-from ..report.record import Record
-from ..report.recorder import RECORDER
+from ..report.recorder import RECORDER, Record
 from ..report.trace import relative
 from ..settings.config import Config
 from ..telling import quiet, say

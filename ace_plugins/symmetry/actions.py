@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,17 +17,15 @@ from ..errors import AdapterError, one_of
 from .groups import Element, Group, Rigid
 from .parts import part_of, with_part
 
+X = TypeVar("X", Tensor, None)
+
 
 class Action(ABC):
     """How an element acts on one tensor: same shape, dtype and device out; None stays None.
 
     Subclass it as a frozen dataclass at module level: actions are pickled along with the model's hooks."""
 
-    @overload
-    def __call__(self, element: Element, x: None) -> None: ...
-    @overload
-    def __call__(self, element: Element, x: Tensor) -> Tensor: ...
-    def __call__(self, element: Element, x: Tensor | None) -> Tensor | None:
+    def __call__(self, element: Element, x: X) -> X:
         if x is None:
             return None
         if not isinstance(x, Tensor):

@@ -100,7 +100,7 @@ def measure(
     absolute, relative = [], []
     # What is made in inference mode can never be differentiated. Outside it gradients are on, so an input that
     # requires them still does so when it is turned.
-    with torch.inference_mode(False), _in_eval(model), _gradients_put_back(model):
+    with torch.inference_mode(False), _untouched(model):
         output = _evaluate(model, args, kwargs, seed)
         compared = action.compared(action.act_on_outputs(action.group.identity(), output))  # checks the types too
         norm = math.hypot(*(float(_double(y).norm()) for y in compared.values()))
@@ -177,24 +177,17 @@ def _copied(value: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
 
 
 @contextmanager
-def _gradients_put_back(model: nn.Module) -> Iterator[None]:
-    """For forwards that call ``backward()``, which adds to the gradients of all parameters."""
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """In eval mode and without gradients, to which a forward that calls ``backward()`` adds; both are put back."""
+    flags = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:
+        model.eval()
         for parameter, _ in gradients:
             parameter.grad = None
         yield
     finally:
         for parameter, gradient in gradients:
             parameter.grad = gradient
-
-
-@contextmanager
-def _in_eval(model: nn.Module) -> Iterator[None]:
-    flags = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
         for module, training in flags:  # one by one: model.train() would also wake layers frozen in eval mode
             module.training = training
