@@ -99,10 +99,8 @@ def imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
 
 def _tell_after(loader: Any, watch: Watch) -> None:
     """Have this module's own loader tell. It stays the loader it is: inspect and pickle ask for its type."""
-    execute = getattr(loader, "exec_module", None)
-    # Some loaders serve many modules, as that of a zip file; those of built-in modules are classes, and serve all.
-    if execute is not None and not isinstance(execute, _Telling) and not isinstance(loader, type):
-        loader.exec_module = _Telling(execute, watch)
+    if not isinstance(loader.exec_module, _Telling):  # some loaders serve many modules, as that of a zip file
+        loader.exec_module = _Telling(loader.exec_module, watch)
 
 
 class _Telling:

@@ -232,27 +232,6 @@ def test_a_loader_that_serves_many_modules(folder: Path, monkeypatch: pytest.Mon
     assert met == ["zipped.models.net"] * 2 + ["zipped.models.other"] * 2, "once each time"
 
 
-def test_loaders_of_built_in_modules_are_left_alone(folder: Path) -> None:
-    when_imported(Met(), name="_struct")
-    when_imported(Met(), name="marshal")
-    found = importlib.util.find_spec("marshal")
-    assert found is not None
-    imports._WATCH.find_spec("marshal")
-    assert isinstance(importlib.machinery.BuiltinImporter.exec_module, type(importlib.import_module))
-
-
-def test_loaders_that_know_no_exec_module(folder: Path) -> None:
-    class Finder:
-        def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-            return importlib.machinery.ModuleSpec(name, object()) if name == "made_up" else None  # type: ignore[arg-type]
-
-    sys.meta_path.append(Finder())  # type: ignore[arg-type]
-    when_imported(Met(), name="made_up")
-    found = importlib.util.find_spec("made_up")
-    assert found is not None
-    assert type(found.loader) is object
-
-
 def test_finders_that_ask_again_themselves(folder: Path) -> None:
     asked = []
 
@@ -454,21 +433,6 @@ def test_once_upstream_has_it_others_see_it_too(
     main = importlib.import_module("main_script")
     assert main.library.scatter_lib is main.scatter_lib
     assert importlib.util.find_spec("scatter_lib") is main.scatter_lib.__spec__
-
-
-def test_what_probes_while_it_is_being_made_finds_nothing(
-    folder: Path, tmp_path: Path, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = outside(tmp_path, monkeypatch, PROBE)
-
-    def make() -> ModuleType:
-        assert importlib.import_module(library).scatter_lib is None
-        return ModuleType("scatter_lib")
-
-    stand_ins.offer(StandIn("scatter_lib", "a test", make), FILES)
-    written(folder / "main_script.py", "import scatter_lib")
-    importlib.import_module("main_script")
-    assert "scatter_lib" in sys.modules
 
 
 def test_a_module_that_is_really_installed_wins(
