@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from clones import ace
 
 pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install torch-geometric")
 
@@ -56,19 +55,6 @@ class Done:
     stderr: str
 
 
-def process(folder: Path, *arguments: str) -> Any:
-    """``ace-patch ...`` in a process of its own: for what trains."""
-    env = {k: v for k, v in os.environ.items() if k != "ACE_RUNS"}
-    return subprocess.run(
-        [sys.executable, "-m", "ace_plugins", *arguments],
-        cwd=folder,
-        env={**env, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 @pytest.fixture
 def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
     """``ace-patch ...`` in this process: for what does not."""
@@ -86,9 +72,7 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
 
 
 def test_run_trains_an_unmodified_script(folder: Path, call: Any) -> None:
-    done = process(
-        folder, "run", "schnet", "--mode", "resilient", "--dual-lr", "0.01", "--", "train.py", "--steps", "25"
-    )
+    done = ace(folder, "run", "schnet", "--mode", "resilient", "--dual-lr", "0.01", "--", "train.py", "--steps", "25")
     assert done.returncode == 7, done.stderr
     upstream = sum(p.numel() for p in SchNet(16, 16, 2, 10).parameters())
     assert done.stdout.splitlines()[0].startswith(f"__main__ ['train.py', '--steps', '25'] work {upstream + 674}"), (
@@ -109,23 +93,12 @@ def test_run_trains_an_unmodified_script(folder: Path, call: Any) -> None:
     SchNet(16, 16, 2, 10).load_state_dict(torch.load(folder / "plain.pt"), strict=True)
 
 
-def test_run_json_and_readme_style_command(folder: Path) -> None:
-    done = process(folder, "run", "schnet", "--json", "--land-at", "3", "--", "python", "train.py", "--steps", "5")
-    assert done.returncode == 7, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["models_attached"] == 1
-    (run,) = told["runs"]
-    assert (run["landed"], run["steps"]) == (True, 3)
-    found = [(site["name"], site["gamma"], site["verdict"]) for site in run["sites"]]
-    assert found == [("interactions.0", 0.0, "cut"), ("interactions.1", 0.0, "cut")]
-
-
 def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
     # Tests that run in the background of a shell inherit that SIGINT is ignored.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     text = SCRIPT.replace("sys.exit(7)", f"{heard}; os.kill(os.getpid(), signal.SIGINT)")
     (folder / "train.py").write_text(text)
-    done = process(folder, "run", "schnet", "--no-trace", "--", "train.py")
+    done = ace(folder, "run", "schnet", "--no-trace", "--", "train.py")
     assert done.returncode == -2, done.stderr
     assert "ACE strict, 3 steps\n" in done.stderr, "the table comes all the same, and without a trace"
     assert not (folder / ".ace").exists()
@@ -156,10 +129,10 @@ def test_the_scripts_own_options_are_its_own(folder: Path, call: Any, monkeypatc
 
 def test_run_says_when_nothing_came_of_it(folder: Path) -> None:
     (folder / "idle.py").write_text("from torch_geometric.nn import SchNet\nmodel = SchNet(16, 16, 2, 10)\n")
-    done = process(folder, "run", "schnet", "--", "idle.py")
+    done = ace(folder, "run", "schnet", "--", "idle.py")
     assert "ace: attached to SchNet, but its dual loop made no step: expected optimizer.step()" in done.stderr
     (folder / "empty.py").write_text("print('hello')")
-    done = process(folder, "run", "schnet", "--", "empty.py")
+    done = ace(folder, "run", "schnet", "--", "empty.py")
     assert (done.returncode, done.stdout) == (0, "hello\n")
     assert "no model was attached: this process built none of torch_geometric.nn.models.schnet:SchNet" in done.stderr
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clones import ace
 from toy import ADAPTERS, Layered
 
 from ace_plugins import attach, hookimpl
@@ -127,9 +128,7 @@ def test_a_missing_hook_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def listing(site: Path, *arguments: str, **environment: str) -> Any:
-    env = {**os.environ, "PYTHONPATH": str(site), **environment}
-    command = [sys.executable, "-m", "ace_plugins", *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    return ace(site, *arguments, PYTHONPATH=str(site), **environment)
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,13 @@ import gc
 import json
 import os
 import signal
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from clones import python
 from toy import Free, Layered
 
 from ace_plugins import AceError, AceWarning, attach, equivariance_error, hookimpl, project, read_trace
@@ -165,8 +164,7 @@ def test_divergence_is_told(tmp_path: Path) -> None:
 
 def test_lines_survive_a_kill(tmp_path: Path) -> None:
     code = (
-        "import os, sys, signal, torch\n"
-        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "import os, signal, torch\n"
         "from toy import ADAPTERS, Layered\n"
         "from ace_plugins import attach\n"
         "from ace_plugins.plugins.registry import registry\n"
@@ -176,8 +174,7 @@ def test_lines_survive_a_kill(tmp_path: Path) -> None:
         "    o.zero_grad(); m(torch.randn(4, 3)).square().mean().backward(); o.step()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    env = {**os.environ, "ACE_RUNS": str(tmp_path / "runs")}
-    done = subprocess.run([sys.executable, "-c", code], env=env, timeout=120)
+    done = python(Path(__file__).parents[1], "-c", code, ACE_RUNS=str(tmp_path / "runs"))
     assert done.returncode == -signal.SIGKILL
     (folder,) = runs(tmp_path)
     assert [line["step"] for line in read_trace(folder)] == [1, 2, 3, 4, 5, 6, 7]

@@ -243,7 +243,7 @@ def test_run_of_a_marked_script_goes_by_the_command(clone: Clone) -> None:
     first, told = done.stdout.splitlines()
     assert int(first.split()[0]) == WITH_ACE
     (run,) = json.loads(told)["runs"]
-    assert (run["mode"], run["steps"]) == ("strict", 20)
+    assert (json.loads(told)["models_attached"], run["mode"], run["steps"], run["landed"]) == (1, "strict", 20, False)
     about = json.loads((clone.root / run["folder"] / "run.json").read_text())
     assert about["config"]["rho"] == 2.5, "what the command does not set is as the checkout's file has it"
 

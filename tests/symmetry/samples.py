@@ -1,4 +1,4 @@
-"""Seeded numbers, and a group that is not the project's own: S_n, the permutations of a set."""
+"""Seeded numbers, objects that hold points, and a group that is not the project's own: S_n, all permutations."""
 
 from __future__ import annotations
 
@@ -63,3 +63,20 @@ class Members(Action):
         if not isinstance(element, Permutation):
             raise AdapterError(f"{self}: expected a Permutation, found {type(element).__name__}")
         return x.index_select(self.axis, element.inverse().to)
+
+
+@dataclass
+class Points:
+    pos: Tensor
+    z: int = 0
+
+
+@dataclass(frozen=True)
+class FrozenPoints:
+    pos: Tensor
+    z: int = 0
+
+
+class BarePoints:
+    def __init__(self, pos: Tensor) -> None:
+        self.pos, self.z = pos, 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections import namedtuple
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from samples import close, generator, normal
+from samples import BarePoints, FrozenPoints, Points, close, generator, normal
 from torch import Tensor
 
 from ace_plugins.actions import E3, O3, SE3, SO3, Action, GroupAction, Invariant, Irreps, Positions, Vectors
@@ -62,23 +61,6 @@ def test_an_error_names_the_input() -> None:
         EGNO.act_on_inputs(SO3.identity(), EGNO_NAMES, (normal(4, 3),), {"v": normal(4, 2)})
 
 
-@dataclass
-class Plain:
-    pos: Tensor
-    z: int = 0
-
-
-@dataclass(frozen=True)
-class Frozen:
-    pos: Tensor
-    z: int = 0
-
-
-class Bare:
-    def __init__(self, pos: Tensor) -> None:
-        self.pos, self.z = pos, 0
-
-
 Named = namedtuple("Named", ["pos", "z"], defaults=[0])
 
 
@@ -86,7 +68,7 @@ def as_dict(pos: Tensor) -> dict[str, Any]:
     return {"pos": pos, "z": 0}
 
 
-@pytest.mark.parametrize("make", [as_dict, Plain, Frozen, Bare, Named])
+@pytest.mark.parametrize("make", [as_dict, Points, FrozenPoints, BarePoints, Named])
 def test_a_path_into_an_argument(make: Any) -> None:
     g, x = SE3.sample(generator(9)), normal(4, 3)
 

@@ -8,14 +8,13 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import Members, Symmetric, normal
+from samples import BarePoints, FrozenPoints, Members, Points, Symmetric, normal
 from torch import Tensor, nn
 
 from ace_plugins.actions import (
@@ -188,21 +187,6 @@ def test_forward_names() -> None:
     assert forward_names(nn.DataParallel(Starred())) == ["x", "*rest", "v", "**more"]
 
 
-@dataclass
-class Points:
-    pos: Tensor
-
-
-@dataclass(frozen=True)
-class FrozenPoints:
-    pos: Tensor
-
-
-class BarePoints:
-    def __init__(self, pos: Tensor) -> None:
-        self.pos = pos
-
-
 class ClonedPoints(BarePoints):
     def clone(self) -> ClonedPoints:
         return ClonedPoints(self.pos.clone())
@@ -312,20 +296,6 @@ def test_every_forward_sees_the_same_random_numbers() -> None:
         measure(Function(noisy), VECTORS, normal(4, 3), samples=3)
     assert len(seen) == 8
     assert len(set(seen)) == 1
-
-
-def test_eval_mode_and_gradients_inside() -> None:
-    inside = []
-
-    class Spy(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            inside.append((self.training, torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
-            return x
-
-    with torch.inference_mode():
-        measure(Spy(), VECTORS, normal(4, 3), samples=1)
-        assert torch.is_inference_mode_enabled()
-    assert inside == [(False, True, False)] * 2
 
 
 def test_an_output_that_the_next_forward_overwrites() -> None:
@@ -443,18 +413,6 @@ def test_what_was_made_in_inference_mode() -> None:
     assert measure(Molecule(), molecule_action(**OUTPUTS), x).relative < 1e-9
 
 
-def test_an_action_sees_outputs_without_gradients() -> None:
-    seen = []
-
-    class Spy(Invariant):
-        def act(self, element: Any, x: Tensor) -> Tensor:
-            seen.append(x.requires_grad)
-            return x
-
-    measure(Shifted(normal(3)), GroupAction(SO3, {"x": Vectors()}, Spy()), normal(4, 3), samples=1)
-    assert seen == [False, False]
-
-
 # --- groups other than those of space
 
 
@@ -505,17 +463,6 @@ def test_image_networks() -> None:
     pooled = GroupAction(Cyclic(4), {"input": Grid()}, Invariant())
     assert measure(nn.Sequential(Network(averaged=True), nn.AdaptiveAvgPool2d(1)), pooled, image).relative < 1e-13
     assert measure(nn.Sequential(Network(averaged=True)), pooled, image).relative > 0.1
-
-
-def test_a_gradient_of_an_image_is_a_vector_field() -> None:
-    def gradient(x: Tensor) -> Tensor:
-        """Central differences (d/dx, d/dy), y up, on a torus."""
-        return torch.stack([x.roll(-1, -1) - x.roll(1, -1), x.roll(1, -2) - x.roll(-1, -2)], dim=-3)
-
-    image = normal(2, 6, 6)
-    field = GroupAction(Cyclic(4), {"x": Grid()}, Grid(of=Vectors(axis=-3)))
-    assert measure(Function(gradient), field, image, samples=10).relative < 1e-14
-    assert measure(Function(gradient), GroupAction(Cyclic(4), {"x": Grid()}, Grid()), image, samples=10).relative > 0.1
 
 
 @pytest.mark.parametrize("group", [SO2, E2, Cyclic(7)], ids=lambda g: g.name)
