@@ -10,7 +10,6 @@ import ast
 import os
 import subprocess
 import textwrap
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import Parameter, Signature
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract.upstreams import Checkout
+from .marking import UNREADABLE, parse
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def differences(stub: str, source: bytes) -> Iterator[str]:
     """What the stub has and the source has not, a line each."""
     try:
         found = _declared(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    except UNREADABLE as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         yield f"not valid Python{line}: {error.msg if isinstance(error, SyntaxError) else error or 'nested too deeply'}"
         return
@@ -121,9 +121,7 @@ def _declared(source: bytes) -> dict[str, Declared]:
             elif isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
                 walk(child, prefix)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about their escapes and comparisons: not ours to tell
-        walk(ast.parse(source), "")
+    walk(parse(source), "")
     return found
 
 

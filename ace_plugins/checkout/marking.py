@@ -16,15 +16,15 @@ from ..errors import AceError
 
 LINE = "import ace_plugins.activate  # added by ace-patch; to undo, run 'ace-patch revert' or delete this line"
 _MARKED = re.compile(rb"([ \t]*)import[ \t]+ace_plugins\.activate[ \t]*(#[^\r\n]*)?[\r\n]*")
-_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 def mark(source: bytes, name: str) -> bytes:
     """The source with ``LINE`` before its first statement; as it is, if it is marked already."""
     try:
         source.decode("utf-8")
-        tree = _parse(source)
-    except _UNREADABLE as error:
+        tree = parse(source)
+    except UNREADABLE as error:
         raise AceError(f"{name}: not valid Python in UTF-8 ({error}); mend it first, nothing was changed") from None
     if is_marked(source):
         return source
@@ -37,7 +37,7 @@ def mark(source: bytes, name: str) -> bytes:
     marked = bom + b"".join([*lines[:at], added, *lines[at:]])
     program = _program(source)
     same = program is not None and _program(marked, [at + 1]) == program
-    if not same or _parse(marked).body[index].lineno != at + 1:
+    if not same or parse(marked).body[index].lineno != at + 1:
         raise AceError(
             f"{name} line {at + 1}: no line can be put here without changing the program; put the first statement "
             "after docstring and future imports on a line of its own, nothing was changed"
@@ -67,8 +67,8 @@ def _marked(source: bytes) -> list[int]:
     """Line numbers, from 1. A line in a string looks the same, but no statement begins there."""
     found = {n: match for n, line in enumerate(_split(source)[1], 1) if (match := _MARKED.fullmatch(line))}
     try:
-        nodes = ast.walk(_parse(source)) if found else ()
-    except _UNREADABLE:
+        nodes = ast.walk(parse(source)) if found else ()
+    except UNREADABLE:
         return list(found)
     imports = {(node.lineno, node.col_offset) for node in nodes if isinstance(node, ast.Import)}
     return [n for n, match in found.items() if (n, len(match[1])) in imports]
@@ -105,12 +105,13 @@ def _program(source: bytes, without: Collection[int] = ()) -> str | None:
             return None if node.lineno in without else node
 
     try:
-        return ast.dump(Remove().visit(_parse(source)))
-    except _UNREADABLE:
+        return ast.dump(Remove().visit(parse(source)))
+    except UNREADABLE:
         return None
 
 
-def _parse(source: bytes) -> ast.Module:
+def parse(source: bytes) -> ast.Module:
+    """Raises one of ``UNREADABLE`` for what is not Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about their escapes and comparisons: not ours to tell
         return ast.parse(source)

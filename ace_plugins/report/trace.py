@@ -55,18 +55,12 @@ def _fresh(runs: Path, name: str) -> Path:
         folder = runs / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
-            if runs.match(RUNS):
-                _hide_from_git(runs.parent)
+            ignore = runs.parent / ".gitignore"
+            if runs.match(RUNS) and not ignore.exists():  # runs are not the work of whoever's checkout this is
+                ignore.write_text("*\n", encoding="utf-8")
             return folder.resolve()
         except FileExistsError:
             number += 1
-
-
-def _hide_from_git(folder: Path) -> None:
-    """Runs are not the work of whoever's checkout this is: git need not see them."""
-    ignore = folder / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")
 
 
 def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
