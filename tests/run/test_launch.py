@@ -260,8 +260,9 @@ CHILDREN = """
 import multiprocessing, subprocess, sys
 if __name__ == "__main__":
     subprocess.run([sys.executable, "-c", {heavy!r}], check=True)
-    subprocess.run([sys.executable, "-c", "import train; train.build_and_train()"], check=True)
-    process = multiprocessing.get_context("spawn").Process(target=print, args=("spawned",))
+    train = "import train; train.build_and_train(); print('trained')"
+    subprocess.run([sys.executable, "-c", train], check=True)
+    process = multiprocessing.get_context("spawn").Process(target=exec, args=(train,))
     process.start()
     process.join()
 """
@@ -273,9 +274,9 @@ def test_processes_of_the_command_train_with_its_settings(clone: Clone, tmp_path
     (clone.root / "start.py").write_text(CHILDREN.format(heavy=HEAVY))
     (tmp_path / "tmp").mkdir()
     done = clone.run("--mode", "resilient", "--", "start.py", ACE_DUALLR="1", TMPDIR=str(tmp_path / "tmp"))
-    assert (done.returncode, done.stdout) == (0, "[]\nspawned\n"), done.stderr
-    assert done.stderr.count("attached to Net") == 1
-    assert done.stderr.count("ACE resilient, 20 steps") == 1
+    assert (done.returncode, done.stdout) == (0, "[]\ntrained\ntrained\n"), done.stderr
+    assert done.stderr.count("attached to Net") == 2
+    assert done.stderr.count("ACE resilient, 20 steps") == 2
     assert done.stderr.count("ACE_DUALLR") == 1
     assert "no model" not in done.stderr
     assert not list((tmp_path / "tmp").glob("ace-*"))
