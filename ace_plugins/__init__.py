@@ -42,7 +42,7 @@ _HOMES = {
     # Train with ACE.
     "patch.constructors": "attach patched",
     "engine.attaching": "project",
-    "engine.measuring": "equivariance_error use_branches",
+    "engine.measuring": "averaged equivariance_error use_branches",
     "engine.status": "SiteStatus Status status",
     "engine.checkpoints": "export numpy_numbers",
     "report.trace": "read_trace",
@@ -52,7 +52,7 @@ _HOMES = {
     # Write an adapter.
     "contract.hookspecs": "hookimpl",
     "contract.sites": "AddsItself Node Site Stem Tap",
-    "contract.upstreams": "AnyShim Checkout Example Shim StandIn Upstream",
+    "contract.upstreams": "AnyShim Checkout Example Script Shim StandIn Upstream",
     "symmetry.actions": "Action Grid GroupAction Invariant Irreps Positions PseudoVectors Tensors Vectors",
     "symmetry.groups": "Cyclic E2 E3 Element Group O2 O3 Rigid SE2 SE3 SO2 SO3",
     "engine.branches": "Norm linear mlp norm_linear",
@@ -70,10 +70,10 @@ __all__ = [
     "E2", "E3", "O2", "O3", "SE2", "SE3", "SO2", "SO3", "AceError", "AceWarning", "Action", "AdapterError",
     "AddsItself", "AnyShim", "Bounded", "Call", "Checkout", "Config", "ConfigError", "Cyclic", "Element",
     "EquivarianceError", "Example", "Grid", "Group", "GroupAction", "Invariant", "Irreps", "Node", "Norm",
-    "Positions", "PseudoVectors", "Rigid", "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem", "Tap",
-    "Tensors", "Upstream", "Vectors", "attach", "belongs", "equivariance_error", "export", "hookimpl", "linear",
-    "mlp", "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish", "read_trace",
-    "say", "status", "use_branches", "whenever_imported",
+    "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem", "Tap",
+    "Tensors", "Upstream", "Vectors", "attach", "averaged", "belongs", "equivariance_error", "export", "hookimpl",
+    "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish",
+    "read_trace", "say", "status", "use_branches", "whenever_imported",
 ]
 # fmt: on
 

@@ -70,12 +70,12 @@ def main() -> None:
     plain = schnet()
     print(f"SchNet 64/64/6/50, {options.molecules} molecules of {options.atoms} atoms, {options.rounds} rounds")
     for dual, mode in (("sgd", "strict"), ("adam", "strict"), ("adam", "resilient")):
-        model: Any = attach(copy.deepcopy(plain), mode=mode, dual_optimizer=dual, trace=False)
+        model: Any = attach(copy.deepcopy(plain), preset="paper", mode=mode, dual_optimizer=dual, trace=False)
         step = trainer(model, data)
         step()
         share = share_of_hooks(model, data, options.rounds // 2)
         print(f"dual loop, {mode:9} {dual:4}: {share:7.2%} of a training step (at most 1 % wanted)")
-    model = attach(copy.deepcopy(plain), mode="strict", trace=False)
+    model = attach(copy.deepcopy(plain), preset="paper", trace=False)
     step = trainer(model, data)
     on, off = switched(model, step, True), switched(model, step, False)
     ratio = interleaved(on, switched(model, step, True), options.rounds)
@@ -85,6 +85,12 @@ def main() -> None:
     print(f"training step, with / without the dual loop: {ratio:.4f}")
     ratio = interleaved(step, trainer(copy.deepcopy(plain), data), options.rounds)
     print(f"training step, ACE / upstream:               {ratio:.4f}")
+    landed = attach(copy.deepcopy(plain), mode="strict", budget=40, trace=False)
+    step = trainer(landed, data)
+    while not landed.ace.landed:
+        step()
+    ratio = interleaved(step, trainer(copy.deepcopy(plain), data), options.rounds)
+    print(f"training step, landed / upstream:            {ratio:.4f} (at most 1.01 wanted)")
     ratio = interleaved(evaluator(model, data), evaluator(plain, data), 2 * options.rounds)
     print(f"eval, strict / upstream:                     {ratio:.4f} (at most 1.01 wanted)")
 

@@ -80,7 +80,7 @@ def main() -> None:
     batch = (nbody_batch(options.graphs),)
     print(f"SEGNN of the paper's N-body runs, {options.graphs} graphs, {options.rounds} rounds")
     for mode in ("strict", "resilient"):
-        model = attach(copy.deepcopy(plain), mode=mode, trace=False)
+        model = attach(copy.deepcopy(plain), preset="paper", mode=mode, trace=False)
         ratio = interleaved(trainer(model, batch), trainer(copy.deepcopy(plain), batch), options.rounds)
         print(f"training step, {mode:9} / upstream:           {ratio:.3f}")
     model = attach(copy.deepcopy(plain), mode="strict", trace=False)

@@ -31,7 +31,7 @@ from ace_vn_dgcnn import shapes
 from ace_vn_dgcnn.example import shapes_model
 
 MINIATURE = Path(__file__).parents[1] / "tests" / "upstreams" / "vn_dgcnn"
-RUNS = {"upstream": ["--mode=off"], "strict": ["--mode=strict", "--preset=short"]}
+RUNS = {"upstream": ["--mode=off"], "strict": ["--mode=strict"]}
 
 
 def cost(rounds: int, threads: int, clouds: int, points: int) -> None:
@@ -40,11 +40,11 @@ def cost(rounds: int, threads: int, clouds: int, points: int) -> None:
     plain = shapes_model(n_knn=20)
     batch = (torch.randn(clouds, 3, points),)
     print(f"VN-DGCNN, {clouds} clouds of {points} points, 20 neighbours, {rounds} rounds, {threads} threads")
-    model = attach(copy.deepcopy(plain), "vn_dgcnn", mode="strict", trace=False)
+    model = attach(copy.deepcopy(plain), "vn_dgcnn", preset="paper", trace=False)
     ratio = interleaved(as_upstream(model, batch), as_upstream(copy.deepcopy(plain), batch), rounds)
     print(f"training step, strict / upstream:  {ratio:.3f}")
     for mode in ("strict", "bounded"):
-        model = attach(copy.deepcopy(plain), "vn_dgcnn", mode=mode, trace=False)
+        model = attach(copy.deepcopy(plain), "vn_dgcnn", preset="paper", mode=mode, trace=False)
         ratio = interleaved(evaluator(model, batch), evaluator(copy.deepcopy(plain), batch), rounds)
         print(f"eval, {mode:7} / upstream:          {ratio:.3f}")
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ace_plugins.settings.config import KINDS
-from ace_plugins.settings.kinds import Choice, Flag, Kind, Number
+from ace_plugins.settings.config import KINDS, PRINTED
+from ace_plugins.settings.kinds import Budget, Choice, Flag, Kind, Number, Price
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"dual_optimizer": "adam", "dual_lr": 5e-4, "land_at": 7},
-    "short": {"augmented": 5.0},
+    "damped": {"augmented": 5.0},
 }
 
 
@@ -25,9 +25,13 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
     if isinstance(kind, Number):
         low, high = (0.0 if kind.positive else max(kind.low, -1e9)), min(kind.high, 1e9)
         return st.floats(low, high, exclude_min=kind.positive, exclude_max=True)
-    return st.floats(0, 1e9) | st.floats(0, 1e9).map("{}x".format)
+    if isinstance(kind, Budget):
+        return st.just("auto") | st.integers(1, 10**9) | st.integers(1, 10**9).map("{} epochs".format)
+    return (some := st.floats(0, 1e9, exclude_min=isinstance(kind, Price))) | some.map("{}x".format)
 
 
-SETTINGS = st.fixed_dictionaries(
-    {}, optional={name: values(kind) for name, kind in KINDS.items()} | {"preset": st.sampled_from([*PRESETS, "none"])}
-)
+EVERY = {name: values(kind) for name, kind in KINDS.items() if name != "loop"}
+EVERY["preset"] = st.sampled_from([*PRESETS, "none"])
+FITTED = {name: kind for name, kind in EVERY.items() if name not in {*PRINTED, "preset"}}
+OF_PRINTED = st.fixed_dictionaries({"loop": st.just("printed")}, optional=EVERY)
+SETTINGS = OF_PRINTED | st.fixed_dictionaries({}, optional=FITTED)

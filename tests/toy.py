@@ -81,6 +81,11 @@ class Adapter:
     def ace_upstream(self) -> Upstream:
         return Upstream(title=self.model.__name__, models=(class_path(self.model),))
 
+    @hookimpl
+    def ace_preset(self) -> dict[str, dict[str, Any]]:
+        """Most tests are of the printed loop. Those of the one that fits the run name the preset "fit"."""
+        return {"fit": {"loop": "printed"}}
+
 
 def _seeded(seed: int, make: Any) -> Any:
     with torch.random.fork_rng(devices=[]):

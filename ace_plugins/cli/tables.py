@@ -127,6 +127,6 @@ def _print_cautions(out: Console, config: Config) -> None:
 def _settings_in_words(settings: Mapping[str, Any], config: Config) -> str:
     """The preset, what it comes to, and whatever else was set."""
     told = [f"preset {settings['preset']}"] if "preset" in settings else []
-    told += [f"mode {config.mode}", f"dual lr {config.dual_lr} ({config.dual_optimizer})"]
-    said = ("preset", "mode", "dual_lr", "dual_optimizer")
+    told += [config.summary]
+    said = ("preset", "mode", "budget", "dual_lr", "dual_optimizer")
     return ", ".join([*told, *(f"{key} {value}" for key, value in settings.items() if key not in said)])

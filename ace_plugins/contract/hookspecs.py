@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..settings.config import Config
     from ..symmetry.actions import GroupAction
     from .sites import Node
-    from .upstreams import AnyShim, Example, Upstream
+    from .upstreams import AnyShim, Example, Script, Upstream
 
 hookspec = pluggy.HookspecMarker("ace_plugins")
 hookimpl = pluggy.HookimplMarker("ace_plugins")
@@ -45,12 +45,17 @@ def ace_group_action(model: nn.Module) -> GroupAction:  # type: ignore[empty-bod
 
 @hookspec
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:  # type: ignore[empty-body]
-    """Named settings from the literature; "paper" is what attach starts from."""
+    """Named settings. "paper" is what the literature used; "fit" is what this adapter adds to the host's default."""
 
 
 @hookspec
 def ace_shims() -> Sequence[AnyShim]:  # type: ignore[empty-body]
     """Repairs that let this upstream run on today's stack, each applied only where the thing is missing."""
+
+
+@hookspec
+def ace_script(argv: Sequence[str]) -> Script | None:
+    """What the command line of one of upstream's own scripts says; None if this is none of them."""
 
 
 @hookspec

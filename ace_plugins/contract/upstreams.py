@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -110,3 +112,28 @@ def file_of(path: str) -> str:
 def class_path(cls: type) -> str:
     """ "module:Class", the form in which adapters name model classes."""
     return f"{cls.__module__}:{cls.__qualname__}"
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the host should know of a script's own command line."""
+
+    epochs: int | None = None
+    """How many it will train."""
+    source: str = "the script's command line"
+    """Where that is said, for people."""
+
+    @classmethod
+    def with_option(cls, argv: Sequence[str], scripts: Collection[str], option: str, default: int) -> Script | None:
+        """One whose epochs are an option of its own; None if ``argv`` is of none of these scripts."""
+        name = os.path.basename(argv[0]) if argv else ""
+        if name not in {os.path.basename(script) for script in scripts}:
+            return None
+        parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+        parser.add_argument(option, dest="epochs", type=int, default=None)
+        try:
+            given, _ = parser.parse_known_args(list(argv[1:]))
+        except argparse.ArgumentError:
+            return None  # the script's own to complain about
+        source = f"{name} {option}" if given.epochs is not None else f"{name}'s default"
+        return cls(default if given.epochs is None else given.epochs, source)

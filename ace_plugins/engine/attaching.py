@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,10 +12,12 @@ from torch import nn
 
 from ..contract.sites import Node, Stem
 from ..contract.upstreams import class_path
-from ..errors import AceWarning, AdapterError, AttachError
+from ..errors import AceWarning, AdapterError, AttachError, ConfigError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import tell
 from ..settings.config import UNBOUNDED, Config
+from ..symmetry.actions import GroupAction
+from ..symmetry.measuring import forward_names
 from . import branches as default_branches
 from .bounded import bound, maps, settle, unbounded
 from .checkpoints import CheckpointHook
@@ -83,16 +86,36 @@ def _warn_of_unbounded(ace: Ace) -> None:
 def _made(
     model: nn.Module, plugin: Plugin, config: Config, nodes: Sequence[Node], arguments: Mapping[str, Argument]
 ) -> Ace:
+    script = plugin.call("ace_script", argv=tuple(sys.argv)) if plugin.has("ace_script") else None
+    action = _action(plugin, model, config)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     with default_branches.forked_random_stream(), torch.device("cpu"):
         made = {node.name: _branch(plugin, node, model, config) for node in nodes}
         # gamma and the duals take small steps for a long time: never in half precision.
         precise = torch.float64 if like.dtype == torch.float64 else torch.float32
-        ace = Ace(plugin.name, config, nodes, arguments, made, dtype=precise, device=torch.device("cpu"))
+        kind: Any = {"dtype": precise, "device": torch.device("cpu")}
+        ace = Ace(plugin.name, config, nodes, arguments, made, script=script, action=action, **kind)
     ace.branches.to(dtype=like.dtype)
     ace.to(device=like.device)
     settle(maps(ace.branches))
     return ace
+
+
+def _action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
+    """What random frames need; None where there are to be none."""
+    if not config.turns:
+        return None
+    action: GroupAction | None = (
+        plugin.call("ace_group_action", model=model) if plugin.has("ace_group_action") else None
+    )
+    # Subclasses have forwards of their own, with arguments that the adapter does not know.
+    known = action is not None and {path.partition(".")[0] for path in action.inputs} <= {*forward_names(model)}
+    if not known and config.frames == "on":
+        raise ConfigError(
+            f"frames 'on': adapter {plugin.name!r} does not tell how the group acts on {type(model).__name__}.forward("
+            f"{', '.join(forward_names(model))}) (ace_group_action); set frames = 'off'"
+        )
+    return action if known else None
 
 
 def _branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) -> nn.Module:

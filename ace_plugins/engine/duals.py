@@ -1,11 +1,11 @@
 """The dual loop's arithmetic, vectorised over sites: lambda, the slack u, and what moves them.
 
-Nothing here knows of models, optimizers or hooks. One step of the loop is
+Nothing here knows of models, optimizers or hooks. One step of the printed loop is
 
     gamma's gradient += duals.pull(gamma)          before the script's optimizer steps
     duals.ascend(gamma_before, eta_p)              after it
 
-with ``gamma_before`` the gamma that the gradient was taken at.
+with ``gamma_before`` the gamma that the gradient was taken at. The loop that fits the run is in ``pace``.
 """
 
 from __future__ import annotations
@@ -51,16 +51,38 @@ class Duals(nn.Module):
         self.register_buffer("error", zeros.clone())
         self.count = 0
         """``steps`` as a Python number, so that no step has to wait for the device to know it."""
+        self.landed_sites: frozenset[int] = frozenset()
+        """Sites that are upstream's for good, likewise."""
         self._nupi: Any = None
 
     @property
     def landed(self) -> bool:
-        """The step after which gamma is 0 for good has been made."""
-        return self.config.has_landed(self.count)
+        """Every gamma is 0 for good."""
+        return len(self.landed_sites) == len(self.lambda_)
+
+    def tick(self) -> None:
+        """One more step."""
+        self.count += 1
+        self.steps.fill_(self.count)
+
+    def note_landed(self) -> None:
+        """Which sites have landed, read off the buffers."""
+        if self.config.loop == "fitted":
+            self.landed_sites = frozenset((self.error < 0).nonzero().flatten().tolist())
+        elif self.config.has_landed(self.count):
+            self.landed_sites = frozenset(range(len(self.lambda_)))
 
     def snapshot(self, gamma: Tensor) -> Tensor:
         """gamma, lambda and u of every site, [3, sites], on their device: nothing waits for it."""
         return torch.stack([gamma.detach(), self.lambda_, self.u])
+
+    def price(self) -> Any:
+        """rho, in units of the loss."""
+        return self.config.price(self.error.mean().sqrt() if self.config.loop == "fitted" else 1.0)
+
+    def held(self) -> Tensor:
+        """How hard lambda pulls at each site, in units of the loss's gradient there; 0 where there is none."""
+        return torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
 
     def slack(self, gamma: Tensor) -> Tensor:
         """The constraint's value: 0 wanted in strict mode, at most 0 in the others."""
@@ -81,8 +103,8 @@ class Duals(nn.Module):
     @torch.no_grad()
     def ascend(self, gamma: Tensor, eta_p: float | Tensor) -> None:
         """Move lambda, and u in resilient mode, from the gamma before the step and the live primal rate."""
-        self.count += 1
-        self.steps.fill_(self.count)
+        self.tick()
+        self.note_landed()
         slack = self.slack(gamma)
         lambda_before = self.lambda_.clone() if self.config.mode == "resilient" else self.lambda_
         self._move(slack, self.config.dual_rate(eta_p))
@@ -90,7 +112,7 @@ class Duals(nn.Module):
             return
         self.lambda_.clamp_(min=0)
         if self.config.mode == "resilient":
-            descent = self.config.rho * self.u - lambda_before
+            descent = self.price() * self.u - lambda_before
             if self.config.augmented:
                 descent -= 2 * self.config.augmented * slack.clamp_min(0)
             self.u.sub_(eta_p * descent).clamp_(min=0)
@@ -139,6 +161,7 @@ class Duals(nn.Module):
             if math.isfinite(steps):  # a checkpoint in half precision may not hold it
                 self.count = round(steps)
             self.steps.fill_(self.count)
+            self.note_landed()
         self._nupi = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..contract.sites import Site, Tap
 from ..errors import AttachError
-from ..symmetry.measuring import Call, clone
+from ..symmetry.measuring import Call, clone, mapped
 from .forwards import OPEN, Forward
+from .frames import TurnBackHook, turned
 from .state import LIVE, NAME, Ace
 from .steps import LOOP as LOOP  # a model that comes by pickle brings its hooks, and they bring the optimizer's
 
@@ -24,27 +26,35 @@ from .steps import LOOP as LOOP  # a model that comes by pickle brings its hooks
 class OpenHook:
     """Forward pre-hook of the model, always there: opens a `Forward`, and sees to the other hooks."""
 
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
         active = ace.active()
+        ace.resting, ace.frame = False, None
         if not getattr(model, "_is_replica", False):  # a replica of nn.DataParallel shares its model's hooks
             if ace.root is not model:
                 ace.belong_to(model)
                 LIVE.add(ace)
             hooks = ace.hooks
             assert isinstance(hooks, ModelHooks)
-            if active != bool(hooks.handles) or (active and not hooks.verified):
+            if hooks.state != hooks.wanted(ace) or (active and not hooks.verified):
                 hooks.sync(ace)
             if ace.wants_batch():
                 ace.batch = _kept(args, kwargs)
         OPEN.end_all(ace)
+        fresh = None
+        if active and ace.trains():
+            if ace.rests():
+                return None
+            if ace.action is not None:
+                fresh = args, kwargs = turned(model, ace, args, kwargs)
         if active:
             forward = Forward(ace)
             for name in ace.model_taps:
                 forward.take(name, ace.arguments[name].pick(args, kwargs))
             forward.open()
             OPEN.begin(forward)
+        return fresh
 
 
 @dataclass(eq=False)
@@ -55,8 +65,40 @@ class CloseHook:
         if OPEN.stack and OPEN.stack[-1].ace is model._modules[NAME]:
             forward = OPEN.stack[-1]
             OPEN.end(forward)
-            if len(forward.fired) < len(forward.ace.sites) and isinstance(forward.ace.hooks, ModelHooks):
+            if len(forward.fired) < len(forward.ace.live()) and isinstance(forward.ace.hooks, ModelHooks):
                 forward.ace.hooks.verified = False  # its module may have been replaced: look before the next forward
+
+
+class _Touch(torch.autograd.Function):
+    """Passes a tensor on. In the backward the parameters that come with it get no gradient, but are met."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.count = len(parameters)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, *[None] * ctx.count
+
+
+@dataclass(eq=False)
+class TouchHook:
+    """Forward hook of the model: DistributedDataParallel waits for every parameter, also those without a part."""
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        ace = model._modules[NAME]
+        assert isinstance(ace, Ace)
+        touched = not ace.untrained()
+
+        def touch(tensor: Tensor) -> Tensor:
+            nonlocal touched
+            if touched or not tensor.requires_grad:
+                return tensor
+            touched = True
+            return _Touch.apply(tensor, *ace.untrained())  # type: ignore[no-any-return,no-untyped-call]
+
+        return mapped(output, touch)
 
 
 @dataclass(eq=False)
@@ -68,6 +110,8 @@ class TapHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forward = OPEN.of(self.ace)
+        if forward is None and self.ace.resting:
+            return
         if forward is None:
             own = self.ace.module_taps[self.name] == getattr(self.ace.nodes[self.name], "module", None)
             if not own or OPEN.stack or self.ace.root is None or not self.ace.active():
@@ -85,7 +129,7 @@ class SiteHook:
     site: str
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if not self.ace.active():
+        if self.ace.resting or not self.ace.active():
             return None
         forward = OPEN.of(self.ace)
         if forward is None:
@@ -97,7 +141,7 @@ class SiteHook:
         try:
             return forward.add(site, output)
         finally:
-            last = all(s.name in forward.fired for s in forward.ace.sites if s.module == site.module)
+            last = all(s.name in forward.fired for s in forward.ace.live() if s.module == site.module)
             if forward.alone and last and forward in OPEN.stack:
                 OPEN.end(forward)
 
@@ -108,10 +152,12 @@ class RestoreHook:
 
     ace: Ace
     site: str
+    """The first of these sites."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         forward = OPEN.of(self.ace)
-        if forward is None or self.site not in forward.fired:
+        group = (name for name, first in self.ace.prepared_by.items() if first == self.site)
+        if forward is None or forward.fired.isdisjoint(group):
             return None
         return forward.ace.branch(self.site).restore(output)  # type: ignore[operator]
 
@@ -127,13 +173,23 @@ def _kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Exception:
 class ModelHooks:
     """All hooks of one attached model, and what keeps them in place."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, turns: bool = False) -> None:
         self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
+        if turns:
+            self.permanent.append(model.register_forward_hook(TurnBackHook()))
         """Handles of the hooks that stay as long as the model is attached."""
         self.handles: list[Any] = []
         """Handles of the hooks that are there only while the branches take part."""
         self.verified = False
         """Every site was seen to carry its hook since the last change."""
+        self.state: Any = None
+        """What `wanted` was when the hooks were last put in or taken out."""
+        self.landed: frozenset[int] = frozenset()
+        """Sites whose parameters were freed."""
+
+    def wanted(self, ace: Ace) -> Any:
+        """What the hooks depend on."""
+        return ace.active(), ace.forced, ace.touches(), ace.duals.landed_sites
 
     def sync(self, ace: Ace) -> None:
         """Hooks on the sites exactly while the branches take part.
@@ -144,12 +200,14 @@ class ModelHooks:
         model = ace.root
         if model is None:
             return
-        if not ace.active():
-            self._remove()
-            return
-        if not self._in_place(ace, model):
+        if self.landed != ace.duals.landed_sites:
+            self.landed = ace.duals.landed_sites
+            ace.free()
+        wanted = self.wanted(ace)
+        if wanted != self.state or not self._in_place(ace, model):
             self._remove()
             self.handles = _added(ace, model)
+            self.state = wanted
         self.verified = True
 
     def remove(self) -> None:
@@ -167,18 +225,14 @@ class ModelHooks:
 
     def _in_place(self, ace: Ace, model: nn.Module) -> bool:
         """Every site and every tapped module carries this ace's hook, not one that came with a copied module."""
-        return (
-            bool(self.handles)
-            and all(
-                any(isinstance(h, SiteHook) and h.ace is ace and h.site == site.name for h in hooks.values())
-                for site in ace.sites
-                for hooks in [_module(site.name, site.module, model)._forward_hooks]
-            )
-            and all(
-                any(isinstance(h, TapHook) and h.ace is ace and h.name == name for h in hooks.values())
-                for name, path in ace.module_taps.items()
-                for hooks in [_module(name, path, model)._forward_pre_hooks]
-            )
+        return all(
+            any(isinstance(h, SiteHook) and h.ace is ace and h.site == site.name for h in hooks.values())
+            for site in ace.live()
+            for hooks in [_module(site.name, site.module, model)._forward_hooks]
+        ) and all(
+            any(isinstance(h, TapHook) and h.ace is ace and h.name == name for h in hooks.values())
+            for name, path in _tapped(ace).items()
+            for hooks in [_module(name, path, model)._forward_pre_hooks]
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -186,19 +240,28 @@ class ModelHooks:
 
 
 def _added(ace: Ace, model: nn.Module) -> list[Any]:
-    handles = [model.register_forward_hook(CloseHook(), always_call=True)]
-    for name, path in ace.module_taps.items():
+    live = ace.live()
+    handles: list[Any] = [model.register_forward_hook(CloseHook(), always_call=True)] if live else []
+    for name, path in _tapped(ace).items():
         module = _module(name, path, model)
         handles.append(module.register_forward_pre_hook(TapHook(ace, name), with_kwargs=True))
-    for site in ace.sites:
+    for site in live:
         module = _module(site.name, site.module, model)
         handles.append(module.register_forward_hook(SiteHook(ace, site.name)))
-    for name, first in ace.prepared_by.items():
-        reads = ace.nodes[name].reads
-        if name == first and isinstance(reads, Tap):
-            module = _module(name, reads.module or "", model)
-            handles.append(module.register_forward_hook(RestoreHook(ace, name)))
+    for first in dict.fromkeys(ace.prepared_by[site.name] for site in live if site.name in ace.prepared_by):
+        reads = ace.nodes[first].reads
+        if isinstance(reads, Tap):
+            module = _module(first, reads.module or "", model)
+            handles.append(module.register_forward_hook(RestoreHook(ace, first)))
+    if ace.touches():
+        handles.append(model.register_forward_hook(TouchHook()))
     return handles
+
+
+def _tapped(ace: Ace) -> dict[str, str]:
+    """Node -> the submodule whose argument it reads, for the nodes that take part now."""
+    taking_part = ace.made_of(ace.live())
+    return {name: path for name, path in ace.module_taps.items() if name in taking_part}
 
 
 def _module(name: str, path: str, model: nn.Module) -> nn.Module:
@@ -215,7 +278,7 @@ def install(ace: Ace, model: nn.Module) -> None:
     ace.train(model.training)
     model.add_module(NAME, ace)
     ace.belong_to(model)
-    hooks = ace.hooks = ModelHooks(model)
+    hooks = ace.hooks = ModelHooks(model, turns=ace.action is not None)
     hooks.sync(ace)
     hooks.verified = False  # a subclass's constructor may go on to replace submodules: the first forward looks again
     LIVE.add(ace)

@@ -8,9 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from ..errors import AttachError
+from ..errors import AttachError, ConfigError
 from ..plugins.registry import registry
 from ..symmetry.measuring import EquivarianceError, measure
+from .frames import Averaged
 from .state import NAME, Ace, find, unwrapped
 
 
@@ -46,6 +47,18 @@ def _force(ace: Ace, model: nn.Module, on: bool | None) -> None:
         ace.hooks.sync(ace)
 
 
+def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
+    """A module that gives the mean of the model's outputs over so many random frames, in the caller's frame.
+
+    For inference with branches: f_eq does not change, and f_eq + gamma f_neq comes closer to equivariant.
+    """
+    if samples < 1:
+        raise ConfigError(f"samples: expected at least 1, found {samples}")
+    ace = find(unwrapped(model))
+    plugin = registry().adapter(ace.adapter) if ace is not None else registry().claiming(unwrapped(model))
+    return Averaged(model, plugin.call("ace_group_action", model=unwrapped(model)), samples, seed)
+
+
 def equivariance_error(
     model: nn.Module, batch: Any, samples: int = 5, *, branches_on: bool | None = None, seed: int = 0
 ) -> EquivarianceError:
@@ -60,4 +73,10 @@ def equivariance_error(
     plugin = registry().adapter(ace.adapter) if ace is not None else registry().claiming(model)
     action = plugin.call("ace_group_action", model=model)
     with nullcontext() if ace is None or branches_on is None else use_branches(model, branches_on):
-        return measure(model, action, batch, samples=samples, seed=seed)
+        if ace is None:
+            return measure(model, action, batch, samples=samples, seed=seed)
+        ace.budget.watching = False  # model.eval() in there is not the script's
+        try:
+            return measure(model, action, batch, samples=samples, seed=seed)
+        finally:
+            ace.budget.watching = True

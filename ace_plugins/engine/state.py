@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..contract.sites import AddsItself, Node, Site, Tap
+from ..contract.upstreams import Script
 from ..settings.config import Config
+from ..symmetry.actions import GroupAction
+from ..symmetry.groups import Element
 from ..symmetry.measuring import Call
+from .budget import Budget
 from .distributed import is_distributed
 from .duals import Duals
 from .taps import Argument
@@ -64,6 +69,8 @@ class Ace(nn.Module):
         arguments: Mapping[str, Argument],
         branches: Mapping[str, nn.Module],
         *,
+        script: Script | None = None,
+        action: GroupAction | None = None,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -83,6 +90,7 @@ class Ace(nn.Module):
         self.gamma = nn.Parameter(torch.full((len(self.sites),), float(config.gamma_init), dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
+        self.budget = Budget(config, script)
         about = {"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]}
         text = json.dumps(about).encode()
         # As floats: scripts that average checkpoints do so with every entry, and expect floats.
@@ -90,6 +98,18 @@ class Ace(nn.Module):
         self.in_eval = config.branches_in_eval
         self.forced: bool | None = None
         """Branches on or off whatever the mode says; None leaves it to the mode."""
+        self.action = action
+        """How the group acts on the model, where training forwards are turned into random frames."""
+        self.frame: Element | None = None
+        """The frame of the forward under way."""
+        self.forwards = 0
+        """Training forwards since the last step."""
+        self.resting = False
+        """The branches sit out the forward under way."""
+        self.took_part = False
+        """They were in a training forward since the last step."""
+        self.freed: list[nn.Parameter] = []
+        """Parameters that only landed sites have: no forward reads them and no optimizer moves them."""
         self.hooks: Hooks | None = None
         self.batch: Call | Exception | None = None
         """The batch of the step under way, where the equivariance error is due; or why it could not be kept."""
@@ -110,9 +130,74 @@ class Ace(nn.Module):
         """Whether the branches take part in a forward now."""
         if self.forced is not None:
             return self.forced
-        # In this order: plain evaluation in strict mode should cost nothing.
-        # DistributedDataParallel wants every parameter in every backward: branches of landed sites stay, times 0.
-        return (self.training or self.in_eval) and (not self.landed or (self.training and is_distributed()))
+        return (self.training or self.in_eval) and not self.landed
+
+    def trains(self) -> bool:
+        """Whether the forward that begins now is one of training."""
+        return self.training and self.forced is None and torch.is_grad_enabled()
+
+    def rests(self) -> bool:
+        """Whether the branches sit out the training forward that begins now."""
+        self.forwards += 1
+        share = self.config.share_alone
+        # Nothing but the step decides, so that processes that train together agree, whatever their seeds.
+        self.resting = bool(share) and random.Random(f"{self.duals.count} {self.forwards}").random() < share
+        self.took_part = self.took_part or not self.resting
+        return self.resting
+
+    def seed(self, salt: int) -> int:
+        """A seed for this forward, the same whenever it is made again. The script's own stream is left alone."""
+        return random.Random(f"{torch.initial_seed()} {self.duals.count} {self.forwards} {salt}").getrandbits(63)
+
+    def live(self) -> tuple[Site, ...]:
+        """The sites whose branches take part in a forward now."""
+        if not self.active():
+            return ()
+        landed = self.duals.landed_sites if self.forced is None else ()
+        return tuple(site for number, site in enumerate(self.sites) if number not in landed)
+
+    def made_of(self, sites: Iterable[Site]) -> set[str]:
+        """The names of sites and stems that these sites are made of: a chain goes on through those that have landed."""
+        found: set[str] = set()
+        ahead = [site.name for site in sites]
+        while ahead:
+            name = ahead.pop()
+            if name not in found:
+                found.add(name)
+                node = self.nodes[name]
+                through = node.through if isinstance(node, Site) else None
+                ahead += [each for each in (node.reads, through) if isinstance(each, str)]
+        return found
+
+    def touches(self) -> bool:
+        """Whether freed parameters must show up in the backward all the same, as DistributedDataParallel wants it."""
+        return bool(self.freed or self.config.share_alone) and self.training and is_distributed()
+
+    def free(self) -> None:
+        """Take the parameters that only landed sites have out of training."""
+        for parameter in self.freed:
+            parameter.requires_grad_(True)
+        self.freed = []
+        landed = self.duals.landed_sites
+        if not landed:
+            return
+        kept = self.made_of(site for number, site in enumerate(self.sites) if number not in landed)
+        self.freed = [p for name in self.nodes.keys() - kept for p in self.branch(name).parameters() if p.requires_grad]
+        if self.landed and self.gamma.requires_grad:
+            self.freed.append(self.gamma)
+        self.forget_gradients()
+        if not is_distributed():  # there the set of parameters is agreed upon between processes, for good
+            for parameter in self.freed:
+                parameter.requires_grad_(False)
+
+    def untrained(self) -> list[nn.Parameter]:
+        """The parameters that have no part in the forward under way, or had none in the step that begins."""
+        return [*self.branches.parameters(), self.gamma] if self.resting or not self.took_part else self.freed
+
+    def forget_gradients(self) -> None:
+        """An optimizer passes over parameters without a gradient. DistributedDataParallel gives all of them one."""
+        for parameter in self.untrained() if self.forwards and is_distributed() else self.freed:
+            parameter.grad = None
 
     def wants_batch(self) -> bool:
         """Whether the step that this forward is for ends with a measurement."""
@@ -146,14 +231,27 @@ class Ace(nn.Module):
 
     def train(self, mode: bool = True) -> Ace:
         super().train(mode)
+        self.budget.switched(mode, self.duals.count)
+        self.sync()
+        return self
+
+    def sync(self) -> None:
+        """Hooks where they are needed now, and nowhere else."""
         if self.hooks is not None:
             self.hooks.sync(self)
-        return self
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
         # The override is of the block that made it, not of a copy taken inside.
-        return {**self.__dict__, "_root": None, "forced": None, "batch": None, "under_way": None}
+        return {
+            **self.__dict__,
+            "_root": None,
+            "forced": None,
+            "batch": None,
+            "under_way": None,
+            "frame": None,
+            "resting": False,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -61,6 +61,8 @@ class Loop:
         owned = self._owned(optimizer)
         if not owned:
             return None
+        for each in owned:
+            each.ace.forget_gradients()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             for each in owned:

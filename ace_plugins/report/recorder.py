@@ -71,6 +71,7 @@ class Record:
         self.sites = [site.name for site in ace.sites]
         self.gamma = ace.gamma
         self.duals = ace.duals
+        self.budget = ace.budget
         self.process = os.getpid()
         self.trace: TraceFile | None = None
         self.begun = False
@@ -142,7 +143,8 @@ class Record:
     def to_dict(self) -> dict[str, Any]:
         """How the run ended, with a verdict on each site and on the whole."""
         history = self.history.per_site(now=self.snapshot())
-        verdicts = sites_verdicts(self.config, history, landed=self.duals.landed)
+        landed = self.duals.landed_sites
+        verdicts = sites_verdicts(self.config, history, landed=landed, held=self.duals.held().tolist())
         now = [tuple(values[-1] for values in site) for site in history]
         errors = [self.errors[0], self.errors[-1]] if len(self.errors) > 1 else self.errors
         return {
@@ -151,7 +153,16 @@ class Record:
             "mode": self.config.mode,
             "steps": self.steps,
             "landed": self.duals.landed,
-            "verdict": whole_verdict(self.config, self.sites, history, verdicts, self.steps),
+            "verdict": whole_verdict(
+                self.config,
+                self.sites,
+                history,
+                verdicts,
+                self.steps,
+                landed=self.duals.landed,
+                budget=self.budget.taken_for,
+            ),
+            "budget": str(self.budget) if self.config.loop == "fitted" else None,
             "folder": None if self.folder is None else relative(self.folder),
             "errors": errors,
             "sites": [

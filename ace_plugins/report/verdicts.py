@@ -7,12 +7,18 @@ while lambda keeps growing: the data breaks the symmetry. resilient: u says how 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ..settings.config import Config
 
 NEAR = 0.05
 """|gamma| below this counts as 0: what the branch adds is small beside f_eq."""
+HELD = 0.7
+"""|lambda| / s above which a gamma that has landed would not stay at 0: most of the gradient there is no noise."""
+FEWEST_STEPS = 40
+"""Steps below which no budget is long enough for gamma to land."""
+AFTER = 30
+"""Steps after the horizon that landing takes, in a short run."""
 FEWEST = 12
 """Points of a history below which nothing can be said about where it goes."""
 
@@ -21,7 +27,7 @@ _MEANING = {
     ("strict", FITS): "gamma is at 0: the symmetry fits the data, the branch can go",
     ("bounded", FITS): "|gamma| is below epsilon",
     ("resilient", FITS): "gamma is at 0 and needs no slack: the symmetry fits the data",
-    ("strict", MOVING): "gamma is still on its way to 0: give it more steps, or let it move faster (gamma_lr, land_at)",
+    ("strict", MOVING): "gamma is still on its way to 0: give it more steps, or a budget that fits the run",
     ("bounded", MOVING): "|gamma| is still above epsilon: give it more steps",
     ("resilient", MOVING): "gamma or u is still on its way: give it more steps",
     (
@@ -46,13 +52,29 @@ def meaning(word: str, mode: str) -> str:
     return "gamma or lambda is not finite: lower the learning rate" if word == DIVERGED else _MEANING[mode, word]
 
 
-def sites_verdicts(config: Config, history: Sequence[Sequence[Sequence[float]]], *, landed: bool) -> list[str]:
-    """A word per site, from the gammas, lambdas and us of each."""
-    bounds = [config.epsilon if config.mode == "bounded" else u[-1] for _, _, u in history]
-    return [
-        verdict(config.mode, gamma, lambda_, bound, landed=landed)
-        for (gamma, lambda_, _), bound in zip(history, bounds, strict=True)
-    ]
+def sites_verdicts(
+    config: Config,
+    history: Sequence[Sequence[Sequence[float]]],
+    *,
+    landed: Collection[int] = (),
+    held: Sequence[float] = (),
+) -> list[str]:
+    """A word per site, from the gammas, lambdas and us of each.
+
+    ``landed`` are the sites that have; ``held`` says of each site how hard lambda has to hold gamma, in units of the
+    loss's gradient there.
+    """
+    words = []
+    for number, (gamma, lambda_, u) in enumerate(history):
+        bound = config.epsilon if config.mode == "bounded" else u[-1]
+        there = number in landed
+        word = verdict(config.mode, gamma, lambda_, bound, landed=there)
+        if held and not math.isfinite(held[number]):
+            word = DIVERGED
+        if there and word in (FITS, CUT) and config.loop == "fitted":  # there gamma arrives by itself
+            word = BREAKS if held[number] > HELD else FITS
+        words.append(word)
+    return words
 
 
 def verdict(mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False) -> str:
@@ -83,17 +105,37 @@ def whole_verdict(
     history: Sequence[Sequence[Sequence[float]]],
     verdicts: Sequence[str],
     steps: int,
+    *,
+    landed: bool = False,
+    budget: int | None = None,
 ) -> str:
-    """What the user should know about how the run ended; empty if there is nothing to say."""
-    if DIVERGED in verdicts or SHORT in verdicts or config.has_landed(steps):
+    """What the user should know about how the run ended; empty if there is nothing to say.
+
+    ``budget`` is what the run was taken for, in steps.
+    """
+    if DIVERGED in verdicts or landed:
         return ""
-    if config.mode == "strict":
+    if config.loop == "fitted" and budget is not None and steps < (1 if config.mode == "strict" else 0.9) * budget:
+        return _ended_early(config, max(abs(gamma[-1]) for gamma, _, _ in history), steps, budget)
+    if SHORT in verdicts:
+        return ""
+    if config.mode == "strict" and config.loop == "printed":
         return _strict_whole(config, max(abs(gamma[-1]) for gamma, _, _ in history), steps)
     us = [u[-1] for _, _, u in history]
     most = max(range(len(us)), key=us.__getitem__)
     if config.mode == "resilient" and us[most] > max(0.01, 1.1 * sorted(us)[(len(us) - 1) // 2]):
         return f"{sites[most]} breaks the symmetry the most: u = {us[most]:.3g}"
     return ""
+
+
+def _ended_early(config: Config, largest: float, steps: int, budget: int) -> str:
+    if largest < 0.01:
+        return ""
+    fewest = max(FEWEST_STEPS, round(AFTER / (1 - config.horizon)))
+    told = f"|gamma| is still up to {largest:.2f}: the run made {steps:,} steps and was taken for {budget:,}; "
+    if steps < fewest:
+        return told + f"it needs {fewest} for gamma to arrive: train longer, with budget = {fewest}"
+    return told + f"with budget = {steps} gamma arrives in a run of this length"
 
 
 def _strict_whole(config: Config, largest: float, steps: int) -> str:
@@ -105,7 +147,7 @@ def _strict_whole(config: Config, largest: float, steps: int) -> str:
     )
     if config.land_at:
         return told + f"land_at = {config.land_at:,} was not reached in {steps:,} steps"
-    return told + "see 'On a short budget' in the README"
+    return told + "preset 'fit' paces gamma by the length of the run"
 
 
 def _strict(gamma: Sequence[float], lambda_: Sequence[float]) -> str:

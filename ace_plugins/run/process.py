@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 import warnings
+import weakref
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +53,7 @@ class ProcessRun:
         self.rank: int | None = None
         """Known from the first step on, also after the script has ended its process group."""
         self._told = False
+        self._budgets_told: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.patch = patch_models(self.plugin, self.config)
         registry().manager.register(self, name="ace_plugins.run")
         self._plain_warning = warnings.showwarning
@@ -97,8 +99,8 @@ class ProcessRun:
         shims = ", ".join(shim.name for shim in REPAIRS.active(self.plugin))
         return (
             f"{now.adapter}{self._commit}: attached to {type(model).__name__}, {len(now.sites)} sites, "
-            f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, mode {now.mode}, "
-            f"dual lr {ace.config.dual_lr} ({ace.config.dual_optimizer})" + (f"; shims: {shims}" if shims else "")
+            f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, {ace.config.summary}"
+            + (f"; shims: {shims}" if shims else "")
         )
 
     @cached_property
@@ -124,8 +126,17 @@ class ProcessRun:
     def ace_stepped(self, model: nn.Module, step: int) -> None:
         if self.training_in != os.getpid():
             self._begin_training()
+        self._tell_budget(model, step)
         # A model may come by pickle or by fork from the process that built it, and so be new here.
         self._know(model)
+
+    def _tell_budget(self, model: nn.Module, step: int) -> None:
+        ace = find(model)
+        if ace is None or ace.config.loop != "fitted" or model in self._budgets_told or not ace.budget.settled(step):
+            return
+        self._budgets_told.add(model)
+        if self.rank == 0:
+            say(f"budget: {ace.budget}")
 
     def _know(self, model: nn.Module) -> None:
         record = RECORDER.of(model)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, one_of
-from .kinds import Choice, Flag, Kind, Number, Rate
+from ..errors import AceWarning, ConfigError, one_of
+from .kinds import Budget, Choice, Flag, Kind, Number, Price, Rate
 
-PAPER = "paper"
-"""The preset that is used unless another is named, where the adapter has it."""
+FIT = "fit"
+"""The preset that is used unless another is named: the loop that fits the run. Every adapter has it."""
+SHORT = "short"
+"""What `FIT` has taken the place of."""
 NONE = "none"
 """In place of a preset's name: no preset."""
 UNBOUNDED = (
@@ -20,11 +23,13 @@ UNBOUNDED = (
 )
 """What it costs to deploy branches that are not bounded."""
 RATE = Rate()
+PRICE = Price()
+BUDGET = Budget()
 COUNT = Number(low=0, whole=True)
 
 
-def _setting(default: Any, kind: Kind, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": text})
+def _setting(default: Any, kind: Kind, text: str, *, printed: bool = False) -> Any:
+    return dataclasses.field(default=default, metadata={"kind": kind, "help": text, "printed": printed})
 
 
 @dataclass(frozen=True)
@@ -36,29 +41,60 @@ class Config:
         Choice(("strict", "bounded", "resilient", "off")),
         "strict: gamma = 0; bounded: |gamma| <= epsilon; resilient: |gamma| <= u, u learned; off",
     )
+    loop: str = _setting(
+        "printed",
+        Choice(("fitted", "printed")),
+        "fitted: gamma's pace follows from the run's budget and its loss; printed: the paper's algorithms, exactly",
+    )
+    budget: int | str = _setting(
+        "auto", BUDGET, "fitted: how long the run is, in optimizer steps or as '600 epochs'; auto: found out"
+    )
+    horizon: float = _setting(
+        0.25, Number(positive=True, high=1.0), "fitted: the share of the budget by which gamma arrives"
+    )
+    frames: str = _setting(
+        "auto",
+        Choice(("auto", "on", "off")),
+        "train the branches under random group elements; auto: in strict mode of the fitted loop",
+    )
+    alone: float = _setting(
+        0.5,
+        Number(low=0, high=1),
+        "fitted, strict: the share of training forwards in which f_eq trains alone, so that it is good at any time",
+    )
     dual_optimizer: str = _setting(
-        "sgd", Choice(("sgd", "adam", "nupi")), "what moves lambda: sgd (as printed), adam (as the authors ran), nupi"
+        "sgd",
+        Choice(("sgd", "adam", "nupi")),
+        "what moves lambda: sgd (as printed), adam (as the authors ran), nupi",
+        printed=True,
     )
     dual_lr: float | str = _setting(
-        "1x", RATE, "dual learning rate: a number, or a multiple of the live one of gamma's parameter group: 1x"
+        "1x",
+        RATE,
+        "dual learning rate: a number, or a multiple of the live one of gamma's parameter group: 1x",
+        printed=True,
     )
     gamma_init: float = _setting(1.0, Number(), "where every gamma starts")
     gamma_lr: float = _setting(
-        1.0, Number(low=0), "gamma's learning rate, as a multiple of its parameter group's live one"
+        1.0, Number(low=0), "gamma's learning rate, as a multiple of its parameter group's live one", printed=True
     )
-    gamma_weight_decay: bool = _setting(False, Flag(), "let the optimizer's weight decay act on gamma too")
-    rho: float = _setting(1.0, Number(positive=True), "resilient: price of slack, rho / 2 |u|^2")
-    u_init: float = _setting(0.0, Number(low=0), "resilient: where the slack u of every site starts")
+    gamma_weight_decay: bool = _setting(
+        False, Flag(), "let the optimizer's weight decay act on gamma too", printed=True
+    )
+    rho: float | str = _setting(
+        "1x", PRICE, "resilient: price of slack, rho / 2 |u|^2; 1x: as much as the loss's gradient at gamma"
+    )
+    u_init: float = _setting(0.0, Number(low=0), "resilient: where the slack u of every site starts", printed=True)
     epsilon: float = _setting(0.1, Number(positive=True), "bounded: the bound on |gamma|")
     augmented: float = _setting(
-        0.0, Number(low=0), "augmented Lagrangian constant c: adds c slack^2, which damps the swing"
+        0.0, Number(low=0), "augmented Lagrangian constant c: adds c slack^2, which damps the swing", printed=True
     )
-    adam_beta1: float = _setting(0.9, Number(low=0, high=1), "adam: decay of the mean of the constraint")
-    adam_beta2: float = _setting(0.999, Number(low=0, high=1), "adam: decay of its square")
-    nupi_kp: float = _setting(1.0, Number(low=0), "nupi: proportional gain")
-    nupi_ki: float = _setting(1.0, Number(low=0), "nupi: integral gain")
-    nupi_nu: float = _setting(0.0, Number(low=0, high=1), "nupi: smoothing of the constraint")
-    land_at: int = _setting(0, COUNT, "strict: the step after which gamma is 0 for good; 0 for never")
+    adam_beta1: float = _setting(0.9, Number(low=0, high=1), "adam: decay of the mean of the constraint", printed=True)
+    adam_beta2: float = _setting(0.999, Number(low=0, high=1), "adam: decay of its square", printed=True)
+    nupi_kp: float = _setting(1.0, Number(low=0), "nupi: proportional gain", printed=True)
+    nupi_ki: float = _setting(1.0, Number(low=0), "nupi: integral gain", printed=True)
+    nupi_nu: float = _setting(0.0, Number(low=0, high=1), "nupi: smoothing of the constraint", printed=True)
+    land_at: int = _setting(0, COUNT, "strict: the step after which gamma is 0 for good; 0 for never", printed=True)
     spectral_norm: bool = _setting(False, Flag(), "divide every linear map of the branches by its spectral norm")
     eval_branches: str = _setting(
         "auto", Choice(("auto", "on", "off")), "branches in model.eval(): auto (strict off, others on), on, off"
@@ -81,6 +117,13 @@ class Config:
         problems = [(name, text) for name, text in told.items() if text]
         if problems:
             raise ConfigError(problems=problems)
+
+    @property
+    def summary(self) -> str:
+        """The mode and what paces it, for people."""
+        if self.loop == "fitted":
+            return f"mode {self.mode}, budget {self.budget}"
+        return f"mode {self.mode}, dual lr {self.dual_lr} ({self.dual_optimizer})"
 
     def has_landed(self, steps: int) -> bool:
         """Whether after so many steps gamma is 0 for good; in other modes than strict it need not be 0."""
@@ -106,6 +149,22 @@ class Config:
             return (f"mode {self.mode!r} without spectral_norm: {UNBOUNDED}; set spectral_norm = true",)
         return ()
 
+    @property
+    def turns(self) -> bool:
+        """Whether training forwards see their batch in random frames. On data that break the symmetry that would train
+        the break away, so resilient mode has to ask for it."""
+        return self.loop == "fitted" and self.mode == "strict" if self.frames == "auto" else self.frames == "on"
+
+    @property
+    def share_alone(self) -> float:
+        """How often the branches sit out a training forward. Where they are deployed, they never do."""
+        return self.alone if self.loop == "fitted" and self.mode == "strict" else 0.0
+
+    def price(self, gradient: Any) -> Any:
+        """rho beside the size of the loss's gradient at gamma (a float or a tensor)."""
+        value, relative = PRICE.split(self.rho)
+        return value * gradient if relative else value
+
     def dual_rate(self, primal: Any) -> Any:
         """The dual learning rate beside a live primal one (a float or a tensor)."""
         value, relative = RATE.split(self.dual_lr)
@@ -122,6 +181,8 @@ def _due(step: int, every: int) -> bool:
 
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
+PRINTED = frozenset(name for name, field in SETTINGS.items() if field.metadata["printed"])
+"""Settings that only the printed loop has."""
 KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in SETTINGS.items()}
 
 
@@ -129,11 +190,16 @@ def preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]
     """The preset that these settings start from, and what it sets."""
     name = settings.get("preset")
     if name is None:
-        name = PAPER if PAPER in presets else NONE
+        name = FIT
     if name == NONE:
         return NONE, {}
+    if name == SHORT and SHORT not in presets:
+        warnings.warn(f"preset {SHORT!r} is gone; {FIT!r} is used, which fits the run", AceWarning, stacklevel=3)
+        name = FIT
+    if name == FIT:
+        return FIT, {"loop": "fitted", **presets.get(FIT, {})}
     if not isinstance(name, str) or name not in presets:
-        raise ConfigError(problems=[("preset", one_of("preset", name, [*presets, NONE]))])
+        raise ConfigError(problems=[("preset", one_of("preset", name, sorted({*presets, FIT, NONE})))])
     return name, presets[name]
 
 
@@ -144,4 +210,11 @@ def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] 
     unknown = [key for key in given if key not in SETTINGS]
     if unknown:
         raise ConfigError(problems=[(key, one_of("setting", key, [*SETTINGS, "preset"])) for key in unknown])
-    return Config(**{**base, **given})
+    config = Config(**{**base, **given})
+    misplaced = [key for key in given if key in PRINTED] if config.loop == "fitted" else []
+    if misplaced:
+        told = (
+            "belongs to the printed loop, and loop is 'fitted': leave it out, or set preset 'paper' or loop 'printed'"
+        )
+        raise ConfigError(problems=[(key, f"{key} {told}") for key in misplaced])
+    return config

@@ -13,7 +13,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment
 
 from ..errors import AceError
-from .config import NONE, SETTINGS, build, preset
+from .config import FIT, NONE, PRINTED, SETTINGS, build, preset
 from .file import SettingsFile, read, signed
 
 _HEAD = """\
@@ -34,9 +34,12 @@ def written(
 ) -> SettingsFile:
     """A new file that explains every setting and shows its default, with these settings set."""
     defaults = _defaults(settings, presets)
-    head = _HEAD.format(adapter=adapter, script=script, name=_literal(adapter), presets=", ".join([*presets, NONE]))
+    names = ", ".join(sorted({*presets, FIT, NONE}))
+    head = _HEAD.format(adapter=adapter, script=script, name=_literal(adapter), presets=names)
     parts = [head + _entry("preset", settings, defaults)]
-    parts += [f"# {field.metadata['help']}\n{_entry(name, settings, defaults)}" for name, field in SETTINGS.items()]
+    for name, field in SETTINGS.items():
+        if name not in PRINTED or name in settings or settings.get("loop", defaults["loop"]) == "printed":
+            parts.append(f"# {field.metadata['help']}\n{_entry(name, settings, defaults)}")
     return SettingsFile(path, signed("\n".join(parts) + "\n"), adapter, dict(settings))
 
 

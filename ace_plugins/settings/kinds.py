@@ -104,9 +104,50 @@ class Rate(Kind):
         try:
             return float(text)
         except ValueError:
+            self.split(text)
             return text
 
     def split(self, value: Any) -> tuple[float, bool]:
-        """(number, is it a multiple of the live primal rate): 8e-4 is absolute, "1x" a multiple."""
+        """(number, is it a multiple of the run's own scale): 8e-4 is absolute, "1x" a multiple."""
         text = str(value).strip().lower()
         return float(text.removesuffix("x")), text.endswith("x")
+
+
+class Price(Rate):
+    """A price of slack: a number, or a multiple of the loss's own gradient, as "1x"."""
+
+    expected = "a finite number above 0, or a multiple such as '1x'"
+
+    def holds(self, value: Any) -> bool:
+        return super().holds(value) and self.split(value)[0] > 0
+
+
+class Budget(Kind):
+    """How long a run is: optimizer steps, epochs as "600 epochs", or "auto"."""
+
+    expected = "a number of optimizer steps, epochs such as '600 epochs', or 'auto'"
+    metavar = "STEPS|'N epochs'|auto"
+
+    def holds(self, value: Any) -> bool:
+        try:
+            steps, epochs = self.split(value)
+        except ValueError:
+            return False
+        return not isinstance(value, bool) and all(
+            number is None or 0 < number <= LARGEST for number in (steps, epochs)
+        )
+
+    def parse(self, text: str) -> int | str:
+        self.split(text)
+        return int(text) if text.strip().isdecimal() else text
+
+    def split(self, value: Any) -> tuple[int | None, int | None]:
+        """(steps, epochs), each None where the value does not say it."""
+        words = str(value).strip().lower().split()
+        if words == ["auto"]:
+            return None, None
+        if len(words) == 2 and words[1] in ("epoch", "epochs"):
+            return None, int(words[0])
+        if len(words) == 2 and words[1] in ("step", "steps"):
+            words.pop()
+        return int(" ".join(words)), None

@@ -312,6 +312,14 @@ class GroupAction:
                 found[_label(path)] = value
         return found
 
+    def mean(self, outputs: Sequence[Any]) -> Any:
+        """One output, with the mean of every tensor that has an action. The rest is the first one's."""
+        mean = outputs[0]
+        for path, _ in self._output_paths(mean):
+            for_each = [self.compared(output)[_label(path)] for output in outputs]
+            mean = _put(mean, path, torch.stack(for_each).mean(0))
+        return mean
+
     def _output_paths(self, output: Any) -> list[tuple[list[str], Action]]:
         if isinstance(self.outputs, Action):
             return [([], self.outputs)]
@@ -327,6 +335,13 @@ class GroupAction:
 
 def _label(path: Sequence[str]) -> str:
     return ".".join(["output", *path])
+
+
+def _put(value: Any, steps: Sequence[str], new: Tensor) -> Any:
+    if not steps:
+        return new
+    inner = _put(part_of(value, steps[0], "output"), steps[1:], new)
+    return with_part(value, steps[0], inner, "output")
 
 
 def _act_at(value: Any, steps: Sequence[str], action: Action, element: Element, where: str) -> Any:

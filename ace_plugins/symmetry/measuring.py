@@ -146,33 +146,33 @@ def _evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         for device in devices:
             torch.cuda.default_generators[device].manual_seed(seed)
         # the output is copied too: some models return a buffer that their next forward overwrites
-        return _copied(model(*clone(args), **clone(dict(kwargs))), lambda tensor: tensor.detach().clone())
+        return mapped(model(*clone(args), **clone(dict(kwargs))), lambda tensor: tensor.detach().clone())
 
 
 def clone(value: Any) -> Any:
     """A copy that shares no tensor with the original, so that a forward which writes into its inputs or asks for
     their gradients does not reach the caller's. Tensors are detached and keep their requires_grad flag, but for those
     in objects that only offer a ``clone()`` of their own."""
-    return _copied(value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+    return mapped(value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
 
-def _copied(value: Any, copy_of: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure, with ``copy_of`` each tensor in it."""
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The same structure, with ``function`` of each tensor in it."""
     if isinstance(value, Tensor):
-        return copy_of(value)
+        return function(value)
     if isinstance(value, (tuple, list)):
-        items = [_copied(item, copy_of) for item in value]
+        items = [mapped(item, function) for item in value]
         return value._make(items) if hasattr(value, "_make") else type(value)(items)
     if hasattr(value, "clone") and not isinstance(value, dict):
         if hasattr(value, "apply"):  # a PyG graph, whose own clone() does not detach
-            return copy.copy(value).apply(lambda part: _copied(part, copy_of))
+            return copy.copy(value).apply(lambda part: mapped(part, function))
         with torch.no_grad():
             return value.clone()
     copied = copy.copy(value)  # keeps the kind of dict
     parts = copied if isinstance(value, dict) else getattr(copied, "__dict__", {})
     for name, part in parts.items():
         if isinstance(value, dict) or isinstance(part, (Tensor, dict, tuple, list)):
-            parts[name] = _copied(part, copy_of)
+            parts[name] = mapped(part, function)
     return copied
 
 

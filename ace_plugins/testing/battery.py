@@ -62,6 +62,12 @@ class AdapterCheckError(AssertionError):
         super().__init__(f"adapter {adapter!r} fails {len(failures)} of {len(CHECKS)} checks:{lines}")
 
 
+FRAMES = 1e-3
+"""How far f_eq may be from itself in another frame, relative: the tolerance of float32."""
+PLAIN = {"trace": False, "alone": 0.0, "frames": "off"}
+"""Without what is random by design, so that runs can be compared bit for bit."""
+
+
 class Kit:
     """What the checks work with: fresh examples of one adapter, and one way to train them."""
 
@@ -75,7 +81,7 @@ class Kit:
     def attached(self, **config: Any) -> tuple[Any, Example]:
         example = self.example()
         torch.manual_seed(self.seed)
-        return attach(example.model, self.plugin.name, **{"trace": False, **config}), example
+        return attach(example.model, self.plugin.name, **{**PLAIN, **config}), example
 
     @staticmethod
     def tensors(output: Any) -> list[Tensor]:
@@ -193,9 +199,30 @@ def check_every_part_learns(kit: Kit) -> None:
     assert not lonely, f"branch parameters get no gradient: {lonely}"
 
 
+def check_random_frames_leave_upstream_as_it_is(kit: Kit) -> None:
+    if not kit.plugin.has("ace_group_action"):
+        return
+    plain = kit.example()
+    model, example = kit.attached(mode="strict", frames="on")
+    with torch.no_grad():
+        model.ace.gamma.zero_()
+    action = model.ace.action
+    outputs = []
+    for side, of in ((plain.model, plain), (model, example)):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(kit.seed)
+            output = side.train()(*copy.deepcopy(of.args), **copy.deepcopy(dict(of.kwargs)))
+            outputs.append({name: tensor.detach() for name, tensor in action.compared(output).items()})
+    for name, expected in outputs[0].items():
+        off = float((outputs[1][name] - expected).norm())
+        assert off <= FRAMES * (1e-30 + float(expected.norm())), (
+            f"{name} of f_eq differs by {off:.1e} in a random frame: ace_group_action does not fit the model"
+        )
+
+
 def check_training_moves_the_duals(kit: Kit) -> None:
     for mode in ("strict", "bounded", "resilient"):
-        model, example = kit.attached(mode=mode, dual_lr=0.01, spectral_norm=mode != "strict")
+        model, example = kit.attached(mode=mode, loop="printed", dual_lr=0.01, spectral_norm=mode != "strict")
         kit.train(model.train(), example)
         now = status(model)
         assert now.steps == 3, f"{mode}: {now.steps} dual steps after 3 optimizer steps"

@@ -116,9 +116,11 @@ def test_the_script_of_a_patched_checkout_trains_with_ace_and_plain_upstream_loa
     assert len([line for line in losses(done.stdout) if line.startswith("train epoch")]) == 2
     banner = re.search(r"^ace: egno .*$", done.stderr, re.MULTILINE)
     assert banner is not None, done.stderr
-    for part in ("12 sites", "1,192,684 parameters + 112,078 of ACE", "mode resilient", "dual lr 0.0002 (adam)"):
+    for part in ("12 sites", "1,192,684 parameters + 112,078 of ACE", "mode resilient", "budget auto"):
         assert part in banner[0]
     assert "quiet_autocast" in banner[0]
+    told = "ace: budget: 4 steps: 2 epochs (exp_results/config.json) of 2 steps\n"
+    assert told in done.stderr
     assert "FutureWarning" not in done.stderr
     assert re.search(r"ACE resilient, 4 steps, trace in \.ace/runs/", done.stderr)
     assert re.search(r"equivariance error under SE\(3\), with branches, relative: \d\.\d+ at step 1\n", done.stderr)
@@ -339,13 +341,12 @@ def test_the_equivariance_error_falls_to_what_the_data_is_worth(mini: Path) -> N
     """The motion bounces and goes its way: at a low price of slack the branches come back, at a high one they go."""
     last = {}
     for rho in (1, 100):
-        patched(mini, "--preset", "short", "--error-every", "20", f"--rho={rho}")
+        patched(mini, "--error-every", "20", f"--rho={rho}x")
         done = python(mini, *configured(mini, **SMALL, lr=5e-3, epochs=120, test_interval=119), ACE_RUNS=f"runs{rho}")
         assert done.returncode == 0, done.stderr
         (folder,) = (mini / f"runs{rho}").iterdir()
         errors = [line["error"]["relative"] for line in read_trace(folder) if "error" in line]
         assert len(errors) == 13
-        assert min(errors) < 0.3 * errors[0]
         last[rho] = errors[-1]
     assert last[100] < 0.2 * errors[0]
     assert last[1] > 5 * last[100]
@@ -483,7 +484,7 @@ OURS = """
 def test_ten_steps_are_the_authors_own(tmp_path: Path) -> None:
     """Strict, since their resilient mode is another algorithm: it takes lambda of the epoch before for u."""
     authors = given("ace") / "EGNO"
-    root = patched(real("egno", tmp_path), "--mode", "strict")
+    root = patched(real("egno", tmp_path), "--mode", "strict", "--preset", "paper")
     for name in ("motion_run.pkl", "split_run.pkl"):
         shutil.copy(root / "motion" / "dataset" / name, tmp_path)
     extra = tmp_path / "extra"

@@ -57,7 +57,7 @@ def test_parameter_counts_of_the_paper() -> None:
 
 def test_the_papers_forward_written_out() -> None:
     torch.manual_seed(0)
-    model = attach(small(), gamma_init=0.7)
+    model = attach(small(), preset="paper", gamma_init=0.7)
     with torch.no_grad():
         model.ace.gamma.copy_(torch.tensor([0.7, -0.3]))
     z, pos, batch = molecules()
@@ -124,7 +124,7 @@ from test_schnet import small, molecules
 from ace_plugins import attach
 begin, end, load, save = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 torch.manual_seed(0)
-model = attach(small(), mode={mode!r}, dual_optimizer="adam", dual_lr=0.01, gamma_lr=2.0, trace=False)
+model = attach(small(), mode={mode!r}, loop="printed", dual_optimizer="adam", dual_lr=0.01, gamma_lr=2.0, trace=False)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0.01)
 if load != "-":
     saved = torch.load(load)
@@ -210,15 +210,16 @@ def test_subclasses_with_a_forward_of_their_own() -> None:
     from torch_geometric.data import Data
 
     z, pos, batch = molecules()
-    with patched("schnet"):
+    with patched("schnet", alone=0.0):
         model = OnData(16, 16, 2, 10)
     data = Data(z=z, pos=pos, batch=batch)
+    assert model.ace.action is None, "how the group acts on that argument is not known, so there are no frames"
     assert not torch.equal(model.train()(data), model.eval()(data))
 
 
 def test_an_interaction_graph_that_is_a_function() -> None:
     graph = RadiusGraph(10.0)
-    model = attach(SchNet(16, 16, 2, 10, interaction_graph=lambda pos, batch: graph(pos, batch)))
+    model = attach(SchNet(16, 16, 2, 10, interaction_graph=lambda pos, batch: graph(pos, batch)), alone=0.0)
     assert not torch.equal(model.train()(*molecules()), model.eval()(*molecules()))
 
 
@@ -230,7 +231,7 @@ def test_shared_interactions_are_refused() -> None:
 
 
 def test_a_single_atom_trains() -> None:
-    model = attach(small())
+    model = attach(small(), alone=0.0)
     model(torch.tensor([6]), torch.zeros(1, 3)).sum().backward()
     assert torch.isfinite(model.ace.gamma.grad).all()
 
@@ -256,7 +257,7 @@ def test_equals_the_authors_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     args = argparse.Namespace(disable_equi=True, n_gammas="multiple")
     theirs = fork.SchNet(64, 64, 6, 50, interaction_graph=RadiusGraph(10.0), args=args)
     assert sum(p.numel() for p in theirs.parameters()) == 153_543
-    ours = attach(SchNet(64, 64, 6, 50, interaction_graph=RadiusGraph(10.0)))
+    ours = attach(SchNet(64, 64, 6, 50, interaction_graph=RadiusGraph(10.0)), preset="paper")
     state = {n: v for n, v in theirs.state_dict().items() if not n.startswith(("pos_", "gammas"))}
     with pytest.warns(match="checkpoint without ACE"):
         ours.load_state_dict(state)

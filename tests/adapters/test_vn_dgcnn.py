@@ -181,7 +181,7 @@ def prepared() -> list[int]:
     calls = []
     plain = VectorLinear.prepare
     VectorLinear.prepare = lambda self, x: calls.append(x.dim()) or plain(self, x)
-    with patched("vn_dgcnn", device="cpu", trace=False):
+    with patched("vn_dgcnn", preset="paper", device="cpu", trace=False):
         example = shapes_example(0)
     example.model.train()(*example.args)
     VectorLinear.prepare = plain

@@ -94,7 +94,7 @@ def test_a_patch_is_one_line_and_a_file(patched: tuple[Path, Result], clone: Pat
     assert "main.py: marked (one line)" in done.output
     assert "ace.toml: written (mode resilient" in done.output
     assert read(root / "ace.toml").settings == {"mode": "resilient"}
-    assert "\n#dual_lr = 0.0008\n" in (root / "ace.toml").read_text(), "that of the preset"
+    assert '\n#loop = "fitted"\n' in (root / "ace.toml").read_text(), "that of the preset"
 
 
 def test_patching_again_changes_nothing_and_one_revert_leaves_nothing(root: Path) -> None:
@@ -125,9 +125,9 @@ def test_settings_are_updated_only_where_asked(root: Path) -> None:
     settings.write_text(settings.read_text().replace('mode = "resilient"', 'mode = "resilient"  # as she said'))
     patch(root)
     assert read(settings).settings == {"mode": "resilient"}
-    done = patch(root, "--dual-lr", "0.01")
-    assert "ace.toml: updated (mode resilient, dual lr 0.01" in done.output
-    assert read(settings).settings == {"mode": "resilient", "dual_lr": 0.01}
+    done = patch(root, "--budget", "6 epochs")
+    assert "ace.toml: updated (mode resilient, budget 6 epochs" in done.output
+    assert read(settings).settings == {"mode": "resilient", "budget": "6 epochs"}
     assert '\nmode = "resilient"  # as she said\n' in settings.read_text()
 
 
@@ -253,7 +253,7 @@ def test_status_tells_whose_it_is_and_how(clone: Path, patched: tuple[Path, Resu
     found = json.loads(call("status", patched[0], "--json").output)
     assert (found["adapter"], found["patched"], found["tried"], found["edited"]) == ("segnn", True, False, False)
     assert found["settings"] == {"mode": "resilient"}
-    assert found["config"]["dual_lr"] == 0.0008
+    assert found["config"]["loop"] == "fitted"
     assert found["commit"] == git(patched[0], "rev-parse", "HEAD").strip()
 
 

@@ -72,19 +72,22 @@ def call(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
 
 
 def test_run_trains_an_unmodified_script(folder: Path, call: Any) -> None:
-    done = ace(folder, "run", "schnet", "--mode", "resilient", "--dual-lr", "0.01", "--", "train.py", "--steps", "25")
+    done = ace(folder, "run", "schnet", "--mode", "resilient", "--budget", "25", "--", "train.py", "--steps", "25")
     assert done.returncode == 7, done.stderr
     upstream = sum(p.numel() for p in SchNet(16, 16, 2, 10).parameters())
     assert done.stdout.splitlines()[0].startswith(f"__main__ ['train.py', '--steps', '25'] work {upstream + 674}"), (
         done.stdout
     )
-    banner = f"ace: schnet: attached to SchNet, 2 sites, {upstream:,} parameters + 674 of ACE, mode resilient, dual lr "
-    assert banner + "0.01 (adam)" in done.stderr
+    banner = (
+        f"ace: schnet: attached to SchNet, 2 sites, {upstream:,} parameters + 674 of ACE, mode resilient, budget 25"
+    )
+    assert banner in done.stderr
+    assert "ace: budget: 25 steps (the setting budget)\n" in done.stderr
     assert "ACE resilient, 25 steps, trace in .ace/runs/" in done.stderr
     (run,) = (folder / ".ace" / "runs").iterdir()
     lines = [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 10, 20, 25]
-    assert lines[-1]["lambda"][0] > 0.1
+    assert lines[-1]["gamma"][0] < 0.9
     assert sorted(p.name for p in folder.iterdir()) == [".ace", "model.pt", "train.py"]
     done = call("export", "model.pt", "-o", "plain.pt")
     assert done.returncode == 0, done.stderr

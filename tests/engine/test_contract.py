@@ -41,6 +41,11 @@ class SmallAdapter:
         return ace.Upstream(self.model.__name__, (class_path(self.model),))
 
     @ace.hookimpl
+    def ace_preset(self) -> dict[str, dict[str, Any]]:
+        """The printed loop, in which every training forward has its branches."""
+        return {"fit": {"loop": "printed"}}
+
+    @ace.hookimpl
     def ace_layers(self, model: Any) -> Sequence[ace.Node]:
         return self.layers(model)
 

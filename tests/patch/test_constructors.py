@@ -45,6 +45,11 @@ class NetAdapter:
         return Upstream(title="Net", models=self.models)
 
     @hookimpl
+    def ace_preset(self) -> dict[str, dict[str, Any]]:
+        """The printed loop, in which every training forward has its branches."""
+        return {"fit": {"loop": "printed"}}
+
+    @hookimpl
     def ace_layers(self, model: Any) -> Sequence[Node]:
         width = model.layer.out_features
         return [Site("layer", "layer", (width,), (width,))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any
 
 import pytest
@@ -26,10 +27,50 @@ def trained(steps: int, **settings: Any) -> Any:
     return model
 
 
+FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted"}
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {},
+        {"budget": 1000},
+        {"budget": "90 epochs"},
+        {"alone": 0.0, "budget": 300},
+        {"frames": "off", "budget": 600},
+        {"horizon": 0.9, "budget": 5000},
+        {"mode": "resilient", "spectral_norm": True, "budget": 4000},
+        {"mode": "bounded", "spectral_norm": True, "budget": 3000},
+        {"preset": "none", "loop": "printed", "dual_lr": 1e-4},
+        {"preset": "none", "loop": "printed"},
+    ],
+    ids=str,
+)
+def test_advice_that_is_followed_helps(first: dict[str, Any]) -> None:
+    """Ten runs of sixty steps, each with settings that do not fit it. What is told is done, to the letter."""
+    told = RECORDER.of(trained(60, **{**FIT, **first})).to_dict()
+    advice = told["verdict"]
+    budget, preset = re.search(r"with budget = (\d+)", advice), re.search(r"preset '(\w+)' paces", advice)
+    if budget:
+        second = {**FIT, **first, "budget": int(budget[1])}
+    else:
+        assert preset, advice
+        second = {key: value for key, value in first.items() if key not in ("dual_lr", "loop")}
+        second = {**second, "preset": preset[1], "loop": "fitted", "budget": 60}
+    better = RECORDER.of(trained(max(60, second["budget"]), **second)).to_dict()
+    if better["mode"] == "strict":
+        assert better["landed"]
+        assert not told["landed"]
+    assert better["verdict"] != advice
+    assert "was taken for" not in better["verdict"]
+    far, near = (max(abs(site["gamma"]) for site in run["sites"]) for run in (told, better))
+    assert near < far
+
+
 def test_a_strict_run_that_did_not_converge_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
     told = RECORDER.of(trained(15)).to_dict()
     assert told["verdict"].startswith("|gamma| is still up to 0.9")
-    assert told["verdict"].endswith("see 'On a short budget' in the README")
+    assert told["verdict"].endswith("preset 'fit' paces gamma by the length of the run")
     assert {site["verdict"] for site in told["sites"]} == {"moving"}
     print_run(told)
     printed = " ".join(capsys.readouterr().err.split())

@@ -14,9 +14,10 @@ def test_what_is_told_and_where(clone: Clone) -> None:
     assert trained(done)[0] == WITH_ACE, "stdout is the script's"
     banner = (
         "ace: toy_net without a git commit: attached to Net, 1 sites, "
-        "20 parameters + 97 of ACE, mode strict, dual lr 0.5 (sgd)"
+        "20 parameters + 97 of ACE, mode strict, budget auto"
     )
-    assert done.stderr.splitlines()[0] == banner
+    assert done.stderr.splitlines()[:2] == [banner, "ace: budget: unknown, taken for 2,000 steps; set budget"]
+    assert "and was taken for 2,000; it needs 40 for gamma to arrive: train longer, with budget = 40" in done.stderr
     assert "ACE strict, 20 steps, trace in .ace/runs/" in done.stderr
     assert re.search(r"layer .* (moving|swinging|dying down|fits|at 0|held off)", done.stderr)
     assert len(list((clone.root / ".ace" / "runs").iterdir())) == 1
@@ -24,7 +25,7 @@ def test_what_is_told_and_where(clone: Clone) -> None:
 
 def test_settings_come_from_the_file_and_the_environment_goes_before_it(clone: Clone) -> None:
     clone.settings.write_text('adapter = "toy_net"\nmode = "resilient"\n')
-    done = clone.python("train.py", ACE_DUAL_LR="0.25", ACE_DUALLR="3")
+    done = clone.python("train.py", ACE_DUAL_LR="0.25", ACE_DUALLR="3", ACE_PRESET="paper")
     assert trained(done)[0] == WITH_ACE
     assert "mode resilient, dual lr 0.25 (sgd)" in done.stderr
     assert "ace: unknown variable 'ACE_DUALLR' (did you mean 'ACE_DUAL_LR'?): it is ignored" in done.stderr

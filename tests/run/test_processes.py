@@ -49,6 +49,19 @@ def landing_worker(rank: int, port: int, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+def fitted_worker(rank: int, port: int, model: Any, x: torch.Tensor, folder: str) -> None:
+    torch.set_num_threads(1)
+    model = copy.deepcopy(model)
+    registry().add(ADAPTERS["layered"](), "layered")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACE_TRACE="0")
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.manual_seed(rank)  # seeds of their own, as many scripts have it
+    train(nn.parallel.DistributedDataParallel(model), x[rank::2], steps=70)
+    moving = [p for p in model.ace.parameters() if p.grad is not None]
+    torch.save([model.state_dict(), status(model).landed, len(moving)], f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
 def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -75,3 +88,17 @@ def test_a_model_trained_by_two_processes_is_the_model_trained_by_one(tmp_path: 
     assert status(model).steps == 0
     # The parent's own run is in there too; of the two workers only rank 0 writes one.
     assert len(list((tmp_path / "runs").iterdir())) == 2
+
+
+def test_two_processes_rest_land_and_free_together(tmp_path: Path) -> None:
+    """The loop that fits the run: gamma, lambda and the landing are those of one process on the joined batch."""
+    torch.manual_seed(0)
+    model = attach(Layered().double(), preset="fit", loop="fitted", budget=100, frames="off", trace=False)
+    x = torch.randn(16, 3, dtype=torch.float64)
+    alone = copy.deepcopy(model)
+    train(alone, x, steps=70)
+    torch.multiprocessing.spawn(fitted_worker, args=(free_port(), model, x, str(tmp_path)), nprocs=2)
+    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert one[1:] == two[1:] == [True, 0], "landed, and nothing of ACE is left for the optimizer"
+    assert all(torch.equal(one[0][name], two[0][name]) for name in one[0])
+    assert all(torch.allclose(v.double(), one[0][name].double(), atol=1e-9) for name, v in alone.state_dict().items())

@@ -8,9 +8,9 @@ import pytest
 from drawn import PRESETS, SETTINGS
 from hypothesis import given, settings
 
-from ace_plugins import AceError, Config
+from ace_plugins import AceError, AceWarning, Config
 from ace_plugins.errors import ConfigError
-from ace_plugins.settings.config import KINDS, build
+from ace_plugins.settings.config import BUDGET, KINDS, build
 from ace_plugins.settings.config import SETTINGS as FIELDS
 from ace_plugins.settings.kinds import LARGEST, Choice, Flag, Number, Rate
 
@@ -62,7 +62,7 @@ def test_what_is_wrong_with_a_value(kind: Any, value: Any, problem: str) -> None
 
 
 def test_every_problem_is_told_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown mode 'hard': .*; rho -1.0: .* above 0$") as caught:
+    with pytest.raises(ConfigError, match=r"^unknown mode 'hard': .*; rho -1.0: .* above 0, or") as caught:
         Config(mode="hard", rho=-1.0)
     assert isinstance(caught.value, ValueError)
     assert [name for name, _ in caught.value.problems] == ["mode", "rho"]
@@ -75,15 +75,43 @@ def test_the_dual_rate() -> None:
 
 
 def test_presets() -> None:
-    assert build({}, PRESETS).dual_optimizer == "adam", "the paper's, unless another is named"
-    assert build({"preset": None}, PRESETS).dual_optimizer == "adam"
-    assert build({"dual_optimizer": "sgd"}, PRESETS).dual_optimizer == "sgd"
-    assert build({"preset": "none"}, PRESETS) == build({}) == Config()
-    assert build({"preset": "short"}, PRESETS) == Config(augmented=5.0)
-    with pytest.raises(AceError, match="unknown preset 'shrt': expected one of none, paper, short"):
-        build({"preset": "shrt"}, PRESETS)
+    fitted = Config(loop="fitted")
+    assert build({}, PRESETS) == build({"preset": None}, PRESETS) == build({}) == fitted, "unless another is named"
+    assert build({}, {"fit": {"rho": 2.0}}) == Config(loop="fitted", rho=2.0), "what the adapter adds"
+    assert build({"preset": "none"}, PRESETS) == Config()
+    assert build({"preset": "paper"}, PRESETS).dual_optimizer == "adam"
+    assert build({"preset": "paper", "dual_optimizer": "sgd"}, PRESETS).dual_optimizer == "sgd"
+    assert build({"preset": "damped"}, PRESETS) == Config(augmented=5.0)
+    with pytest.warns(AceWarning, match="preset 'short' is gone; 'fit' is used"):
+        assert build({"preset": "short"}, PRESETS) == fitted
+    with pytest.raises(AceError, match="unknown preset 'fitt': expected one of damped, fit, none, paper"):
+        build({"preset": "fitt"}, PRESETS)
     with pytest.raises(AceError, match="unknown setting 'dual_rate': did you mean 'dual_lr'?"):
         build({"dual_rate": 1.0}, PRESETS)
+
+
+def test_settings_of_the_printed_loop_are_not_for_the_other() -> None:
+    with pytest.raises(ConfigError, match="dual_lr belongs to the printed loop, .*; land_at belongs to") as caught:
+        build({"dual_lr": 1.0, "rho": 2.0, "land_at": 3})
+    assert [name for name, _ in caught.value.problems] == ["dual_lr", "land_at"]
+    assert build({"dual_lr": 1.0, "loop": "printed"}) == Config(dual_lr=1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "steps", "epochs"),
+    [("auto", None, None), (300, 300, None), ("300", 300, None), ("20 steps", 20, None), ("6 Epochs", None, 6)],
+)
+def test_budgets(value: Any, steps: int | None, epochs: int | None) -> None:
+    assert Config(budget=value)
+    assert BUDGET.split(value) == (steps, epochs)
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.5, True, "", "long", "6 weeks", "0 epochs", "1.5 epochs", None])
+def test_what_is_no_budget(value: Any) -> None:
+    with pytest.raises(
+        ConfigError, match="expected a number of optimizer steps, epochs such as '600 epochs', or 'auto'"
+    ):
+        Config(budget=value)
 
 
 def test_when_things_happen() -> None:

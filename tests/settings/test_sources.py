@@ -60,7 +60,7 @@ def test_file_environment_and_options_give_the_same_config(chosen: dict[str, Any
 
 def test_each_source_overrides_the_one_before() -> None:
     file = read(HERE, b'adapter = "net"\npreset = "none"\nrho = 1.5\nmode = "off"\nland_at = 3\n')
-    environment = {"ACE_MODE": "bounded", "ACE_LAND_AT": "4", "ACE_PRESET": "short"}
+    environment = {"ACE_MODE": "bounded", "ACE_LAND_AT": "4", "ACE_PRESET": "damped"}
     found = resolve(PRESETS, file=file, environment=environment, options={"land_at": 5})
     assert found == Config(rho=1.5, mode="bounded", land_at=5, augmented=5.0)
     assert resolve(PRESETS, file=file, environment={}) == Config(rho=1.5, mode="off", land_at=3)
@@ -69,15 +69,15 @@ def test_each_source_overrides_the_one_before() -> None:
 def test_errors_name_where_the_setting_stands() -> None:
     file = read(HERE, b'adapter = "net"\n# mode\nmode = "hard"\n')
     with pytest.raises(ConfigError) as caught:
-        resolve({"paper": {"epsilon": -1}}, file=file, environment={"ACE_RHO": "0"}, options={"dual_lr": "fast"})
+        resolve({"fit": {"epsilon": -1}}, file=file, environment={"ACE_RHO": "0"}, options={"dual_lr": "fast"})
     told = str(caught.value).split("; ")
     assert told[0].startswith("ace.toml line 3: unknown mode 'hard': ")
     assert told[1:] == [
         "--dual-lr: dual_lr 'fast': expected a finite number of at least 0, or a multiple such as '1x'",
-        "ACE_RHO: rho 0.0: expected a finite number above 0",
-        "preset paper: epsilon -1: expected a finite number above 0",
+        "ACE_RHO: rho 0.0: expected a finite number above 0, or a multiple such as '1x'",
+        "preset fit: epsilon -1: expected a finite number above 0",
     ]
-    with pytest.raises(ConfigError, match="^--preset: unknown preset 'papr': expected one of none, paper, short"):
+    with pytest.raises(ConfigError, match="^--preset: unknown preset 'papr': expected one of damped, fit, none, paper"):
         resolve(PRESETS, options={"preset": "papr"}, environment={})
     with pytest.raises(ConfigError, match="^--modus: unknown setting 'modus': did you mean 'mode'?"):
         resolve(PRESETS, options={"modus": "strict"}, environment={})
@@ -108,8 +108,14 @@ def test_values(name: str, text: str, value: Any) -> None:
     [
         ("ACE_TRACE", "maybe", "ACE_TRACE='maybe': expected true or false"),
         ("ACE_LAND_AT", "2e3", "ACE_LAND_AT='2e3': expected an integer of at least 0"),
-        ("ACE_RHO", "1,5", "ACE_RHO='1,5': expected a finite number above 0"),
-        ("ACE_RHO", "a\nb", r"ACE_RHO='a\nb': expected a finite number above 0"),
+        ("ACE_EPSILON", "1,5", "ACE_EPSILON='1,5': expected a finite number above 0"),
+        ("ACE_RHO", "much", "ACE_RHO='much': expected a finite number above 0, or a multiple such as '1x'"),
+        (
+            "ACE_BUDGET",
+            "long",
+            "ACE_BUDGET='long': expected a number of optimizer steps, epochs such as '600 epochs', or 'auto'",
+        ),
+        ("ACE_EPSILON", "a\nb", r"ACE_EPSILON='a\nb': expected a finite number above 0"),
     ],
 )
 def test_texts_that_stand_for_no_value(name: str, text: str, problem: str) -> None:

@@ -26,16 +26,10 @@ if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait fo
 DEVICES = ("auto", "cpu", "cuda")
 MODES = {"upstream": "off", "ACE strict": "strict", "ACE resilient": "resilient"}
 
-LANDING = 1 / 5
-"""strict: the part of the steps after which gamma is 0 for good."""
-
 
 def settings(mode: str, steps: int) -> dict[str, Any]:
     """ACE's for a run of so many steps; none for upstream."""
-    if mode == "off":
-        return {}
-    landing = {"land_at": max(1, round(LANDING * steps))} if mode == "strict" else {}
-    return {"mode": mode, "preset": "short", **landing}
+    return {} if mode == "off" else {"mode": mode, "budget": steps, "spectral_norm": mode == "resilient"}
 
 
 @click.command()
@@ -213,12 +207,12 @@ def _against(result: Result, plain: Result) -> str:
 
 
 def _strict(run: Run, result: Result) -> str:
-    landing = run.settings["land_at"]
-    seen, (gamma, _, _) = [record for record in run.records if record[0] < landing][-1]
     kept = result.best_epoch * run.step // len(run.curve)
+    landing = run.landing
+    told = f"every gamma had landed by step {landing}" if landing else "gamma did not land: too few steps"
     return (
-        f"Strict: the largest |gamma| went from {_largest(run.records[0][1][0])} to {_largest(gamma)} by step {seen} "
-        f"and was set to 0 for good at step {landing} of {run.step}; the model kept is from step {kept}."
+        f"Strict: the largest |gamma| went from {_largest(run.records[0][1][0])} to {_largest(run.records[-1][1][0])}; "
+        f"{told} of {run.step}; the model kept is from step {kept}."
     )
 
 
@@ -235,7 +229,7 @@ def _resilient(run: Run, result: Result, unit: str) -> str:
             f"{name} keeps the most slack (u {u[most]:.3g}, lambda {lambda_[most]:.3g}), "
             f"{other} the least (u {u[least]:.3g}, lambda {lambda_[least]:.3g})"
         )
-    rho = run.ace.config.rho
+    rho = float(run.ace.duals.price())
     if any(abs(u_ - l_ / rho) > 0.2 * u_ for u_, l_ in zip(u, lambda_, strict=True)):
         slack += "; u has not settled at lambda / rho on this budget"
     return (

@@ -72,13 +72,13 @@ def _lines(axis: Any, run: Run, row: int) -> None:
 
 def _landing(axis: Any, run: Run, told: bool) -> None:
     """Where strict mode set gamma to 0, if it did."""
-    step = run.settings.get("land_at", 0)
-    if not 0 < step <= run.step:
+    step = run.landing
+    if not step:
         return
     axis.axvline(step, color="0.4", linewidth=0.9, linestyle="--")
     if told:
         place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        words = f"step {step}: gamma set to 0 for good"
+        words = f"step {step}: every gamma has landed"
         axis.annotate(words, (step, 1.0), xytext=(5, -10), fontsize=9, color="0.4", **place)
 
 

@@ -66,6 +66,11 @@ class Run:
         return getattr(self.model, "ace", None)
 
     @property
+    def landing(self) -> int:
+        """The step by which every gamma had landed; 0 if not all have."""
+        return self.ace.duals.count if self.ace is not None and self.ace.landed else 0
+
+    @property
     def best_epoch(self) -> int:
         """Counted from 1. An epoch whose error is not a number comes last."""
         errors = [error if math.isfinite(error) else math.inf for error in self.curve]

@@ -55,9 +55,12 @@ def ace_preset() -> Mapping[str, Mapping[str, Any]]:
         # The authors' runs: dual Adam, at rates from their grids for N-body and QM9.
         "paper": {"dual_optimizer": "adam", "dual_lr": 8e-4},
         "qm9": {"dual_optimizer": "adam", "dual_lr": 1e-2},
-        # For budgets of a few thousand steps, on which the paper's loop still swings when the run ends.
-        "short": {"dual_lr": "1x", "gamma_lr": 4.0, "augmented": 5.0, "spectral_norm": True},
     }
+
+
+@ace.hookimpl
+def ace_script(argv: Sequence[str]) -> ace.Script | None:
+    return ace.Script.with_option(argv, CHECKOUT.scripts, "--epochs", default=1000)
 
 
 @ace.hookimpl

@@ -1,0 +1,143 @@
+"""How long the run is: what the user says, or else what the script, Lightning or a scheduler lets us know.
+
+Epochs become steps by watching ``model.train()``: scripts call it when an epoch begins. Where nothing is known the run
+is taken for one of `ASSUMED` steps. That cannot hurt: from the landing on the model is plain upstream, so what is left
+of a longer run is upstream's own training, and a shorter run is told that it was cut short.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import sys
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..contract.upstreams import Script
+from ..settings.config import BUDGET, Config
+
+ASSUMED = 2000
+"""Steps of a run of which nothing is known."""
+LONG = 1000
+"""Steps of a first epoch after which gamma no longer waits for its end."""
+LOOKED = 5
+"""Steps after which it is clear whether a scheduler steps with the optimizer."""
+
+
+class Budget:
+    """The length of one model's run in optimizer steps, as far as it is known."""
+
+    def __init__(self, config: Config, script: Script | None = None) -> None:
+        self.share = config.horizon
+        self.steps, self.epochs = BUDGET.split(config.budget)
+        self.source = "the setting budget"
+        """Where steps or epochs come from."""
+        if self.steps is None and self.epochs is None:
+            self.source = ""
+            if script is not None and script.epochs:
+                self.epochs, self.source = script.epochs, script.source
+        self.epoch_steps: int | None = None
+        self.begun: int | None = None
+        """The step at which this process began: 0, or where a checkpoint left off."""
+        self.watching = True
+        """Off while the host itself calls ``model.eval()``."""
+        self._first: int | None = None
+        """The step at which the first epoch began."""
+        self._last = 0
+        self._evaluated = False
+        self._every_step = False
+        """The script calls ``model.train()`` before every step, so that only evaluations tell epochs apart."""
+        self._single = 0
+        """Epochs of one step that were evaluated."""
+
+    @property
+    def total(self) -> int | None:
+        """Steps of the whole run, once they are known."""
+        if self.steps is not None:
+            return self.steps
+        return self.epochs * self.epoch_steps if self.epochs and self.epoch_steps else None
+
+    def horizon(self, count: int) -> float | None:
+        """Steps in which gamma is to arrive; None while it is worth waiting to know."""
+        if self.begun is None:
+            self.begun = count
+        known = self.total
+        if known is None and self.epochs:
+            if count - self.begun < LONG:
+                return None
+            known = self.epochs * (count - (self._first or self.begun))  # at least
+        return max(1.0, self.share * (known or ASSUMED))
+
+    def switched(self, training: bool, count: int) -> None:
+        """``model.train()`` or ``model.eval()`` was called after so many steps."""
+        if self.epoch_steps is not None or not self.watching:
+            return
+        if not training:
+            self._evaluated = True
+            if self._every_step and self._first is not None:
+                self.epoch_steps = count - self._first
+            return
+        if self._first is None:
+            self._first = count
+        elif count - self._last > 1:
+            self.epoch_steps = count - self._last
+        elif count > self._last and self._evaluated:
+            self._single += 1
+            self.epoch_steps = 1 if self._single == 3 else None
+        elif count > self._last:
+            self._every_step = True
+        self._last, self._evaluated = count, False
+
+    def look_at(self, optimizer: Optimizer, count: int) -> None:
+        """Ask Lightning and schedulers, where neither the user nor the script has said anything."""
+        if self.steps is not None or self.epochs is not None or count not in (1, LOOKED):
+            return
+        if count == 1:
+            self._ask_lightning()
+        else:
+            self._ask_schedulers(optimizer, count)
+
+    def _ask_lightning(self) -> None:
+        if not any(name in sys.modules for name in ("lightning.pytorch", "pytorch_lightning")):
+            return
+        for thing in gc.get_objects():
+            kind = type(thing)
+            if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
+                steps = getattr(thing, "estimated_stepping_batches", math.inf)
+                if math.isfinite(steps) and steps > 0:
+                    self.steps, self.source = int(steps), "Lightning's trainer"
+
+    def _ask_schedulers(self, optimizer: Optimizer, count: int) -> None:
+        for thing in gc.get_objects():
+            if issubclass(type(thing), LRScheduler) and getattr(thing, "optimizer", None) is optimizer:
+                scheduler: Any = thing
+                length = getattr(scheduler, "total_steps", None) or getattr(scheduler, "T_max", None)
+                if not isinstance(length, int) or length < 1:
+                    continue
+                self.source = f"the script's {type(scheduler).__name__}"
+                if scheduler.last_epoch >= count - 1:  # it steps with the optimizer
+                    self.steps = length
+                else:
+                    self.epochs = length
+
+    @property
+    def taken_for(self) -> int:
+        """Steps that the run is taken for, known or not."""
+        return self.total or ASSUMED
+
+    def settled(self, count: int) -> bool:
+        """Whether after so many steps no more will be known."""
+        return self.total is not None or (self.epochs is None and count >= LOOKED)
+
+    def __str__(self) -> str:
+        """For people: what was found, and from where."""
+        total = self.total
+        if total is None and self.epochs:
+            return f"{self.epochs:,} epochs ({self.source}); steps are counted in the first one"
+        if total is None:
+            return f"unknown, taken for {ASSUMED:,} steps; set budget"
+        if self.epochs:
+            return f"{total:,} steps: {self.epochs:,} epochs ({self.source}) of {self.epoch_steps:,} steps"
+        return f"{total:,} steps ({self.source})"

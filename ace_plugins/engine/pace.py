@@ -1,0 +1,111 @@
+"""The loop that fits the run: its pace comes from the budget, and its units from the loss's own gradient.
+
+Under the printed loop the script's optimizer moves gamma, so the learning rate decides how fast, and lambda is compared
+with a loss of unknown scale. Here gamma moves by itself. With g the loss's gradient at gamma, m its running mean, s its
+running root mean square, and H the horizon in steps, one step is
+
+    lambda / s += GROWTH * slack / H                         slack: gamma (strict), |gamma| - u (the others)
+    gamma      -= SPEED * clip((m + lambda) / s, -1, 1) / H
+    u          += GROWTH * (lambda / rho - u) / H            resilient
+
+So the scale of the loss drops out, and so do optimizer, learning rate and schedule. |m| is at most s: lambda outweighs
+any branch after a sixth of the horizon, and strict gammas arrive between 0.8 and 1 horizons, those of useful branches
+last. A gamma that arrives at 0 stays there. In the other modes DAMPING * slack is added to lambda / s, and lambda waits
+while gamma goes at full speed, so that gamma comes to rest at its bound instead of swinging about it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .duals import Duals
+
+SPEED = 1.2
+"""How far gamma goes in a horizon, at most."""
+GROWTH = 12.0
+"""How much lambda / s grows in a horizon at a slack of 1, and how often u could follow it in that time."""
+DAMPING = 4.0
+"""How much slack itself adds to lambda / s, outside of strict mode."""
+MOST = 2.0
+"""|lambda| / s is at most this: twice what can stand against it."""
+MEMORY = 0.04
+"""The share of the horizon over which gradients are averaged."""
+SHORTEST = 5.0
+"""Steps over which they are averaged at least."""
+
+
+@torch.no_grad()
+def advance(duals: Duals, gamma: Tensor, gradient: Tensor | None, horizon: float | None) -> Tensor:
+    """The next gamma [sites], from this one and the loss's gradient at it. Moves lambda and u too.
+
+    Without a gradient (the branches had no part in the step) gamma goes on as before. Without a horizon, gradients are
+    averaged and nothing moves: it is not yet known how long the run is.
+    """
+    config = duals.config
+    duals.tick()
+    size_before = duals.square.sqrt()
+    memory = max(SHORTEST, MEMORY * (horizon or 0.0))
+    strict = config.mode == "strict"
+    waited = duals.error if strict else torch.zeros_like(gamma)  # steps that a gamma has been at 0
+    if gradient is not None:
+        duals.square.lerp_(gradient.square(), 1 / min(duals.count, memory))
+        # At 0 the mean begins anew: it is what lambda has to hold against.
+        share = torch.where(waited > 0, 1 / waited.clamp_min(1), 1 / min(duals.count, memory))
+        duals.mean.lerp_(gradient, share)
+    if horizon is None:
+        duals.lambda_.mul_(_ratio(duals.square.sqrt(), size_before))
+        return gamma
+    size = duals.square.sqrt()
+    drive, push = _ratio(duals.mean, size), _ratio(duals.lambda_, size_before)
+    if strict:
+        push = (push + GROWTH / horizon * gamma).clamp(-MOST, MOST)
+        force = drive + push
+    else:
+        slack = duals.slack(gamma)
+        hold = push + DAMPING * slack
+        # lambda waits while gamma goes as fast as it can anyway: it would only carry it too far.
+        waits = (drive + hold * gamma.sign()).abs() >= 1
+        push = torch.where(waits, push, push + GROWTH / horizon * slack).clamp(0, MOST)
+        # A gamma at 0 leaves it only if the loss pulls harder than lambda: that is the subgradient of |gamma|.
+        away = drive.sign() * (drive.abs() - hold.clamp_min(0)).clamp_min(0)
+        force = torch.where(gamma == 0, away, drive + hold * gamma.sign())
+    # A branch that no gradient reaches is of no use to the loss.
+    force = torch.where(size == 0, gamma.sign(), force)
+    moved = gamma - SPEED / horizon * force.clamp(-1, 1)
+    moved = torch.where(moved * gamma < 0, 0.0, moved)
+    duals.lambda_.copy_(push * size)
+    if strict:
+        arrived = ((moved == 0) & (gamma != 0)) | (waited != 0)
+        moved = torch.where(arrived, 0.0, moved)
+        counts = (arrived & (waited == 0)) | ((waited > 0) & (gradient is not None))
+        waited.add_(counts.to(waited.dtype))
+    elif config.mode == "resilient":
+        # One price for all sites, so that their slacks can be compared; from all gradients of the run, since those of
+        # late in training vanish, and slack would cost nothing.
+        if gradient is not None:
+            duals.error.lerp_(gradient.square(), 1 / duals.count)
+        duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
+    return moved
+
+
+@torch.no_grad()
+def land(duals: Duals, horizon: float) -> bool:
+    """Sites whose gamma has stayed at 0 long enough are upstream's from here on. Says whether there are new ones.
+
+    Their lambda becomes what would hold gamma there, the mean of the gradient at 0 turned round.
+    """
+    if duals.config.mode != "strict" or duals.count % max(1, round(MEMORY * horizon / 4)):
+        return False  # looked at now and then: asking the device is waiting for it
+    ready = duals.error > max(SHORTEST, MEMORY * horizon)
+    if not bool(ready.any()):
+        return False
+    duals.lambda_.copy_(torch.where(ready, -duals.mean, duals.lambda_))
+    duals.error.copy_(torch.where(ready, -1.0, duals.error))
+    duals.note_landed()
+    return True
+
+
+def _ratio(one: Tensor, other: Tensor) -> Tensor:
+    """one / other, and 0 where there is nothing to divide by: a branch that no loss has reached."""
+    return torch.where(other == 0, 0.0, one / other)

@@ -1,0 +1,142 @@
+"""How long a run is: what is said, what is found out, and what is assumed."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
+from toy import Layered
+
+from ace_plugins import Config, Script, attach
+from ace_plugins.engine.budget import ASSUMED, LONG, Budget
+
+FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False}
+
+
+def budget(value: Any = "auto", script: Script | None = None) -> Budget:
+    return Budget(Config(loop="fitted", budget=value, horizon=0.25), script)
+
+
+def epochs_of(made: Budget, steps: int, *, every_step: bool = False, evaluates: bool = True, epochs: int = 2) -> Budget:
+    """Let it watch a script that trains so many epochs of so many steps."""
+    count = 0
+    for _ in range(epochs):
+        for step in range(steps):
+            if every_step or step == 0:
+                made.switched(True, count)
+            made.horizon(count)
+            count += 1
+        if evaluates:
+            made.switched(False, count)
+    made.switched(True, count)
+    return made
+
+
+def test_steps_are_as_the_user_says() -> None:
+    made = budget(600)
+    assert made.horizon(0) == 150
+    assert str(made) == "600 steps (the setting budget)"
+    assert made.settled(1)
+
+
+@pytest.mark.parametrize("value", ["30 epochs", "auto"])
+def test_epochs_become_steps_when_the_first_is_over(value: str) -> None:
+    made = budget(value, Script(30, "main.py --epochs") if value == "auto" else None)
+    made.switched(True, 0)
+    assert made.horizon(0) is None, "gamma waits to know"
+    assert "30 epochs (" in str(made)
+    assert not made.settled(9)
+    epochs_of(made, 10)
+    assert made.total == 300
+    assert made.horizon(20) == 75
+    source = "main.py --epochs" if value == "auto" else "the setting budget"
+    assert str(made) == f"300 steps: 30 epochs ({source}) of 10 steps"
+
+
+@pytest.mark.parametrize(
+    ("script", "steps", "expected"),
+    [
+        ({}, 10, 10),
+        ({"evaluates": False}, 10, 10),
+        ({"every_step": True}, 10, 10),
+        ({"epochs": 4}, 1, 1),
+        ({"every_step": True, "evaluates": False}, 10, None),
+    ],
+    ids=["usual", "evaluates seldom", "train() before every step", "one step", "nothing to go by"],
+)
+def test_ways_to_write_an_epoch(script: dict[str, Any], steps: int, expected: int | None) -> None:
+    assert epochs_of(budget("30 epochs"), steps, **script).epoch_steps == expected
+
+
+def test_the_hosts_own_evaluations_are_no_epochs() -> None:
+    model = attach(Layered(), **{**FIT, "budget": "5 epochs", "mode": "resilient", "spectral_norm": True})
+    model.train()
+    model.ace.budget.watching = False
+    model.eval()
+    assert model.ace.budget._evaluated is False
+
+
+def test_a_long_first_epoch_is_not_waited_for() -> None:
+    made = budget("3 epochs")
+    made.switched(True, 0)
+    assert made.horizon(0) is None
+    assert made.horizon(LONG) == 0.25 * 3 * LONG
+    assert made.horizon(2 * LONG) == 0.25 * 3 * 2 * LONG, "it is at least as long as that"
+
+
+def test_nothing_known() -> None:
+    made = budget()
+    assert made.horizon(0) == 0.25 * ASSUMED
+    assert str(made) == f"unknown, taken for {ASSUMED:,} steps; set budget"
+    assert made.settled(5)
+
+
+def trained(schedule: Any, steps: int) -> Budget:
+    model = attach(Layered(), **FIT)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = schedule(optimizer)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        if not isinstance(scheduler, CosineAnnealingLR) or step % 4 == 3:
+            scheduler.step()
+    found: Budget = model.ace.budget
+    return found
+
+
+def test_schedulers_of_known_length() -> None:
+    steps = trained(lambda o: OneCycleLR(o, 0.1, total_steps=70), 6)
+    assert (steps.total, steps.source) == (70, "the script's OneCycleLR")
+    epochs = trained(lambda o: CosineAnnealingLR(o, T_max=9), 6)
+    assert (epochs.epochs, epochs.source) == (9, "the script's CosineAnnealingLR")
+    assert trained(lambda o: StepLR(o, 30), 6).total is None
+
+
+def test_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Trainer", (SimpleNamespace,), {"__module__": "lightning.pytorch.trainer.trainer"})
+    trainer = kind(estimated_stepping_batches=320)
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", ModuleType("lightning.pytorch"))
+    found = trained(lambda o: StepLR(o, 30), 2)
+    assert trainer is not None
+    assert (found.total, str(found)) == (320, "320 steps (Lightning's trainer)")
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["/a/main.py", "--lr", "1", "--epochs", "7"], (7, "main.py --epochs")),
+        (["main.py", "--epochs=8", "-x"], (8, "main.py --epochs")),
+        (["main.py"], (50, "main.py's default")),
+        (["main.py", "--epochs", "many"], None),
+        (["other.py", "--epochs", "7"], None),
+        ([], None),
+    ],
+)
+def test_what_a_command_line_says(argv: list[str], expected: Any) -> None:
+    found = Script.with_option(argv, ["main.py", "sub/train.py"], "--epochs", default=50)
+    assert (found and (found.epochs, found.source)) == expected
