@@ -7,12 +7,13 @@ Commands are loaded when they are called: torch is imported only by those that n
 from __future__ import annotations
 
 import sys
+import warnings
 from typing import Any
 
 import click
 
 from .. import __version__
-from ..errors import AceError, CheckoutError, one_of
+from ..errors import AceError, AceWarning, CheckoutError, one_of
 from ..later import later
 from ..plugins.registry import registry
 
@@ -79,7 +80,10 @@ def cli(ctx: click.Context) -> None:
 def main(prog_name: str = "ace-patch") -> None:
     """The console script."""
     try:
-        result = cli.main(prog_name=prog_name, standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", AceWarning)
+            warnings.showwarning = Notices()  # type: ignore[assignment]
+            result = cli.main(prog_name=prog_name, standalone_mode=False)
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else prog_name
         click.echo(f"ace-patch: {' '.join(error.format_message().split())} See '{where} --help'", err=True)
@@ -88,6 +92,20 @@ def main(prog_name: str = "ace-patch") -> None:
         click.echo("Aborted!", err=True)
         sys.exit(1)
     sys.exit(result if isinstance(result, int) else 0)
+
+
+class Notices:
+    """Shows warnings: ACE's own in one line, once, without the place in our code they came from."""
+
+    def __init__(self) -> None:
+        self.told: set[str] = set()
+
+    def __call__(self, message: Any, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+        ours = issubclass(category, AceWarning)
+        text = f"ace-patch: {message}" if ours else warnings.formatwarning(message, category, filename, lineno)
+        if text not in self.told:
+            self.told.add(text)
+            click.echo(text, err=True)
 
 
 def _tell(error: AceError) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from clones import ace
+from clones import ace, miniature
 
 pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install torch-geometric")
 
@@ -94,6 +94,13 @@ def test_run_trains_an_unmodified_script(folder: Path, call: Any) -> None:
     assert "plain.pt: " in done.stdout
     assert "exporting f_eq alone although max |gamma| is" in done.stderr
     SchNet(16, 16, 2, 10).load_state_dict(torch.load(folder / "plain.pt"), strict=True)
+
+
+def test_what_is_warned_of_is_told_once_in_a_line(call: Any, tmp_path: Path) -> None:
+    pytest.importorskip("ace_segnn")
+    done = call("segnn", str(miniature("segnn", tmp_path / "clones")), "--preset", "short")
+    assert done.returncode == 0
+    assert done.stderr == "ace-patch: preset 'short' is gone; 'fit' is used, which fits the run\n"
 
 
 def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
