@@ -49,10 +49,11 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor | None, horizon: float
     strict = config.mode == "strict"
     waited = duals.error if strict else torch.zeros_like(gamma)  # steps that a gamma has been at 0
     if gradient is not None:
-        duals.square.lerp_(gradient.square(), 1 / min(duals.count, memory))
+        # Of a site that has landed there is none, and what it was held with stays.
+        usual = (waited >= 0).to(gamma.dtype) / min(duals.count, memory)
+        duals.square.lerp_(gradient.square(), usual)
         # At 0 the mean begins anew: it is what lambda has to hold against.
-        share = torch.where(waited > 0, 1 / waited.clamp_min(1), 1 / min(duals.count, memory))
-        duals.mean.lerp_(gradient, share)
+        duals.mean.lerp_(gradient, torch.where(waited > 0, 1 / waited.clamp_min(1), usual))
     if horizon is None:
         duals.lambda_.mul_(_ratio(duals.square.sqrt(), size_before))
         return gamma

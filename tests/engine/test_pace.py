@@ -70,6 +70,21 @@ def test_the_saddle_point_of_a_strict_problem() -> None:
     assert float(duals.lambda_) == pytest.approx(0.7, rel=1e-6)
 
 
+def test_what_a_landed_site_was_held_with_stays() -> None:
+    """It has no gradient any more, while the others go on."""
+    duals = Duals(2, STRICT, dtype=torch.float64, device=torch.device("cpu"))
+    gamma, slopes = torch.ones(2, dtype=torch.float64), torch.tensor([0.9, -0.9], dtype=torch.float64)
+    landings = []
+    for _ in range(300):
+        slopes[[*duals.landed_sites]] = 0.0
+        gamma = advance(duals, gamma, slopes, 100.0)
+        if land(duals, 100.0):
+            landings.append(set(duals.landed_sites))
+    assert landings == [{0}, {0, 1}]
+    assert duals.lambda_.tolist() == pytest.approx([-0.9, 0.9])
+    assert duals.held().tolist() == pytest.approx([1.0, 1.0])
+
+
 @pytest.mark.parametrize(("slope", "curvature", "rho"), [(-1.0, 1.0, 1.0), (-2.0, 3.0, 0.5), (1.0, 1.0, 2.0)])
 def test_the_saddle_point_of_a_resilient_problem(slope: float, curvature: float, rho: float) -> None:
     """min over gamma of slope gamma + curvature / 2 gamma^2 + rho / 2 gamma^2, since |gamma| = u there."""
