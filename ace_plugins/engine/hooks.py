@@ -31,7 +31,8 @@ class OpenHook:
         assert isinstance(ace, Ace)
         active = ace.active()
         ace.resting, ace.frame = False, None
-        if not getattr(model, "_is_replica", False):  # a replica of nn.DataParallel shares its model's hooks
+        replica = getattr(model, "_is_replica", False)  # of nn.DataParallel: it shares its model's hooks
+        if not replica:
             if ace.root is not model:
                 ace.belong_to(model)
                 LIVE.add(ace)
@@ -43,7 +44,7 @@ class OpenHook:
                 ace.batch = _kept(args, kwargs)
         OPEN.end_all(ace)
         fresh = None
-        if active and ace.trains():
+        if active and not replica and ace.trains():
             if ace.rests():
                 return None
             if ace.action is not None:
