@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,9 +75,11 @@ def asked(
             f"adapter {plugin.name!r} names no class that a run could attach to: call attach(model, "
             f"adapter={plugin.name!r}) in the script, and start it without 'ace-patch run'"
         )
-    config = plugin.checked(resolve(plugin.presets, file=file, options=options))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = plugin.checked(resolve(plugin.presets, file=file, options=options))
     if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
-        for notice in misspelt(os.environ):
+        for notice in dict.fromkeys([*misspelt(os.environ), *(str(each.message) for each in caught)]):
             say(notice)
     return RunRequest(
         adapter=plugin.name,
