@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .plugins.claims import belongs
     from .report.trace import read_trace
     from .settings.config import Config
+    from .symmetry.graphs import Graphs
     from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
     from .symmetry.measuring import Call, EquivarianceError
     from .telling import progress, say
@@ -54,6 +55,7 @@ _HOMES = {
     "contract.sites": "AddsItself Node Site Stem Tap",
     "contract.upstreams": "AnyShim Checkout Example Script Shim StandIn Upstream",
     "symmetry.actions": "Action Grid GroupAction Invariant Irreps Positions PseudoVectors Tensors Vectors",
+    "symmetry.graphs": "Graphs",
     "symmetry.groups": "Cyclic E2 E3 Element Group O2 O3 Rigid SE2 SE3 SO2 SO3",
     "engine.branches": "Norm linear mlp norm_linear",
     "engine.bounded": "Bounded",
@@ -69,7 +71,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = [
     "E2", "E3", "O2", "O3", "SE2", "SE3", "SO2", "SO3", "AceError", "AceWarning", "Action", "AdapterError",
     "AddsItself", "AnyShim", "Bounded", "Call", "Checkout", "Config", "ConfigError", "Cyclic", "Element",
-    "EquivarianceError", "Example", "Grid", "Group", "GroupAction", "Invariant", "Irreps", "Node", "Norm",
+    "EquivarianceError", "Example", "Graphs", "Grid", "Group", "GroupAction", "Invariant", "Irreps", "Node", "Norm",
     "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem", "Tap",
     "Tensors", "Upstream", "Vectors", "attach", "averaged", "belongs", "equivariance_error", "export", "hookimpl",
     "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish",

@@ -11,6 +11,7 @@ from .symmetry.actions import (
     Tensors,
     Vectors,
 )
+from .symmetry.graphs import Graphs
 from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Action",
     "Cyclic",
     "Element",
+    "Graphs",
     "Grid",
     "Group",
     "GroupAction",

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ace_plugins.settings.config import KINDS, PRINTED
-from ace_plugins.settings.kinds import Budget, Choice, Flag, Kind, Number, Price
+from ace_plugins.settings.kinds import Budget, Choice, Flag, Kind, Number, Price, Start
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"dual_optimizer": "adam", "dual_lr": 5e-4, "land_at": 7},
@@ -24,7 +24,8 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
         return st.integers(int(kind.low), 10**9)
     if isinstance(kind, Number):
         low, high = (0.0 if kind.positive else max(kind.low, -1e9)), min(kind.high, 1e9)
-        return st.floats(low, high, exclude_min=kind.positive, exclude_max=True)
+        numbers = st.floats(low, high, exclude_min=kind.positive, exclude_max=True)
+        return numbers | st.just("auto") if isinstance(kind, Start) else numbers
     if isinstance(kind, Budget):
         return st.just("auto") | st.integers(1, 10**9) | st.integers(1, 10**9).map("{} epochs".format)
     return (some := st.floats(0, 1e9, exclude_min=isinstance(kind, Price))) | some.map("{}x".format)
@@ -33,5 +34,7 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
 EVERY = {name: values(kind) for name, kind in KINDS.items() if name != "loop"}
 EVERY["preset"] = st.sampled_from([*PRESETS, "none"])
 FITTED = {name: kind for name, kind in EVERY.items() if name not in {*PRINTED, "preset"}}
-OF_PRINTED = st.fixed_dictionaries({"loop": st.just("printed")}, optional=EVERY)
+# A schedule is neither loop, and takes the settings of neither.
+LEARNED = values(KINDS["mode"]).filter(lambda mode: mode != "scheduled")
+OF_PRINTED = st.fixed_dictionaries({"loop": st.just("printed")}, optional={**EVERY, "mode": LEARNED})
 SETTINGS = OF_PRINTED | st.fixed_dictionaries({}, optional=FITTED)

@@ -161,10 +161,9 @@ class VectorMapsAdapter(Adapter):
 
     @hookimpl
     def ace_layers(self, model: Any) -> Sequence[Node]:
-        return [
-            Site(name, name, (3, model.map_to_feat.in_features), (3, model.map_to_feat.out_features))
-            for name in ("map_to_feat", "map_to_dir")
-        ]
+        shapes = (3, model.map_to_feat.in_features), (3, model.map_to_feat.out_features)
+        acts = Vectors(axis=-2), Vectors(axis=-2)
+        return [Site(name, name, *shapes, acts=acts) for name in ("map_to_feat", "map_to_dir")]
 
     @hookimpl
     def ace_branch(self, site: Node) -> nn.Module:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ..symmetry.actions import Action
+
 
 @dataclass(frozen=True)
 class Tap:
@@ -79,6 +81,9 @@ class Site(_Features):
     """Which of the submodule's outputs: an index of a tuple, a key of a dict, None for a single tensor."""
     through: str | None = None
     """A stem without ``reads`` that is applied first; ``shape_in`` is what comes out of it."""
+    acts: tuple[Action, Action] | None = None
+    """How the group acts on what the branch reads and on what it is added to, where that is known: linear actions on
+    the trailing dimensions ``shape_in`` and ``shape_out``. Only mode "scheduled" asks for it."""
 
 
 Node = Site | Stem

@@ -24,6 +24,7 @@ from .checkpoints import CheckpointHook
 from .checks import check_nodes
 from .hooks import ModelHooks, install, uninstall
 from .measuring import attached
+from .schedule import relaxed
 from .state import NAME, Ace, find
 from .taps import Argument
 
@@ -128,5 +129,7 @@ def _branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) -> nn.
             "expected a torch.nn.Module or None"
         )
     branch = default_branches.mlp(node) if branch is None else branch
+    if config.mode == "scheduled":
+        return relaxed(node, branch)  # its penalties keep it small: nothing is to be bounded
     bounded = config.spectral_norm and not (isinstance(node, Stem) and not node.bounded)
     return bound(branch) if bounded else branch

@@ -61,6 +61,11 @@ class Budget:
 
     def horizon(self, count: int) -> float | None:
         """Steps in which gamma is to arrive; None while it is worth waiting to know."""
+        length = self.length(count)
+        return None if length is None else max(1.0, self.share * length)
+
+    def length(self, count: int) -> int | None:
+        """Steps that the run is taken for after so many of them; None while it is worth waiting to know."""
         if self.begun is None:
             self.begun = count
         known = self.total
@@ -68,7 +73,7 @@ class Budget:
             if count - self.begun < LONG:
                 return None
             known = self.epochs * (count - (self._first or self.begun))  # at least
-        return max(1.0, self.share * (known or ASSUMED))
+        return known or ASSUMED
 
     def switched(self, training: bool, count: int) -> None:
         """``model.train()`` or ``model.eval()`` was called after so many steps."""

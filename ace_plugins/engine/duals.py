@@ -67,7 +67,7 @@ class Duals(nn.Module):
 
     def note_landed(self) -> None:
         """Which sites have landed, read off the buffers."""
-        if self.config.loop == "fitted":
+        if self.config.paced:
             self.landed_sites = frozenset((self.error < 0).nonzero().flatten().tolist())
         elif self.config.has_landed(self.count):
             self.landed_sites = frozenset(range(len(self.lambda_)))

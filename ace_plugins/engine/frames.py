@@ -24,9 +24,11 @@ from .state import NAME, Ace
 def turned(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The arguments of a training forward in a random frame, which is kept for `TurnBackHook`."""
     assert ace.action is not None
-    generator = torch.Generator().manual_seed(ace.seed(rank()))  # each process has frames of its own
-    ace.frame = ace.action.group.sample(generator, scale=0.0)
-    return ace.action.act_on_inputs(ace.frame, forward_names(model), args, kwargs)
+    # Each process has frames of its own.
+    generator = torch.Generator().manual_seed(ace.part.seed(ace.duals.count, rank()))
+    names = forward_names(model)
+    ace.part.frame = ace.action.frame(generator, names, args, kwargs)
+    return ace.action.act_on_inputs(ace.part.frame, names, args, kwargs)
 
 
 @dataclass(eq=False)
@@ -36,7 +38,7 @@ class TurnBackHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
-        frame, ace.frame = ace.frame, None
+        frame, ace.part.frame = ace.part.frame, None
         return None if frame is None else _turned_back(ace.action, frame, output)
 
 

@@ -30,7 +30,7 @@ class OpenHook:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
         active = ace.active()
-        ace.resting, ace.frame = False, None
+        ace.part.pause()
         replica = getattr(model, "_is_replica", False)  # of nn.DataParallel: it shares its model's hooks
         if not replica:
             if ace.root is not model:
@@ -45,7 +45,7 @@ class OpenHook:
         OPEN.end_all(ace)
         fresh = None
         if active and not replica and ace.trains():
-            if ace.rests():
+            if ace.part.begin(ace.config.share_alone, ace.duals.count):
                 return None
             if ace.action is not None:
                 fresh = args, kwargs = turned(model, ace, args, kwargs)
@@ -111,7 +111,7 @@ class TapHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forward = OPEN.of(self.ace)
-        if forward is None and self.ace.resting:
+        if forward is None and self.ace.part.resting:
             return
         if forward is None:
             own = self.ace.module_taps[self.name] == getattr(self.ace.nodes[self.name], "module", None)
@@ -130,7 +130,7 @@ class SiteHook:
     site: str
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if self.ace.resting or not self.ace.active():
+        if self.ace.part.resting or not self.ace.active():
             return None
         forward = OPEN.of(self.ace)
         if forward is None:

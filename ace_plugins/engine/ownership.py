@@ -13,7 +13,10 @@ from torch.optim import Optimizer
 
 from ..errors import AceWarning, StepError
 from .bounded import maps
+from .fitted import Fitted
 from .owned import Owned
+from .printed import Printed
+from .scheduled import Scheduled
 from .state import LIVE, NAME, Ace
 
 
@@ -35,7 +38,7 @@ def look(optimizer: Optimizer) -> Ownership:
     """What this optimizer owns; an error if it trains a model whose gamma nobody owns."""
     places = _places(optimizer)
     live = list(LIVE.aces)
-    owned = [Owned(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
+    owned = [_kind(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
     for each in owned:
         _check_branches(each.ace, places)
     # Weights that a model shares with one whose gamma is here are here for that one.
@@ -51,6 +54,12 @@ def look(optimizer: Optimizer) -> Ownership:
             )
     moved = [ace for ace in live if any(id(m.weight) in places for m in maps(ace.branches))]
     return Ownership(seen(optimizer), owned, moved)
+
+
+def _kind(ace: Ace) -> type[Owned]:
+    if ace.config.mode == "scheduled":
+        return Scheduled
+    return Fitted if ace.config.loop == "fitted" else Printed
 
 
 @dataclass

@@ -5,7 +5,7 @@ with a loss of unknown scale. Here gamma moves by itself. With g the loss's grad
 running root mean square, and H the horizon in steps, one step is
 
     lambda / s += GROWTH * slack / H                         slack: gamma (strict), |gamma| - u (the others)
-    gamma      -= SPEED * clip((m + lambda) / s, -1, 1) / H
+    gamma      -= SPEED * clip((m + lambda) / s, -1, 1) / H  in strict mode in units of where gamma started
     u          += GROWTH * (lambda / rho - u) / H            resilient
 
 So the scale of the loss drops out, and so do optimizer, learning rate and schedule. |m| is at most s: lambda outweighs
@@ -60,7 +60,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor | None, horizon: float
     size = duals.square.sqrt()
     drive, push = _ratio(duals.mean, size), _ratio(duals.lambda_, size_before)
     if strict:
-        push = (push + GROWTH / horizon * gamma).clamp(-MOST, MOST)
+        push = (push + GROWTH / horizon * gamma / config.gamma_unit).clamp(-MOST, MOST)
         force = drive + push
     else:
         slack = duals.slack(gamma)
@@ -73,7 +73,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor | None, horizon: float
         force = torch.where(gamma == 0, away, drive + hold * gamma.sign())
     # A branch that no gradient reaches is of no use to the loss.
     force = torch.where(size == 0, gamma.sign(), force)
-    moved = gamma - SPEED / horizon * force.clamp(-1, 1)
+    moved = gamma - SPEED * config.gamma_unit / horizon * force.clamp(-1, 1)
     moved = torch.where(moved * gamma < 0, 0.0, moved)
     duals.lambda_.copy_(push * size)
     if strict:

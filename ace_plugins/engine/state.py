@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -15,11 +14,11 @@ from ..contract.sites import AddsItself, Node, Site, Tap
 from ..contract.upstreams import Script
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
-from ..symmetry.groups import Element
 from ..symmetry.measuring import Call
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import Duals
+from .part import Part
 from .taps import Argument
 
 NAME = "ace"
@@ -87,7 +86,7 @@ class Ace(nn.Module):
         """Site or stem -> the submodule whose argument it reads."""
         self.prepared_by = _prepared_by(nodes, branches)
         """Site whose branch adds itself -> the site whose prepared input it reuses."""
-        self.gamma = nn.Parameter(torch.full((len(self.sites),), float(config.gamma_init), dtype=dtype, device=device))
+        self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
         self.budget = Budget(config, script)
@@ -100,14 +99,7 @@ class Ace(nn.Module):
         """Branches on or off whatever the mode says; None leaves it to the mode."""
         self.action = action
         """How the group acts on the model, where training forwards are turned into random frames."""
-        self.frame: Element | None = None
-        """The frame of the forward under way."""
-        self.forwards = 0
-        """Training forwards since the last step."""
-        self.resting = False
-        """The branches sit out the forward under way."""
-        self.took_part = False
-        """They were in a training forward since the last step."""
+        self.part = Part()
         self.freed: list[nn.Parameter] = []
         """Parameters that only landed sites have: no forward reads them and no optimizer moves them."""
         self.hooks: Hooks | None = None
@@ -135,19 +127,6 @@ class Ace(nn.Module):
     def trains(self) -> bool:
         """Whether the forward that begins now is one of training."""
         return self.training and self.forced is None and torch.is_grad_enabled()
-
-    def rests(self) -> bool:
-        """Whether the branches sit out the training forward that begins now."""
-        self.forwards += 1
-        share = self.config.share_alone
-        # Nothing but the step decides, so that processes that train together agree, whatever their seeds.
-        self.resting = bool(share) and random.Random(f"{self.duals.count} {self.forwards}").random() < share
-        self.took_part = self.took_part or not self.resting
-        return self.resting
-
-    def seed(self, salt: int) -> int:
-        """A seed for this forward, the same whenever it is made again. The script's own stream is left alone."""
-        return random.Random(f"{torch.initial_seed()} {self.duals.count} {self.forwards} {salt}").getrandbits(63)
 
     def live(self) -> tuple[Site, ...]:
         """The sites whose branches take part in a forward now."""
@@ -192,11 +171,11 @@ class Ace(nn.Module):
 
     def untrained(self) -> list[nn.Parameter]:
         """The parameters that have no part in the forward under way, or had none in the step that begins."""
-        return [*self.branches.parameters(), self.gamma] if self.resting or not self.took_part else self.freed
+        return [*self.branches.parameters(), self.gamma] if self.part.resting or not self.part.taken else self.freed
 
     def forget_gradients(self) -> None:
         """An optimizer passes over parameters without a gradient. DistributedDataParallel gives all of them one."""
-        for parameter in self.untrained() if self.forwards and is_distributed() else self.freed:
+        for parameter in self.untrained() if self.part.forwards and is_distributed() else self.freed:
             parameter.grad = None
 
     def wants_batch(self) -> bool:
@@ -249,8 +228,7 @@ class Ace(nn.Module):
             "forced": None,
             "batch": None,
             "under_way": None,
-            "frame": None,
-            "resting": False,
+            "part": Part(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

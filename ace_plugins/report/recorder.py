@@ -162,7 +162,7 @@ class Record:
                 landed=self.duals.landed,
                 budget=self.budget.taken_for,
             ),
-            "budget": str(self.budget) if self.config.loop == "fitted" else None,
+            "budget": str(self.budget) if self.config.paced else None,
             "folder": None if self.folder is None else relative(self.folder),
             "errors": errors,
             "sites": [

@@ -23,6 +23,7 @@ FEWEST = 12
 """Points of a history below which nothing can be said about where it goes."""
 
 FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
+UNASKED = "scheduled"
 _MEANING = {
     ("strict", FITS): "gamma is at 0: the symmetry fits the data, the branch can go",
     ("bounded", FITS): "|gamma| is below epsilon",
@@ -49,6 +50,8 @@ def meaning(word: str, mode: str) -> str:
     """A verdict in a sentence."""
     if word == SHORT:
         return "too few steps to tell"
+    if word == UNASKED:
+        return "gamma follows the schedule, whatever the data say: nothing is known of the symmetry here"
     return "gamma or lambda is not finite: lower the learning rate" if word == DIVERGED else _MEANING[mode, word]
 
 
@@ -66,12 +69,13 @@ def sites_verdicts(
     """
     words = []
     for number, (gamma, lambda_, u) in enumerate(history):
+        gamma = [value / config.gamma_unit for value in gamma]
         bound = config.epsilon if config.mode == "bounded" else u[-1]
         there = number in landed
         word = verdict(config.mode, gamma, lambda_, bound, landed=there)
         if held and not math.isfinite(held[number]):
             word = DIVERGED
-        if there and word in (FITS, CUT) and config.loop == "fitted":  # there gamma arrives by itself
+        if there and word in (FITS, CUT) and config.paced:  # there gamma arrives by itself
             word = BREAKS if held[number] > HELD else FITS
         words.append(word)
     return words
@@ -81,6 +85,8 @@ def verdict(mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: 
     """A word for one site. ``bound`` is what |gamma| may be at the end: u or epsilon."""
     if not all(map(math.isfinite, (*gamma, *lambda_, bound))):
         return DIVERGED
+    if mode == "scheduled":
+        return UNASKED
     if landed:
         before = next((value for value in reversed(gamma) if value), 0.0)
         return CUT if abs(before) > NEAR else FITS
@@ -115,7 +121,8 @@ def whole_verdict(
     """
     if DIVERGED in verdicts or landed:
         return ""
-    if config.loop == "fitted" and budget is not None and steps < (1 if config.mode == "strict" else 0.9) * budget:
+    lands = config.mode in ("strict", "scheduled")
+    if config.paced and budget is not None and steps < (1 if lands else 0.9) * budget:
         return _ended_early(config, max(abs(gamma[-1]) for gamma, _, _ in history), steps, budget)
     if SHORT in verdicts:
         return ""
@@ -129,10 +136,10 @@ def whole_verdict(
 
 
 def _ended_early(config: Config, largest: float, steps: int, budget: int) -> str:
-    if largest < 0.01:
+    if largest < 0.01 * config.gamma_unit:
         return ""
-    fewest = max(FEWEST_STEPS, round(AFTER / (1 - config.horizon)))
-    told = f"|gamma| is still up to {largest:.2f}: the run made {steps:,} steps and was taken for {budget:,}; "
+    fewest = FEWEST_STEPS if config.mode == "scheduled" else max(FEWEST_STEPS, round(AFTER / (1 - config.horizon)))
+    told = f"|gamma| is still up to {largest:.2g}: the run made {steps:,} steps and was taken for {budget:,}; "
     if steps < fewest:
         return told + f"it needs {fewest} for gamma to arrive: train longer, with budget = {fewest}"
     return told + f"with budget = {steps} gamma arrives in a run of this length"

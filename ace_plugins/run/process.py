@@ -132,7 +132,7 @@ class ProcessRun:
 
     def _tell_budget(self, model: nn.Module, step: int) -> None:
         ace = find(model)
-        if ace is None or ace.config.loop != "fitted" or model in self._budgets_told or not ace.budget.settled(step):
+        if ace is None or not ace.config.paced or model in self._budgets_told or not ace.budget.settled(step):
             return
         self._budgets_told.add(model)
         if self.rank == 0:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AceWarning, ConfigError, one_of
-from .kinds import Budget, Choice, Flag, Kind, Number, Price, Rate
+from .kinds import Budget, Choice, Flag, Kind, Number, Price, Rate, Start
 
 FIT = "fit"
 """The preset that is used unless another is named: the loop that fits the run. Every adapter has it."""
@@ -38,8 +38,9 @@ class Config:
 
     mode: str = _setting(
         "strict",
-        Choice(("strict", "bounded", "resilient", "off")),
-        "strict: gamma = 0; bounded: |gamma| <= epsilon; resilient: |gamma| <= u, u learned; off",
+        Choice(("strict", "bounded", "resilient", "scheduled", "off")),
+        "strict: gamma = 0; bounded: |gamma| <= epsilon; resilient: |gamma| <= u, u learned; scheduled: gamma goes up "
+        "and down with the budget, whatever the data say; off",
     )
     loop: str = _setting(
         "printed",
@@ -74,7 +75,9 @@ class Config:
         "dual learning rate: a number, or a multiple of the live one of gamma's parameter group: 1x",
         printed=True,
     )
-    gamma_init: float = _setting(1.0, Number(), "where every gamma starts")
+    gamma_init: float | str = _setting(
+        "auto", Start(), "where every gamma starts; auto: 0.1 in strict mode of the fitted loop, else 1"
+    )
     gamma_lr: float = _setting(
         1.0, Number(low=0), "gamma's learning rate, as a multiple of its parameter group's live one", printed=True
     )
@@ -121,7 +124,7 @@ class Config:
     @property
     def summary(self) -> str:
         """The mode and what paces it, for people."""
-        if self.loop == "fitted":
+        if self.paced:
             return f"mode {self.mode}, budget {self.budget}"
         return f"mode {self.mode}, dual lr {self.dual_lr} ({self.dual_optimizer})"
 
@@ -136,6 +139,11 @@ class Config:
     def measures(self, step: int) -> bool:
         """Whether the equivariance error is measured after this step."""
         return self.trace and self.error_every > 0 and _due(step, self.error_every)
+
+    @property
+    def paced(self) -> bool:
+        """Whether gamma moves by itself, with the run's budget, rather than by the script's optimizer."""
+        return self.loop == "fitted" or self.mode == "scheduled"
 
     @property
     def deploys_branches(self) -> bool:
@@ -153,7 +161,27 @@ class Config:
     def turns(self) -> bool:
         """Whether training forwards see their batch in random frames. On data that break the symmetry that would train
         the break away, so resilient mode has to ask for it."""
-        return self.loop == "fitted" and self.mode == "strict" if self.frames == "auto" else self.frames == "on"
+        if self.frames != "auto":
+            return self.frames == "on"
+        return self.paced and self.mode in ("strict", "scheduled")
+
+    @property
+    def gamma_start(self) -> float:
+        """Where every gamma starts.
+
+        A branch that training will do without is not to drown what the layer has to learn meanwhile: it starts small.
+        A schedule starts at 0.
+        """
+        if self.mode == "scheduled":
+            return 0.0
+        if self.gamma_init != "auto":
+            return float(self.gamma_init)
+        return 0.1 if self.mode == "strict" and self.loop == "fitted" else 1.0
+
+    @property
+    def gamma_unit(self) -> float:
+        """What counts as a whole gamma in strict mode: the way that it has to go."""
+        return (abs(self.gamma_start) or 1.0) if self.mode == "strict" and self.loop == "fitted" else 1.0
 
     @property
     def share_alone(self) -> float:
@@ -172,8 +200,8 @@ class Config:
 
     @property
     def branches_in_eval(self) -> bool:
-        """Whether ``model.eval()`` keeps the branches: in strict mode the model that counts is f_eq."""
-        return self.mode != "strict" if self.eval_branches == "auto" else self.eval_branches == "on"
+        """Whether ``model.eval()`` keeps the branches, or is f_eq."""
+        return self.deploys_branches if self.eval_branches == "auto" else self.eval_branches == "on"
 
 
 def _due(step: int, every: int) -> bool:
@@ -211,10 +239,12 @@ def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] 
     if unknown:
         raise ConfigError(problems=[(key, one_of("setting", key, [*SETTINGS, "preset"])) for key in unknown])
     config = Config(**{**base, **given})
-    misplaced = [key for key in given if key in PRINTED] if config.loop == "fitted" else []
+    misplaced = [key for key in given if key in PRINTED] if config.paced else []
     if misplaced:
-        told = (
-            "belongs to the printed loop, and loop is 'fitted': leave it out, or set preset 'paper' or loop 'printed'"
+        told = "belongs to the printed loop, and " + (
+            "mode is 'scheduled': leave it out"
+            if config.mode == "scheduled"
+            else "loop is 'fitted': leave it out, or set preset 'paper' or loop 'printed'"
         )
         raise ConfigError(problems=[(key, f"{key} {told}") for key in misplaced])
     return config

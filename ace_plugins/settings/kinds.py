@@ -122,6 +122,24 @@ class Price(Rate):
         return super().holds(value) and self.split(value)[0] > 0
 
 
+class Start(Number):
+    """A number, or "auto"."""
+
+    @property
+    def expected(self) -> str:  # type: ignore[override]
+        return f"{super().expected}, or 'auto'"
+
+    @property
+    def metavar(self) -> str:  # type: ignore[override]
+        return "NUMBER|auto"
+
+    def holds(self, value: Any) -> bool:
+        return value == "auto" or super().holds(value)
+
+    def parse(self, text: str) -> Any:
+        return text if text == "auto" else super().parse(text)
+
+
 class Budget(Kind):
     """How long a run is: optimizer steps, epochs as "600 epochs", or "auto"."""
 

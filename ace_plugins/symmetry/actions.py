@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import takewhile
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import AdapterError, one_of
-from .groups import Element, Group, Rigid
-from .parts import part_of, with_part
+from .graphs import Graphs, PerGraph
+from .groups import Element, Euclidean, Group, Rigid, Rigids
+from .parts import part_of, positional, with_part
 
 X = TypeVar("X", Tensor, None)
 
@@ -99,11 +99,6 @@ def _precisely(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int,
         return turned.to(x.dtype).contiguous()  # models call .view() on their inputs
 
 
-def _times(matrix: Tensor, x: Tensor) -> Tensor:
-    # cast before moving: some devices have no float64
-    return x @ matrix.T.to(x.dtype).to(x.device)
-
-
 @dataclass(frozen=True)
 class Vectors(_Rigidly):
     """Velocities, forces, displacements: rotate, do not translate. The axis has 2 or 3 entries, as the group has
@@ -112,7 +107,7 @@ class Vectors(_Rigidly):
     axis: int = -1
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        return _times(element.matrix, x)
+        return element.times(element.matrix, x)
 
 
 @dataclass(frozen=True)
@@ -120,7 +115,7 @@ class Positions(Vectors):
     """Points: rotate and translate."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        return super().act_on_last(element, x) + element.translation.to(x.dtype).to(x.device)
+        return element.moved(super().act_on_last(element, x))
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class PseudoVectors(Vectors):
     """Angular momenta, cross products: rotate, and change sign with every reflection besides."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        return element.sign * super().act_on_last(element, x)
+        return element.times(element.sign * element.matrix, x)
 
 
 @dataclass(frozen=True)
@@ -143,7 +138,7 @@ class Tensors(_Rigidly):
         return self.axes
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        return _times(element.matrix, _times(element.matrix, x).mT).mT
+        return element.times(element.matrix, element.times(element.matrix, x).mT).mT
 
 
 @dataclass(frozen=True)
@@ -173,9 +168,9 @@ class Irreps(_Rigidly):
         wigner = _wigner(max((irrep.l for _, irrep in parsed), default=0), sign * element.matrix)
         parts = []
         for (multiplicity, irrep), part in zip(parsed, parsed.slices(), strict=True):
-            parity = irrep.p if sign < 0 else 1
+            parity = sign if irrep.p < 0 else 1
             block = x[..., part].reshape(*x.shape[:-1], multiplicity, irrep.dim)
-            parts.append(_times(parity * wigner[irrep.l], block).flatten(-2))
+            parts.append(element.times(parity * wigner[irrep.l], block).flatten(-2))
         return torch.cat(parts, dim=-1) if parts else x
 
 
@@ -188,16 +183,17 @@ def _o3() -> Any:
 
 
 def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
-    """e3nn's Wigner matrices of a rotation, [2l+1, 2l+1] float64 for l = 0..highest.
+    """e3nn's Wigner matrices of rotations [..., 3, 3], [..., 2l+1, 2l+1] float64 for l = 0..highest.
 
     e3nn's own D_from_matrix goes through Euler angles (an arc cosine, inaccurate at the poles) and generators
     in the default dtype: six digits, too few to judge a float64 model by. Coupling D_{l-1} with D_1 = R
     through the 3j symbols, which e3nn has in float64, stays at rounding error.
     """
-    matrices = [torch.ones_like(rotation[:1, :1]), rotation]
+    matrices = [torch.ones_like(rotation[..., :1, :1]), rotation]
     for degree in range(2, highest + 1):
         c = _o3().wigner_3j(degree - 1, 1, degree, dtype=torch.float64, device=rotation.device).flatten(0, 1)
-        matrices.append((2 * degree + 1) * c.T @ torch.kron(matrices[-1], rotation) @ c)
+        both = torch.einsum("...ij,...kl->...ikjl", matrices[-1], rotation).flatten(-4, -3).flatten(-2)
+        matrices.append((2 * degree + 1) * c.T @ both @ c)
     return matrices
 
 
@@ -218,6 +214,8 @@ class Grid(Action):
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         rigid = _rigid(self, element, dimension=2)
+        if isinstance(rigid, Rigids):
+            raise AdapterError(f"{self}: expected one element for the whole batch, found one for each graph")
         if rigid.translation.any():
             shift = rigid.translation.tolist()
             raise AdapterError(f"{self}: expected an element without translation, found {shift}; use O2 or SO2")
@@ -256,12 +254,14 @@ class GroupAction:
     ``inputs`` are keyed by the forward's parameter name, or by a dotted path into one argument (``"graph.pos"``: a
     PyG graph, another object or a dict). What is not mentioned does not change. ``outputs`` is one action for a
     tensor, a sequence for a tuple, a mapping (keys or dotted paths) for a dict or object. None leaves an output as
-    it is, and it is not compared.
+    it is, and it is not compared. ``graphs`` says which rows of a batch belong together, so that random frames can
+    have an element for each graph rather than one for the batch.
     """
 
     group: Group
     inputs: Mapping[str, Action]
     outputs: Action | Sequence[Action | None] | Mapping[str, Action | None]
+    graphs: Graphs | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, Group):
@@ -271,6 +271,18 @@ class GroupAction:
         if not isinstance(self.outputs, Action):
             own = dict(self.outputs) if isinstance(self.outputs, Mapping) else tuple(self.outputs)
             object.__setattr__(self, "outputs", own)
+
+    def frame(
+        self, generator: torch.Generator, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Element:
+        """A random element without translation, or one for each graph of the batch where that is known."""
+        found = None
+        if self.graphs is not None and isinstance(self.group, Euclidean):
+            found = self.graphs.look(names, args, kwargs)
+        if found is None:
+            return self.group.sample(generator, scale=0.0)
+        assert isinstance(self.group, Euclidean)
+        return PerGraph(self.group.sample_many(found.most, generator, scale=0.0), found)
 
     def act_on_inputs(
         self,
@@ -283,16 +295,16 @@ class GroupAction:
         order without self, ``*rest`` and ``**more`` with their stars. A parameter that the call leaves at its
         default stays there."""
         new_args, new_kwargs = list(args), dict(kwargs)
-        by_position = list(takewhile(lambda name: not name.startswith("*"), signature_names))
+        by_position = positional(signature_names)
         for path, action in self.inputs.items():
             name, *steps = path.split(".")
             where = f"input {path!r}"
             if name in new_kwargs:
-                new_kwargs[name] = _act_at(new_kwargs[name], steps, action, element, where)
+                new_kwargs[name] = _act_at(new_kwargs[name], steps, action, element, where, path)
             elif name not in signature_names:
                 raise AdapterError(one_of("input of the forward", name, signature_names))
             elif name in by_position and (i := by_position.index(name)) < len(new_args):
-                new_args[i] = _act_at(new_args[i], steps, action, element, where)
+                new_args[i] = _act_at(new_args[i], steps, action, element, where, path)
         return tuple(new_args), new_kwargs
 
     def act_on_outputs(self, element: Element, output: Any) -> Any:
@@ -344,14 +356,15 @@ def _put(value: Any, steps: Sequence[str], new: Tensor) -> Any:
     return with_part(value, steps[0], inner, "output")
 
 
-def _act_at(value: Any, steps: Sequence[str], action: Action, element: Element, where: str) -> Any:
+def _act_at(value: Any, steps: Sequence[str], action: Action, element: Element, where: str, path: str = "") -> Any:
+    """The action at one place of a value; ``path`` is that of an input."""
     if value is None:  # an optional argument or output that is not there
         return None
     if steps:
         old = part_of(value, steps[0], where)
-        new = _act_at(old, steps[1:], action, element, where)
+        new = _act_at(old, steps[1:], action, element, where, path)
         return value if new is old else with_part(value, steps[0], new, where)
     try:
-        return action(element, value)
+        return action(element.at(value, path) if isinstance(element, PerGraph) else element, value)
     except AdapterError as error:
         raise AdapterError(f"{where}: {error}") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import AdapterError, ConfigError
 
@@ -70,12 +70,62 @@ class Rigid:
         """The determinant: 1 for a rotation, -1 with a reflection."""
         return 1 if float(torch.linalg.det(self.matrix)) > 0 else -1
 
+    def times(self, matrix: Tensor, x: Tensor) -> Tensor:
+        """A matrix of this element on the last axis of x, [..., d] -> [..., d]."""
+        return x @ matrix.T.to(x.dtype).to(x.device)  # cast before moving: some devices have no float64
+
+    def moved(self, x: Tensor) -> Tensor:
+        """x [..., d] and the translation."""
+        return x + self.translation.to(x.dtype).to(x.device)
+
     def compose(self, other: Rigid) -> Rigid:
         """self after other."""
         return Rigid(self.matrix @ other.matrix, self.matrix @ other.translation + self.translation)
 
     def inverse(self) -> Rigid:
         return Rigid(self.matrix.T.contiguous(), -(self.matrix.T @ self.translation))
+
+
+@dataclass(frozen=True, eq=False)
+class Rigids(Rigid):
+    """A rigid motion for each row of a tensor: the one of the graph that the row belongs to.
+
+    matrix [n, d, d], translation [n, d], float64 on the CPU; ``index`` has the graph of every row.
+    """
+
+    index: Tensor
+
+    def __post_init__(self) -> None:
+        """Made by `Euclidean.sample_many`, of matrices that are orthogonal."""
+
+    @property
+    def dimension(self) -> int:
+        return self.translation.shape[-1]
+
+    @property
+    def sign(self) -> Any:
+        """[n, 1, 1]: of each."""
+        return torch.linalg.det(self.matrix).sign()[:, None, None]
+
+    def times(self, matrix: Tensor, x: Tensor) -> Tensor:
+        each = matrix.mT.to(x.dtype).to(x.device)[self.index]
+        return torch.bmm(x.reshape(len(x), -1, x.shape[-1]), each).reshape(*x.shape[:-1], each.shape[-1])
+
+    def moved(self, x: Tensor) -> Tensor:
+        each = self.translation.to(x.dtype).to(x.device)[self.index]
+        return x + each.view(len(x), *[1] * (x.dim() - 2), -1)
+
+    def compose(self, other: Rigid) -> Rigids:
+        shifted = (self.matrix @ other.translation[..., None])[..., 0] + self.translation
+        return Rigids(self.matrix @ other.matrix, shifted, self.index)
+
+    def inverse(self) -> Rigids:
+        back = self.matrix.mT.contiguous()
+        return Rigids(back, -(back @ self.translation[..., None])[..., 0], self.index)
+
+    def of(self, index: Tensor) -> Rigids:
+        """The same motions for other rows."""
+        return Rigids(self.matrix, self.translation, index)
 
 
 def _tensor(values: Any) -> Tensor:
@@ -110,24 +160,35 @@ class Euclidean:
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
         """The orthogonal part is uniform (Haar). R^d has no uniform distribution, so the translation is normal
         with standard deviation ``scale`` per coordinate."""
+        drawn = self.sample_many(1, generator, scale=scale)
+        return Rigid(drawn.matrix[0], drawn.translation[0])
+
+    def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
+        """So many of them at once, independent of each other, for as many rows."""
         if not (math.isfinite(scale) and scale >= 0):
             raise ConfigError(f"scale: expected a finite number >= 0, found {scale!r}")
         kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
-        unit = self.identity()
         if self.dimension == 3:
-            q = torch.randn(4, **kind).cpu()  # a normalised Gaussian is uniform on the sphere of unit quaternions
-            w, x, y, z = (q / q.norm()).tolist()
-            cross = _tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]])
-            matrix = unit.matrix + 2 * (w * cross + cross @ cross)
+            # A normalised Gaussian is uniform on the sphere of unit quaternions.
+            quaternion = nn.functional.normalize(torch.randn(count, 4, **kind).cpu(), dim=1)
+            w, (x, y, z) = quaternion[:, 0, None, None], quaternion[:, 1:].unbind(1)
+            nought = torch.zeros_like(x)
+            cross = torch.stack([nought, -z, y, z, nought, -x, -y, x, nought], 1).view(-1, 3, 3)
+            matrix = _unit(3) + 2 * (w * cross + cross @ cross)
             mirror = _tensor([-1, -1, -1])
         else:
-            angle = 2 * math.pi * float(torch.rand((), **kind))
-            matrix = _plane(math.cos(angle), math.sin(angle))
+            angle = 2 * math.pi * torch.rand(count, **kind).cpu()
+            cosine, sine = angle.cos(), angle.sin()
+            matrix = torch.stack([cosine, -sine, sine, cosine], 1).view(-1, 2, 2)
             mirror = _tensor([1, -1])
-        if self.reflections and float(torch.rand((), **kind)) < 0.5:
-            matrix = matrix * mirror  # one fixed reflection after half of the rotations is uniform on O(d)
-        shift = scale * torch.randn(self.dimension, **kind).cpu() if self.translations else unit.translation
-        return Rigid(matrix, shift)
+        if self.reflections:
+            # One fixed reflection after half of the rotations is uniform on O(d).
+            mirrored = torch.rand(count, **kind).cpu()[:, None, None] < 0.5
+            matrix = torch.where(mirrored, matrix * mirror, matrix)
+        shift = _tensor([[0.0] * self.dimension]).expand(count, -1)
+        if self.translations:
+            shift = scale * torch.randn(count, self.dimension, **kind).cpu()
+        return Rigids(matrix, shift, torch.arange(count))
 
 
 E3 = Euclidean(3, reflections=True, translations=True)

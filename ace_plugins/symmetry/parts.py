@@ -4,10 +4,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from ..errors import AdapterError, one_of
+
+
+def positional(names: Sequence[str]) -> list[str]:
+    """The parameters of a forward that can be given by position: those before ``*rest`` or a lone star."""
+    return list(takewhile(lambda name: not name.startswith("*"), names))
+
+
+def argument(name: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """An argument of a call by its parameter's name; None if the call leaves it out."""
+    if name in kwargs:
+        return kwargs[name]
+    place = positional(names).index(name) if name in positional(names) else len(args)
+    return args[place] if place < len(args) else None
 
 
 def part_of(value: Any, step: str, where: str) -> Any:

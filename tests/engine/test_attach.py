@@ -127,7 +127,9 @@ def test_submodule_called_alone_says_why_it_cannot() -> None:
     assert attach(VectorMaps()).map_to_feat(torch.randn(2, 3, 4)).shape == (2, 3, 4)
 
 
-@pytest.mark.parametrize("settings", [{}, {"loop": "fitted", "alone": 0.9, "frames": "on"}], ids=["printed", "fitted"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"loop": "fitted", "alone": 0.9, "frames": "on", "gamma_init": 1.0}], ids=["printed", "fitted"]
+)
 def test_two_threads_do_not_mix(settings: dict[str, Any]) -> None:
     """As in nn.DataParallel: replicas share hook objects, run in threads, and have parameters of their own."""
     model = attach(Layered(), **settings)
@@ -304,7 +306,7 @@ def refused(match: str, model: Any, adapter: str | None = None, **config: Any) -
 
 def test_refusals() -> None:
     refused("unknown adapter 'layred': expected one of .*did you mean 'layered'", Layered(), "layred")
-    refused("unknown mode 'strct': expected one of bounded, off, resilient, strict", Layered(), mode="strct")
+    refused("unknown mode 'strct': expected one of bounded, off, resilient, scheduled, strict", Layered(), mode="strct")
     refused("unknown setting 'dual_rate': did you mean 'dual_lr'", Layered(), dual_rate=1.0)
     refused("unknown preset 'papr'", Layered(), preset="papr")
     refused(r"no adapter claims a model of class torch.nn.modules.linear:Linear: expected .*layered", nn.Linear(2, 2))

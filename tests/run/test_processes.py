@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from toy import ADAPTERS, Layered
+from toy import ADAPTERS, Layered, VectorMaps
 
 from ace_plugins import attach, status
 from ace_plugins.plugins.registry import registry
@@ -52,7 +52,8 @@ def landing_worker(rank: int, port: int, folder: str) -> None:
 def fitted_worker(rank: int, port: int, model: Any, x: torch.Tensor, folder: str) -> None:
     torch.set_num_threads(1)
     model = copy.deepcopy(model)
-    registry().add(ADAPTERS["layered"](), "layered")
+    for name, adapter in ADAPTERS.items():
+        registry().add(adapter(), name)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACE_TRACE="0")
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     torch.manual_seed(rank)  # seeds of their own, as many scripts have it
@@ -102,3 +103,14 @@ def test_two_processes_rest_land_and_free_together(tmp_path: Path) -> None:
     assert one[1:] == two[1:] == [True, 0], "landed, and nothing of ACE is left for the optimizer"
     assert all(torch.equal(one[0][name], two[0][name]) for name in one[0])
     assert all(torch.allclose(v.double(), one[0][name].double(), atol=1e-9) for name, v in alone.state_dict().items())
+
+
+def test_under_a_schedule_two_processes_agree_on_their_penalties(tmp_path: Path) -> None:
+    """Each has read another part of the batch, and would go its own way."""
+    torch.manual_seed(0)
+    model = attach(VectorMaps().double(), mode="scheduled", budget=60, frames="off", trace=False)
+    x = torch.randn(16, 3, 4, dtype=torch.float64)
+    torch.multiprocessing.spawn(fitted_worker, args=(free_port(), model, x, str(tmp_path)), nprocs=2)
+    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    assert one[1:] == two[1:] == [True, 0]
+    assert all(torch.equal(one[0][name], two[0][name]) for name in one[0])

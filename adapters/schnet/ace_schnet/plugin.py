@@ -48,7 +48,7 @@ def ace_branch(site: ace.Node) -> nn.Module:
 @ace.hookimpl
 def ace_group_action() -> ace.GroupAction:
     # The output is invariant with dipole=True too: that is the length of the dipole.
-    return ace.GroupAction(ace.E3, {"pos": ace.Positions()}, outputs=ace.Invariant())
+    return ace.GroupAction(ace.E3, {"pos": ace.Positions()}, outputs=ace.Invariant(), graphs=ace.Graphs("batch"))
 
 
 @ace.hookimpl

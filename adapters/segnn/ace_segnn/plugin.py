@@ -31,7 +31,8 @@ def ace_layers(model: Any) -> Sequence[ace.Node]:
         for name in ("gate",) if convolution else ("update_layer_1", "update_layer_2"):
             irreps_in = layer.irreps_g if convolution else getattr(layer, name).irreps_in1
             path = f"layers.{number}.{name}"
-            sites.append(ace.Site(path, path, (irreps_in.dim,), (layer.hidden_irreps.dim,)))
+            acts = ace.Irreps(irreps_in), ace.Irreps(layer.hidden_irreps)
+            sites.append(ace.Site(path, path, (irreps_in.dim,), (layer.hidden_irreps.dim,), acts=acts))
     return sites
 
 
@@ -46,7 +47,8 @@ def ace_group_action(model: Any) -> ace.GroupAction:
         "graph.edge_attr": ace.Irreps(message.irreps_in2),
         "graph.node_attr": ace.Irreps(model.embedding_layer.irreps_in2),
     }
-    return ace.GroupAction(ace.E3, inputs, outputs=ace.Irreps(last.irreps_out))
+    graphs = ace.Graphs("graph.batch", edges={"graph.edge_attr": "graph.edge_index"})
+    return ace.GroupAction(ace.E3, inputs, outputs=ace.Irreps(last.irreps_out), graphs=graphs)
 
 
 @ace.hookimpl

@@ -53,7 +53,9 @@ def ace_branch(site: ace.Node, model: Any) -> nn.Module:
 def ace_group_action(model: Any) -> ace.GroupAction:
     points = next(iter(signature(model.forward).parameters))
     # Logits, of the shape or of each point, and a second output that upstream leaves empty.
-    return ace.GroupAction(ace.SO3, {points: ace.Vectors(axis=1)}, outputs=(ace.Invariant(), None))
+    return ace.GroupAction(
+        ace.SO3, {points: ace.Vectors(axis=1)}, outputs=(ace.Invariant(), None), graphs=ace.Graphs(points)
+    )
 
 
 @ace.hookimpl

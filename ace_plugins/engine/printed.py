@@ -1,0 +1,72 @@
+"""A step of the paper's loop: the constraints' pull goes into gamma's gradient, and the script's optimizer moves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .owned import Owned
+
+
+@dataclass
+class Printed(Owned):
+    """gamma in the hands of the script's optimizer."""
+
+    pulled: Tensor | None = None
+    """The script's gradient with the constraints' pull added. It is gamma's gradient during the step."""
+    version: int = 0
+    """The version counter of ``pulled`` when the step began. It tells whether somebody has written to it since."""
+    params: list[Any] | None = None
+    """The group's list of parameters, while gamma is in a group of its own."""
+    own: dict[str, Any] | None = None
+    """gamma's own group, while the step lasts."""
+
+    def take(self, optimizer: Optimizer) -> None:
+        assert self.before is not None
+        assert self.grad is not None  # branches rest in the other loop only
+        pull = self.ace.duals.pull(self.before)
+        if optimizer.param_groups[self.group].get("maximize"):
+            pull = -pull  # the optimizer turns every gradient round, and this one is of a minimisation
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:
+            pull = pull * scale  # a fused optimizer divides by it inside its kernel
+        self.ace.gamma.grad = self.pulled = self.grad + pull
+        self.version = self.pulled._version
+        self._separate(optimizer)
+
+    def _separate(self, optimizer: Optimizer) -> None:
+        """Let gamma step in a group of its own, where its rate or weight decay differ from its group's.
+
+        Only for the length of the step: schedulers, saved optimizer states and the script never see it. It is exact
+        for every optimizer, which correcting gamma afterwards is not.
+        """
+        if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
+            return  # a wrapper: the optimizer inside is the one that moves gamma, in groups of its own
+        config = self.ace.config
+        group = optimizer.param_groups[self.group]
+        decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
+        if not decays and config.gamma_lr == 1:
+            return
+        self.own = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
+        if decays:
+            self.own["weight_decay"] = 0.0
+        self.params = group["params"]
+        group["params"] = [p for p in self.params if p is not self.ace.gamma]
+        optimizer.param_groups.append(self.own)
+
+    def give_back(self, optimizer: Optimizer, *, stepped: bool) -> None:
+        gamma = self.ace.gamma
+        # After a step that raised, the script may have zeroed or computed a gradient since: then it is its own.
+        # In a step that went well only the optimizer can have written to it (fused ones unscale in place).
+        if gamma.grad is self.pulled and (stepped or self.pulled is None or self.pulled._version == self.version):
+            gamma.grad = self.grad
+        if self.params is not None:
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not self.own]
+            optimizer.param_groups[self.group]["params"] = self.params
+        self.pulled = self.params = self.own = None
+
+    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor | None) -> None:
+        self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
