@@ -22,12 +22,12 @@ class Fitted(Owned):
         if self.ace.gamma.grad is None:  # otherwise the script has computed another since
             self.ace.gamma.grad = self.grad
 
-    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor | None) -> None:
+    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         ace = self.ace
         scale = getattr(optimizer, "grad_scale", None)
-        if scale is not None and gradient is not None:
+        if scale is not None:
             gradient = gradient / scale  # a fused optimizer divides by it inside its kernel
-        if optimizer.param_groups[self.group].get("maximize") and gradient is not None:
+        if optimizer.param_groups[self.group].get("maximize"):
             gradient = -gradient
         ace.budget.look_at(optimizer, ace.duals.count + 1)
         horizon = ace.budget.horizon(ace.duals.count)

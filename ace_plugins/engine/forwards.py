@@ -34,7 +34,7 @@ class Forward:
 
     def open(self) -> None:
         """Divide the weights of all bounded branches at once, rather than each when it is called."""
-        if torch.compiler.is_compiling():
+        if not self.ace.bounds or torch.compiler.is_compiling():
             return  # a compiler merges what it can itself, and does not keep what is put aside on modules
         self.bounded = maps(self.ace.branches)
         for bounded, weight in zip(self.bounded, divided(self.bounded), strict=True):

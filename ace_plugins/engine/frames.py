@@ -25,10 +25,10 @@ def turned(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, 
     """The arguments of a training forward in a random frame, which is kept for `TurnBackHook`."""
     assert ace.action is not None
     # Each process has frames of its own.
-    generator = torch.Generator().manual_seed(ace.part.seed(ace.duals.count, rank()))
+    generator = torch.Generator().manual_seed(ace.turns.seed(ace.duals.count, rank()))
     names = forward_names(model)
-    ace.part.frame = ace.action.frame(generator, names, args, kwargs)
-    return ace.action.act_on_inputs(ace.part.frame, names, args, kwargs)
+    ace.turns.frame = ace.action.frame(generator, names, args, kwargs)
+    return ace.action.act_on_inputs(ace.turns.frame, names, args, kwargs)
 
 
 @dataclass(eq=False)
@@ -38,7 +38,7 @@ class TurnBackHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
-        frame, ace.part.frame = ace.part.frame, None
+        frame, ace.turns.frame = ace.turns.frame, None
         return None if frame is None else _turned_back(ace.action, frame, output)
 
 

@@ -30,7 +30,7 @@ class OpenHook:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
         active = ace.active()
-        ace.part.pause()
+        ace.turns.frame = None
         replica = getattr(model, "_is_replica", False)  # of nn.DataParallel: it shares its model's hooks
         if not replica:
             if ace.root is not model:
@@ -44,11 +44,8 @@ class OpenHook:
                 ace.batch = _kept(args, kwargs)
         OPEN.end_all(ace)
         fresh = None
-        if active and not replica and ace.trains():
-            if ace.part.begin(ace.config.share_alone, ace.duals.count):
-                return None
-            if ace.action is not None:
-                fresh = args, kwargs = turned(model, ace, args, kwargs)
+        if active and not replica and ace.action is not None and ace.trains():
+            fresh = args, kwargs = turned(model, ace, args, kwargs)
         if active:
             forward = Forward(ace)
             for name in ace.model_taps:
@@ -90,14 +87,14 @@ class TouchHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
-        touched = not ace.untrained()
+        touched = not ace.freed
 
         def touch(tensor: Tensor) -> Tensor:
             nonlocal touched
             if touched or not tensor.requires_grad:
                 return tensor
             touched = True
-            return _Touch.apply(tensor, *ace.untrained())  # type: ignore[no-any-return,no-untyped-call]
+            return _Touch.apply(tensor, *ace.freed)  # type: ignore[no-any-return,no-untyped-call]
 
         return mapped(output, touch)
 
@@ -111,8 +108,6 @@ class TapHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forward = OPEN.of(self.ace)
-        if forward is None and self.ace.part.resting:
-            return
         if forward is None:
             own = self.ace.module_taps[self.name] == getattr(self.ace.nodes[self.name], "module", None)
             if not own or OPEN.stack or self.ace.root is None or not self.ace.active():
@@ -130,7 +125,7 @@ class SiteHook:
     site: str
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if self.ace.part.resting or not self.ace.active():
+        if not self.ace.active():
             return None
         forward = OPEN.of(self.ace)
         if forward is None:
@@ -139,11 +134,13 @@ class SiteHook:
             forward = Forward(self.ace, alone=True)
         site = forward.ace.nodes[self.site]
         assert isinstance(site, Site)
+        if not forward.alone:
+            return forward.add(site, output)
         try:
             return forward.add(site, output)
         finally:
             last = all(s.name in forward.fired for s in forward.ace.live() if s.module == site.module)
-            if forward.alone and last and forward in OPEN.stack:
+            if last and forward in OPEN.stack:
                 OPEN.end(forward)
 
 

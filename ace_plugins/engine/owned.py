@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .part import Part
 from .state import Ace
+from .turns import Turns
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Owned(ABC):
     before: Tensor | None = None
     """gamma as it was when the step began; None when no step is under way."""
     grad: Tensor | None = None
-    """The gradient that the script computed; None in a step in which the branches have rested."""
+    """The gradient that the script computed."""
 
     @abstractmethod
     def take(self, optimizer: Optimizer) -> None:
@@ -37,7 +37,7 @@ class Owned(ABC):
         """Undo what `take` did to the optimizer and to gamma's gradient."""
 
     @abstractmethod
-    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor | None) -> None:
+    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         """After the script's step, while gamma has not landed: move the duals, and gamma where the loop does so."""
 
     def holds(self, optimizer: Optimizer) -> bool:
@@ -47,15 +47,15 @@ class Owned(ABC):
 
     def begin(self, optimizer: Optimizer) -> None:
         """The gradients of the step are there."""
-        gamma, rested = self.ace.gamma, self.ace.part.none
-        if not gamma.requires_grad or (gamma.grad is None and not rested):
+        gamma = self.ace.gamma
+        if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
         if self.ace.under_way is not None:
             # This optimizer is driven by another one's step (ZeroRedundancyOptimizer, Lookahead): it moves gamma.
             outer, its_optimizer = self.ace.under_way
             outer.restore(its_optimizer)
         self.before = gamma.detach().clone()
-        self.grad = None if rested else gamma.grad
+        self.grad = gamma.grad
         self.ace.under_way = (self, optimizer)
         self.take(optimizer)
 
@@ -71,9 +71,9 @@ class Owned(ABC):
         """After the script's step. Says whether the duals moved."""
         before, gradient = self.before, self.grad
         self.restore(optimizer, stepped=True)
-        if before is None:
+        if before is None or gradient is None:
             return False
-        self.ace.part = Part()
+        self.ace.turns = Turns()
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return False  # the fused kernel skipped the step, so the duals do too

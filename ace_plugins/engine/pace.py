@@ -36,11 +36,10 @@ SHORTEST = 5.0
 
 
 @torch.no_grad()
-def advance(duals: Duals, gamma: Tensor, gradient: Tensor | None, horizon: float | None) -> Tensor:
+def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None) -> Tensor:
     """The next gamma [sites], from this one and the loss's gradient at it. Moves lambda and u too.
 
-    Without a gradient (the branches had no part in the step) gamma goes on as before. Without a horizon, gradients are
-    averaged and nothing moves: it is not yet known how long the run is.
+    Without a horizon, gradients are averaged and nothing moves: it is not yet known how long the run is.
     """
     config = duals.config
     duals.tick()
@@ -48,12 +47,11 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor | None, horizon: float
     memory = max(SHORTEST, MEMORY * (horizon or 0.0))
     strict = config.mode == "strict"
     waited = duals.error if strict else torch.zeros_like(gamma)  # steps that a gamma has been at 0
-    if gradient is not None:
-        # Of a site that has landed there is none, and what it was held with stays.
-        usual = (waited >= 0).to(gamma.dtype) / min(duals.count, memory)
-        duals.square.lerp_(gradient.square(), usual)
-        # At 0 the mean begins anew: it is what lambda has to hold against.
-        duals.mean.lerp_(gradient, torch.where(waited > 0, 1 / waited.clamp_min(1), usual))
+    # Of a site that has landed there is no gradient, and what it was held with stays.
+    usual = (waited >= 0).to(gamma.dtype) / min(duals.count, memory)
+    duals.square.lerp_(gradient.square(), usual)
+    # At 0 the mean begins anew: it is what lambda has to hold against.
+    duals.mean.lerp_(gradient, torch.where(waited > 0, 1 / waited.clamp_min(1), usual))
     if horizon is None:
         duals.lambda_.mul_(_ratio(duals.square.sqrt(), size_before))
         return gamma
@@ -79,13 +77,11 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor | None, horizon: float
     if strict:
         arrived = ((moved == 0) & (gamma != 0)) | (waited != 0)
         moved = torch.where(arrived, 0.0, moved)
-        counts = (arrived & (waited == 0)) | ((waited > 0) & (gradient is not None))
-        waited.add_(counts.to(waited.dtype))
+        waited.add_((arrived & (waited >= 0)).to(waited.dtype))
     elif config.mode == "resilient":
         # One price for all sites, so that their slacks can be compared; from all gradients of the run, since those of
         # late in training vanish, and slack would cost nothing.
-        if gradient is not None:
-            duals.error.lerp_(gradient.square(), 1 / duals.count)
+        duals.error.lerp_(gradient.square(), 1 / duals.count)
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
     return moved
 

@@ -26,7 +26,7 @@ class Printed(Owned):
 
     def take(self, optimizer: Optimizer) -> None:
         assert self.before is not None
-        assert self.grad is not None  # branches rest in the other loop only
+        assert self.grad is not None
         pull = self.ace.duals.pull(self.before)
         if optimizer.param_groups[self.group].get("maximize"):
             pull = -pull  # the optimizer turns every gradient round, and this one is of a minimisation
@@ -68,5 +68,5 @@ class Printed(Owned):
             optimizer.param_groups[self.group]["params"] = self.params
         self.pulled = self.params = self.own = None
 
-    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor | None) -> None:
+    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])

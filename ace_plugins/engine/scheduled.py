@@ -35,7 +35,7 @@ class Scheduled(Fitted):
             if weight.grad is not None:
                 weight.grad.add_(sign * gradient if scale is None else sign * scale * gradient)
 
-    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor | None) -> None:
+    def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         ace, duals = self.ace, self.ace.duals
         ace.budget.look_at(optimizer, duals.count + 1)
         length = ace.budget.length(duals.count)

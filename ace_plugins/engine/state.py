@@ -15,11 +15,12 @@ from ..contract.upstreams import Script
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measuring import Call
+from .bounded import maps
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import Duals
-from .part import Part
 from .taps import Argument
+from .turns import Turns
 
 NAME = "ace"
 """The attribute of the model, and so the prefix of ACE's keys in its state_dict."""
@@ -88,6 +89,8 @@ class Ace(nn.Module):
         """Site whose branch adds itself -> the site whose prepared input it reuses."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
+        self.bounds = bool(maps(self.branches))
+        """Whether some of the branches' maps are bounded."""
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
         self.budget = Budget(config, script)
         about = {"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]}
@@ -99,7 +102,7 @@ class Ace(nn.Module):
         """Branches on or off whatever the mode says; None leaves it to the mode."""
         self.action = action
         """How the group acts on the model, where training forwards are turned into random frames."""
-        self.part = Part()
+        self.turns = Turns()
         self.freed: list[nn.Parameter] = []
         """Parameters that only landed sites have: no forward reads them and no optimizer moves them."""
         self.hooks: Hooks | None = None
@@ -150,7 +153,7 @@ class Ace(nn.Module):
 
     def touches(self) -> bool:
         """Whether freed parameters must show up in the backward all the same, as DistributedDataParallel wants it."""
-        return bool(self.freed or self.config.share_alone) and self.training and is_distributed()
+        return bool(self.freed) and self.training and is_distributed()
 
     def free(self) -> None:
         """Take the parameters that only landed sites have out of training."""
@@ -169,13 +172,9 @@ class Ace(nn.Module):
             for parameter in self.freed:
                 parameter.requires_grad_(False)
 
-    def untrained(self) -> list[nn.Parameter]:
-        """The parameters that have no part in the forward under way, or had none in the step that begins."""
-        return [*self.branches.parameters(), self.gamma] if self.part.resting or not self.part.taken else self.freed
-
     def forget_gradients(self) -> None:
         """An optimizer passes over parameters without a gradient. DistributedDataParallel gives all of them one."""
-        for parameter in self.untrained() if self.part.forwards and is_distributed() else self.freed:
+        for parameter in self.freed:
             parameter.grad = None
 
     def wants_batch(self) -> bool:
@@ -228,7 +227,7 @@ class Ace(nn.Module):
             "forced": None,
             "batch": None,
             "under_way": None,
-            "part": Part(),
+            "turns": Turns(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -58,11 +58,6 @@ class Config:
         Choice(("auto", "on", "off")),
         "train the branches under random group elements; auto: in strict mode of the fitted loop",
     )
-    alone: float = _setting(
-        0.5,
-        Number(low=0, high=1),
-        "fitted, strict: the share of training forwards in which f_eq trains alone, so that it is good at any time",
-    )
     dual_optimizer: str = _setting(
         "sgd",
         Choice(("sgd", "adam", "nupi")),
@@ -182,11 +177,6 @@ class Config:
     def gamma_unit(self) -> float:
         """What counts as a whole gamma in strict mode: the way that it has to go."""
         return (abs(self.gamma_start) or 1.0) if self.mode == "strict" and self.loop == "fitted" else 1.0
-
-    @property
-    def share_alone(self) -> float:
-        """How often the branches sit out a training forward. Where they are deployed, they never do."""
-        return self.alone if self.loop == "fitted" and self.mode == "strict" else 0.0
 
     def price(self, gradient: Any) -> Any:
         """rho beside the size of the loss's gradient at gamma (a float or a tensor)."""

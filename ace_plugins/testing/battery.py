@@ -64,7 +64,7 @@ class AdapterCheckError(AssertionError):
 
 FRAMES = 1e-3
 """How far f_eq may be from itself in another frame, relative: the tolerance of float32."""
-PLAIN = {"trace": False, "alone": 0.0, "frames": "off"}
+PLAIN = {"trace": False, "frames": "off"}
 """Without what is random by design, so that runs can be compared bit for bit."""
 
 

@@ -210,7 +210,7 @@ def test_subclasses_with_a_forward_of_their_own() -> None:
     from torch_geometric.data import Data
 
     z, pos, batch = molecules()
-    with patched("schnet", alone=0.0):
+    with patched("schnet"):
         model = OnData(16, 16, 2, 10)
     data = Data(z=z, pos=pos, batch=batch)
     assert model.ace.action is None, "how the group acts on that argument is not known, so there are no frames"
@@ -219,7 +219,7 @@ def test_subclasses_with_a_forward_of_their_own() -> None:
 
 def test_an_interaction_graph_that_is_a_function() -> None:
     graph = RadiusGraph(10.0)
-    model = attach(SchNet(16, 16, 2, 10, interaction_graph=lambda pos, batch: graph(pos, batch)), alone=0.0)
+    model = attach(SchNet(16, 16, 2, 10, interaction_graph=lambda pos, batch: graph(pos, batch)))
     assert not torch.equal(model.train()(*molecules()), model.eval()(*molecules()))
 
 
@@ -231,7 +231,7 @@ def test_shared_interactions_are_refused() -> None:
 
 
 def test_a_single_atom_trains() -> None:
-    model = attach(small(), alone=0.0)
+    model = attach(small())
     model(torch.tensor([6]), torch.zeros(1, 3)).sum().backward()
     assert torch.isfinite(model.ace.gamma.grad).all()
 

@@ -128,7 +128,7 @@ def test_submodule_called_alone_says_why_it_cannot() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"loop": "fitted", "alone": 0.9, "frames": "on", "gamma_init": 1.0}], ids=["printed", "fitted"]
+    "settings", [{}, {"loop": "fitted", "frames": "on", "gamma_init": 1.0}], ids=["printed", "fitted"]
 )
 def test_two_threads_do_not_mix(settings: dict[str, Any]) -> None:
     """As in nn.DataParallel: replicas share hook objects, run in threads, and have parameters of their own."""

@@ -12,7 +12,7 @@ from toy import ADAPTERS, Layered, TwoOutputs, VectorMaps
 from ace_plugins import ConfigError, attach, averaged, equivariance_error
 from ace_plugins.plugins.registry import registry
 
-ON: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "alone": 0.0, "frames": "on", "budget": 400}
+ON: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "on", "budget": 400}
 
 
 @pytest.mark.parametrize("kind", [TwoOutputs, VectorMaps])

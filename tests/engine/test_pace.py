@@ -16,7 +16,7 @@ from ace_plugins import Config, attach, status
 from ace_plugins.engine.duals import Duals
 from ace_plugins.engine.pace import SPEED, advance, land
 
-FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "alone": 0.0, "frames": "off"}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "off"}
 BUDGET = 400
 
 
@@ -189,7 +189,7 @@ def test_stopping_and_resuming_changes_nothing() -> None:
 
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
-        model = attach(Layered().double(), **{**FIT, "budget": 200, "alone": 0.5})
+        model = attach(Layered().double(), **{**FIT, "budget": 200})
         return model, torch.optim.Adam(model.parameters(), lr=1e-2)
 
     whole, optimizer = fresh()
@@ -268,23 +268,3 @@ def test_landing_under_a_compiler() -> None:
     assert torch.allclose(compiled(x), plain(x))
     compiled(x).square().mean().backward()
     assert model.ace.gamma.grad is None
-
-
-# f_eq alone.
-
-
-def test_branches_sit_out_some_training_forwards_and_no_others() -> None:
-    torch.manual_seed(0)
-    plain = Layered()
-    model = attach(copy.deepcopy(plain), **{**FIT, "alone": 0.5, "budget": BUDGET})
-    x = torch.randn(4, 3)
-    alone = [bool(torch.equal(model(x), plain(x))) for _ in range(200)]
-    assert 70 <= sum(alone) <= 130
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    for count in range(1, 21):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        assert status(model).steps == count, "a step counts with branches or without"
-    resilient = attach(copy.deepcopy(plain), **{**FIT, "alone": 0.5, "mode": "resilient", "spectral_norm": True})
-    assert not any(torch.equal(resilient(x), plain(x)) for _ in range(20)), "where they are deployed they never do"

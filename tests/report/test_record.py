@@ -36,7 +36,7 @@ FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted"}
         {},
         {"budget": 1000},
         {"budget": "90 epochs"},
-        {"alone": 0.0, "budget": 300},
+        {"mode": "scheduled", "budget": 300},
         {"frames": "off", "budget": 600},
         {"horizon": 0.9, "budget": 5000},
         {"mode": "resilient", "spectral_norm": True, "budget": 4000},
