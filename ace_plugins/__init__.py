@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .actions import Action, Grid, GroupAction, Invariant, Irreps, Positions, PseudoVectors, Tensors, Vectors
     from .contract.hookspecs import hookimpl
     from .contract.sites import AddsItself, Node, Site, Stem, Tap
-    from .contract.upstreams import AnyShim, Checkout, Example, Shim, StandIn, Upstream
+    from .contract.upstreams import AnyShim, Checkout, Example, Metric, Script, Shim, StandIn, Upstream
     from .engine.attaching import project
     from .engine.bounded import Bounded
     from .engine.branches import Norm, linear, mlp, norm_linear
@@ -53,7 +53,7 @@ _HOMES = {
     # Write an adapter.
     "contract.hookspecs": "hookimpl",
     "contract.sites": "AddsItself Node Site Stem Tap",
-    "contract.upstreams": "AnyShim Checkout Example Script Shim StandIn Upstream",
+    "contract.upstreams": "AnyShim Checkout Example Metric Script Shim StandIn Upstream",
     "symmetry.actions": "Action Grid GroupAction Invariant Irreps Positions PseudoVectors Tensors Vectors",
     "symmetry.graphs": "Graphs",
     "symmetry.groups": "Cyclic E2 E3 Element Group O2 O3 Rigid SE2 SE3 SO2 SO3",
@@ -71,10 +71,10 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = [
     "E2", "E3", "O2", "O3", "SE2", "SE3", "SO2", "SO3", "AceError", "AceWarning", "Action", "AdapterError",
     "AddsItself", "AnyShim", "Bounded", "Call", "Checkout", "Config", "ConfigError", "Cyclic", "Element",
-    "EquivarianceError", "Example", "Graphs", "Grid", "Group", "GroupAction", "Invariant", "Irreps", "Node", "Norm",
-    "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem", "Tap",
-    "Tensors", "Upstream", "Vectors", "attach", "averaged", "belongs", "equivariance_error", "export", "hookimpl",
-    "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish",
+    "EquivarianceError", "Example", "Graphs", "Grid", "Group", "GroupAction", "Invariant", "Irreps", "Metric", "Node",
+    "Norm", "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem",
+    "Tap", "Tensors", "Upstream", "Vectors", "attach", "averaged", "belongs", "equivariance_error", "export",
+    "hookimpl", "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish",
     "read_trace", "say", "status", "use_branches", "whenever_imported",
 ]
 # fmt: on

@@ -115,6 +115,20 @@ def class_path(cls: type) -> str:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """How a script prints one of its results. Patterns are regular expressions with one group, the number."""
+
+    name: str
+    """For people: "test"."""
+    pattern: str
+    """Its last match in what the script has printed is the result."""
+    curve: str = ""
+    """Matches once for every evaluation, with the value of that one; empty: ``pattern`` does."""
+    higher: bool = False
+    """Higher is better."""
+
+
+@dataclass(frozen=True)
 class Script:
     """What the host should know of a script's own command line."""
 
@@ -122,9 +136,22 @@ class Script:
     """How many it will train."""
     source: str = "the script's command line"
     """Where that is said, for people."""
+    metrics: tuple[Metric, ...] = ()
+    """What it prints of its results; the one that counts first."""
+    seed: str = ""
+    """The option that sets its seed, where it has one that counts: "--seed"."""
 
     @classmethod
-    def with_option(cls, argv: Sequence[str], scripts: Collection[str], option: str, default: int) -> Script | None:
+    def with_option(
+        cls,
+        argv: Sequence[str],
+        scripts: Collection[str],
+        option: str,
+        default: int,
+        *,
+        metrics: tuple[Metric, ...] = (),
+        seed: str = "",
+    ) -> Script | None:
         """One whose epochs are an option of its own; None if ``argv`` is of none of these scripts."""
         name = os.path.basename(argv[0]) if argv else ""
         if name not in {os.path.basename(script) for script in scripts}:
@@ -136,4 +163,4 @@ class Script:
         except argparse.ArgumentError:
             return None  # the script's own to complain about
         source = f"{name} {option}" if given.epochs is not None else f"{name}'s default"
-        return cls(default if given.epochs is None else given.epochs, source)
+        return cls(default if given.epochs is None else given.epochs, source, metrics, seed)

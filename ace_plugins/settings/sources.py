@@ -15,7 +15,7 @@ from .file import SettingsFile
 
 RUNS = ".ace/runs"
 """Where traces go, unless ACE_RUNS names another folder."""
-OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS")
+OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIFT")
 """Variables that are not settings of a model."""
 
 

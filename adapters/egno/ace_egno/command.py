@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import ace_plugins as ace
 
@@ -12,11 +13,16 @@ from .upstream import CHECKOUT
 
 DEFAULT = 10_000
 OPTION = "--config_by_file"
+_NUMBER = r"([-+.\de]+|nan|inf)"
+METRICS = (
+    ace.Metric("test", f"Best Test Loss: {_NUMBER}", rf"==> test epoch \d+ avg loss: {_NUMBER}"),
+    ace.Metric("validation", f"Best Val Loss: {_NUMBER}", rf"==> val epoch \d+ avg loss: {_NUMBER}"),
+)
 
 
 def script(argv: Sequence[str]) -> ace.Script | None:
     """What a file of settings says goes over the options, as upstream has it."""
-    found = ace.Script.with_option(argv, CHECKOUT.scripts, "--epochs", default=DEFAULT)
+    found = ace.Script.with_option(argv, CHECKOUT.scripts, "--epochs", default=DEFAULT, metrics=METRICS, seed="--seed")
     words = list(argv[1:])
     joined = next((word for word in words if word.startswith(f"{OPTION}=")), None)
     if found is None or (joined is None and OPTION not in words):
@@ -27,7 +33,9 @@ def script(argv: Sequence[str]) -> ace.Script | None:
     path = os.path.join("configs", name) if not after or after.startswith("-") else after
     try:
         with open(path, encoding="utf-8") as file:
-            epochs = json.load(file).get("epochs")
-    except (OSError, ValueError, AttributeError):
+            given = dict(json.load(file))
+    except (OSError, ValueError, TypeError):
         return found  # the script's own to complain about
-    return ace.Script(epochs, path) if isinstance(epochs, int) else found
+    if "seed" in given:
+        found = replace(found, seed="")
+    return replace(found, epochs=given["epochs"], source=path) if isinstance(given.get("epochs"), int) else found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ace_plugins as ace
 
-from .upstream import CHECKOUT, MODELS
+from .upstream import CHECKOUT, METRICS, MODELS
 
 if TYPE_CHECKING:
     import click
@@ -62,7 +62,7 @@ def ace_preset() -> Mapping[str, Mapping[str, Any]]:
 
 @ace.hookimpl
 def ace_script(argv: Sequence[str]) -> ace.Script | None:
-    return ace.Script.with_option(argv, CHECKOUT.scripts, "--epochs", default=1000)
+    return ace.Script.with_option(argv, CHECKOUT.scripts, "--epochs", default=1000, metrics=METRICS)
 
 
 @ace.hookimpl

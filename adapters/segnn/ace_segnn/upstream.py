@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ace_plugins import Checkout
+from ace_plugins import Checkout, Metric
 
 MODEL = """
 class {name}(Module):
@@ -40,4 +40,19 @@ CHECKOUT = Checkout(
         "qm9/train.py": "def train(gpu, model, args): ...",
     },
     commits=("1b95898f6f18204b510ae127d7f38cd29f610f4d",),
+)
+
+_NUMBER = r"([-+.\de]+|nan|inf)"
+METRICS = (
+    # N-body tells the best so far and every evaluation; QM9 every validation, and the test at the end.
+    Metric(
+        "test",
+        rf"(?:Best Test Loss: |TEST: epoch:.*-MAE:){_NUMBER}",
+        rf"(?:==> test epoch \d+ avg loss: |TEST: epoch:.*-MAE:){_NUMBER}",
+    ),
+    Metric(
+        "validation",
+        rf"(?:Best Val Loss: |VALIDATION: epoch:.*-MAE:){_NUMBER}",
+        rf"(?:==> val epoch \d+ avg loss: |VALIDATION: epoch:.*-MAE:){_NUMBER}",
+    ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ace_plugins import Checkout
+from ace_plugins import Checkout, Metric
 
 MODELS = ("vn_dgcnn_cls", "vn_dgcnn_partseg", "vn_pointnet_cls", "vn_pointnet_partseg")
 
@@ -33,4 +33,13 @@ CHECKOUT = Checkout(
         "models/utils/vn_dgcnn_util.py": "def get_graph_feature(x, k=..., idx=..., x_coord=...): ...",
     },
     commits=("f3197e210022b5f0015e0da6456adf66bd0cd73e",),
+)
+
+METRICS = (
+    Metric(
+        "accuracy",
+        r"(?:Best Instance Accuracy|Best accuracy is): ([.\d]+|nan)",
+        r"(?:Test Instance Accuracy|Epoch \d+ test Accuracy): ([.\d]+|nan)",
+        higher=True,
+    ),
 )

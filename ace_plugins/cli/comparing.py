@@ -1,0 +1,208 @@
+"""``ace-patch compare``: one script under several settings and seeds, and what that shows."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..compare import picture as drawing
+from ..compare.answer import Answer
+from ..compare.experiment import read
+from ..compare.live import Lines, Progress, Screen, duration
+from ..compare.local import Local, Machine
+from ..compare.outputs import parse_metric
+from ..compare.plan import FOLDER, Comparison, Trial, parse_seeds, planned
+from ..compare.results import Store
+from ..compare.runs import parse_runs
+from ..compare.trial import Task
+from ..errors import AceError
+from ..later import later
+from ..plugins.registry import registry
+from ..report.trace import relative
+from ..telling import say
+from .options import as_json, print_json
+
+RUNS = "off,strict,resilient"
+
+
+class CompareCommand(click.Command):
+    """ADAPTER or FILE and options first; after '--' every word is the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ours, dashes, words = _split(args)
+        rest = super().parse_args(ctx, ours)
+        ctx.params["words"] = tuple(words)
+        if dashes and not words:
+            raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
+        return rest
+
+
+def _split(args: list[str]) -> tuple[list[str], bool, list[str]]:
+    if "--" not in args:
+        return args, False, []
+    place = args.index("--")
+    return args[:place], True, args[place + 1 :]
+
+
+@click.command(cls=CompareCommand, options_metavar="[OPTIONS]")
+@click.argument("what", metavar="ADAPTER|FILE.toml")
+@click.option("--seeds", default=None, metavar="N|A,B,C", help="How many seeds, or which.  [default: 3]")
+@click.option(
+    "--runs",
+    default=None,
+    metavar="NAME,...",
+    help=f"off, strict, bounded, resilient, scheduled, paper, fit, or name:key=value,key=value.  [default: {RUNS}]",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME=REGEX",
+    help="How the script prints a result: a regular expression with one group. The last match counts; "
+    "the first metric is what is compared.",
+)
+@click.option("--higher", is_flag=True, help="Higher is better, of the metrics given here.")
+@click.option("--jobs", type=click.IntRange(min=1), default=None, help="How many runs at a time.")
+@click.option("--threads", type=click.IntRange(min=1), default=None, help="Threads of each run.")
+@click.option(
+    "--budget-scale", type=click.FloatRange(min=0, min_open=True), default=1.0, help="FILE: a share of its epochs."
+)
+@click.option("--on", "where", default="here", show_default=True, metavar="here|ray|ADDRESS", help="Where runs go.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=None, help="Where results go.")
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Draw the curves: .png")
+@click.option("--dry-run", is_flag=True, help="List the runs, and start none.")
+@as_json
+def compare(
+    what: str,
+    words: tuple[str, ...],
+    seeds: str | None,
+    runs: str | None,
+    metrics: tuple[str, ...],
+    higher: bool,
+    jobs: int | None,
+    threads: int | None,
+    budget_scale: float,
+    where: str,
+    out: Path | None,
+    picture: Path | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Does it pay, here? Train the same script with and without ACE, with several seeds, and compare what it prints.
+
+    \b
+    ace-patch compare segnn --seeds 3 --runs off,strict -- main.py --dataset=nbody --epochs=150
+    ace-patch compare experiments/nbody.toml --budget-scale 0.1
+
+    Call it from where you would call the script. Every run has a copy of the code and links to the data, so your own
+    files stay as they are. Called again, it goes on where it was stopped.
+    """
+    given = tuple(parse_metric(text, higher=higher) for text in metrics)
+    if what.endswith(".toml"):
+        if words:
+            raise AceError(f"{what} has a command of its own: expected nothing after '--', found {words[0]!r}")
+        told = read(Path(what), budget_scale)
+        comparison = planned(
+            registry().adapter(told.adapter),
+            told.words,
+            parse_runs(runs) if runs else told.runs,
+            parse_seeds(seeds) if seeds else told.seeds,
+            given or told.metrics,
+            told.about,
+        )
+    else:
+        adapter = registry().adapter(what)
+        comparison = planned(adapter, words, parse_runs(runs or RUNS), parse_seeds(seeds or "3"), given)
+    if picture is not None:
+        drawing.check(picture)
+    machine = Machine.here()
+    at_once = min(machine.jobs(jobs), len(comparison.trials))
+    store = Store((out or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute(), comparison)
+    finished = store.finished()
+    if dry_run:
+        _list(comparison, store, machine, at_once)
+        return
+    missing = [trial for trial in comparison.trials if trial not in finished]
+    store.folder.mkdir(parents=True, exist_ok=True)
+    comparison.contents.check_space(store.folder, len(missing))
+    kept = store.describe(threads or max(1, machine.processors // at_once))
+    tasks = {trial: Task.of(comparison, trial, threads or int(kept["threads"])) for trial in missing}
+    if finished:
+        say(
+            f"{len(finished)} of {len(comparison.trials)} runs were finished before, in {relative(store.folder)}",
+            anyway=True,
+        )
+    before = comparison.contents.state_of_data()
+    progress = _carried_out(store, tasks, machine, at_once, where)
+    if comparison.contents.state_of_data() != before:
+        say(f"a run wrote to data in {comparison.contents.root}, which all runs share: look at it", anyway=True)
+    answer = Answer(comparison, list(progress.done.values()), {str(t): text for t, text in progress.failed.items()})
+    drawn = picture is not None and drawing.draw(comparison, list(progress.done.values()), picture)
+    _tell(answer, store, picture if drawn else None, as_json)
+    if progress.failed:
+        sys.exit(1)
+
+
+def _carried_out(store: Store, tasks: dict[Trial, Task], machine: Machine, jobs: int, where: str) -> Progress:
+    finished = store.finished()
+    progress = (Screen if sys.stderr.isatty() else Lines)(store.comparison, finished, jobs)
+    backend: Any = Local(jobs, machine.devices)
+    if where != "here":
+        backend = later("ace_plugins.compare.cluster").Cluster(where, jobs)
+    events = backend.carry_out(store, tasks)
+    try:
+        with progress, redirect_stdout(sys.stderr):  # Ray tells its news there, and stdout is for the answer
+            for event in events:
+                progress.hear(event)
+    except KeyboardInterrupt:
+        events.close()
+        done = len(store.finished())
+        say(f"stopped; {done} of {len(store.comparison.trials)} runs are finished: call it again to go on", anyway=True)
+        sys.exit(130)
+    return progress
+
+
+def _list(comparison: Comparison, store: Store, machine: Machine, jobs: int) -> None:
+    finished = store.finished()
+    for trial in comparison.trials:
+        done = finished.get(trial)
+        state = f"finished, {duration(done.seconds)}" if done else "to run"
+        settings = ", ".join(f"{key} = {value}" for key, value in comparison.runs[trial.run].items())
+        click.echo(f"{trial}: {settings}: {state}")
+    shift = comparison.shift(comparison.trials[0]) is not None
+    seeded = "every seed the script sets is shifted" if shift else "in the command"
+    click.echo(f"command: {' '.join(comparison.command(comparison.trials[0]))} (seed: {seeded})")
+    copied, linked = len(comparison.contents.copied), len(comparison.contents.linked)
+    click.echo(f"each in a copy of {comparison.contents.root}: {copied} files copied, {linked} linked")
+    click.echo(
+        f"{jobs} at a time, on {machine.processors} processors and {len(machine.devices)} GPUs; in {store.folder}"
+    )
+    if finished:
+        each = sum(result.seconds for result in finished.values()) / len(finished)
+        open_ = len(comparison.trials) - len(finished)
+        click.echo(f"about {duration(open_ * each / jobs)} to go, by those that are finished")
+    for key in ("needs", "hours"):
+        if key in comparison.about:
+            click.echo(f"{key}: {comparison.about[key]}")
+
+
+def _tell(answer: Answer, store: Store, picture: Path | None, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            answer.to_dict() | {"folder": str(store.folder), "picture": None if picture is None else str(picture)}
+        )
+        return
+    from rich.console import Console
+
+    console = Console()
+    if answer.rows:
+        console.print(answer.table())
+    for sentence in answer.sentences():
+        console.print(sentence, highlight=False, markup=False)
+    for text in answer.failed.values():
+        click.echo(f"ace: {text}", err=True)
+    click.echo(f"Results: {relative(store.folder)}" + (f"; picture: {picture}" if picture else ""))

@@ -1,0 +1,72 @@
+"""The curves of all runs in one picture: every seed a thin line, their mean a thick one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import AceError
+from .plan import Comparison
+from .results import Result
+
+COLOURS = ("#4c4c4c", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Told apart by everyone (Okabe and Ito), upstream in grey."""
+ENDINGS = (".png", ".pdf", ".svg")
+
+
+def check(path: Path) -> None:
+    """Before hours are spent: what can be drawn, and where."""
+    if path.suffix not in ENDINGS:
+        raise AceError(f"picture {path}: expected a name that ends in {', '.join(ENDINGS)}")
+    if not path.absolute().parent.is_dir():
+        raise AceError(f"picture {path}: there is no folder {path.absolute().parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise AceError("picture: matplotlib is not installed; pip install matplotlib, or leave it out") from None
+
+
+def draw(comparison: Comparison, results: Sequence[Result], path: Path) -> bool:
+    """Draw what there is. Says whether there was anything."""
+    metric = comparison.metrics[0]
+    curves = {
+        run: [result.curves[metric.name] for result in results if result.run == run and metric.name in result.curves]
+        for run in comparison.runs
+    }
+    curves = {run: [curve for curve in found if len(curve) > 1] for run, found in curves.items()}
+    if not any(curves.values()):
+        return False
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    values = [point[1] for found in curves.values() for curve in found for point in curve if math.isfinite(point[1])]
+    for number, (run, found) in enumerate(curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        for curve in found:
+            axes.plot(range(1, len(curve) + 1), [value for _, value in curve], color=colour, alpha=0.35, linewidth=0.8)
+        if found:
+            length = min(map(len, found))
+            mean = [sum(curve[i][1] for curve in found) / len(found) for i in range(length)]
+            label = f"{run} ({len(found)} seed{'s' if len(found) > 1 else ''})"
+            axes.plot(range(1, length + 1), mean, color=colour, linewidth=2, label=label)
+    if values and min(values) > 0 and max(values) > 5 * min(values):
+        axes.set_yscale("log")
+        # A few evaluations that exploded, or the first ones, are not to flatten all others.
+        ordered = sorted(values)
+        axes.set_ylim(0.9 * ordered[0], 1.1 * ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))])
+    axes.set_xlabel("evaluation")
+    axes.set_ylabel(metric.name)
+    axes.set_title(f"{comparison.adapter}: {' '.join(comparison.words)}"[:80], fontsize=9)
+    axes.grid(alpha=0.2)
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise AceError(f"picture {path} cannot be written: {error.strerror or error}") from None
+    return True

@@ -1,0 +1,287 @@
+"""``ace-patch compare`` with small scripts: isolation, seeds, failures, going on after being killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ace_plugins import AceError, Script
+from ace_plugins.cli.main import cli
+from ace_plugins.compare.plan import Comparison, Trial
+from ace_plugins.compare.workspace import LARGE, Contents
+
+METRIC = ["--metric", r"test=test (\S+)"]
+SCRIPT = """
+import os, random, sys, time
+from pathlib import Path
+random.seed(5)
+mode = os.environ["ACE_RUN"].partition('"mode": "')[2].partition('"')[0]
+Path("written.txt").write_text(mode)  # a script that writes: every run into the same name
+print("data", len(Path("data.npy").read_bytes()), "argument", sys.argv[1:])
+for epoch in range(1, 4):
+    time.sleep(float(os.environ.get("PAUSE", "0")))
+    if mode == os.environ.get("FAILS"):
+        raise ValueError("out of luck")
+    print("epoch", epoch, "test", random.random() * (0.5 if mode == "strict" else 1.0))
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "data.npy").write_bytes(bytes(LARGE))
+    (folder / "old.pt").write_bytes(bytes(LARGE))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def compare(*words: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(cli, ["compare", *words], catch_exceptions=False)
+    assert done.exit_code == code, done.output
+    return done
+
+
+def answer(*words: str, code: int = 0) -> dict[str, Any]:
+    done = compare("schnet", "--json", *METRIC, *words, "--", "train.py", "--fast", code=code)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_runs_have_folders_of_their_own_and_seeds_in_common(project: Path) -> None:
+    before = sorted(project.iterdir())
+    told = answer("--runs", "off,strict", "--seeds", "2")
+    off, strict = (run["values"] for run in told["runs"])
+    assert off.keys() == strict.keys() == {"1", "2"}
+    assert off["1"] != off["2"]
+    assert all(strict[seed] == pytest.approx(0.5 * off[seed], rel=1e-12) for seed in off), "the same random numbers"
+    assert told["sentences"] == ["strict is better than off in 2 of 2 seeds, by 50 % (50 to 50 %)."]
+    assert sorted(project.iterdir()) == sorted([*before, project / ".ace"]), "the user's own folder is as it was"
+    places = list(Path(told["folder"]).glob("*/seed-*/work-*"))
+    assert len(places) == 4
+    assert {(place / "written.txt").read_text() for place in places} == {"off", "strict"}
+    assert all((place / "data.npy").is_symlink() for place in places), "data is linked"
+    assert not any((place / "old.pt").is_symlink() for place in places), "what scripts write again is copied"
+    assert "argument ['--fast']" in next(Path(told["folder"]).glob("*/seed-1/log.txt")).read_text()
+
+
+def test_called_again_it_reuses_what_is_finished(project: Path) -> None:
+    first = answer("--runs", "off,strict", "--seeds", "1")
+    done = compare(
+        "schnet", "--json", *METRIC, "--runs", "off,strict,mine:horizon=0.5", "--seeds", "2", "--", "train.py", "--fast"
+    )
+    assert "ace: 2 of 6 runs were finished before, in .ace/compare/schnet-" in done.stderr
+    second = json.loads(done.stdout)
+    assert second["runs"][0]["values"]["1"] == first["runs"][0]["values"]["1"]
+    assert second["folder"] == first["folder"]
+    (project / "train.py").write_text(SCRIPT + "\n# another script\n")
+    assert answer("--runs", "off", "--seeds", "1")["folder"] != first["folder"]
+
+
+def test_a_name_that_means_something_else_now_is_another_run(project: Path) -> None:
+    answer("--runs", "off,mine:horizon=0.5", "--seeds", "1")
+    done = compare("schnet", *METRIC, "--runs", "off,mine:horizon=0.6", "--seeds", "1", "--", "train.py", "--fast")
+    assert "1 of 2 runs were finished before" in done.stderr
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAILS", "strict")
+    told = answer("--runs", "off,strict", "--seeds", "2", code=1)
+    assert [run["run"] for run in told["runs"]] == ["off"]
+    assert len(told["runs"][0]["values"]) == 2
+    failed = told["failed"]["strict seed 1"]
+    assert failed.startswith("strict seed 1 ended with exit code 1; the end of ")
+    assert failed.endswith("ValueError: out of luck")
+    monkeypatch.delenv("FAILS")
+    assert len(answer("--runs", "off,strict", "--seeds", "2")["runs"]) == 2, "and called again it is made good"
+
+
+def test_a_place_for_the_seed_in_the_command(project: Path) -> None:
+    (project / "train.py").write_text("import sys; print('test', sys.argv[1])")
+    done = compare("schnet", "--json", *METRIC, "--runs", "off", "--seeds", "7,11", "--", "train.py", "{seed}")
+    assert json.loads(done.stdout)["runs"][0]["values"] == {"7": 7.0, "11": 11.0}
+
+
+def test_the_option_that_an_adapter_names(tmp_path: Path) -> None:
+    made = Comparison("egno", ("main.py",), {"off": {}}, (1, 2), (), Contents(tmp_path), ".", Script(seed="--seed"))
+    assert made.command(Trial("off", 2)) == ["main.py", "--seed", "2"]
+    assert made.shift(Trial("off", 2)) is None
+
+
+def test_a_dry_run_starts_nothing(project: Path) -> None:
+    told = compare("schnet", *METRIC, "--runs", "off,strict", "--seeds", "2", "--dry-run", "--", "train.py").stdout
+    assert "strict seed 2: mode = strict: to run" in told
+    assert "(seed: every seed the script sets is shifted)" in told
+    assert "2 files copied, 1 linked" in told
+    assert not (project / ".ace").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["schnet", "--", "train.py"], "does not know how train.py prints its results: say so, as in --metric"),
+        (["schnet", *METRIC, "--", "trian.py"], "no script 'trian.py' in"),
+        (["schnet", *METRIC], "no script given"),
+        (["schnet", *METRIC, "--"], "no script given"),
+        (["schnt", *METRIC, "--", "train.py"], "unknown adapter 'schnt'.*did you mean 'schnet'"),
+        (["schnet", "--metric", "test=(", "--", "train.py"], "metric 'test': '\\(' is no regular expression"),
+        (["schnet", "--metric", "test=x", "--", "train.py"], "expected one group for the number"),
+        (["schnet", *METRIC, *METRIC, "--", "train.py"], "metrics test, test: expected each name once"),
+        (["schnet", *METRIC, "--runs", "off,off", "--", "train.py"], "run 'off' is there twice"),
+        (["schnet", *METRIC, "--runs", "a:mode=strict,rho=-1", "--", "train.py"], "run 'a': .*rho"),
+        (
+            ["schnet", *METRIC, "--runs", "a:dual_lr=1", "--", "train.py"],
+            "run 'a': .*dual_lr belongs to the printed loop",
+        ),
+        (["schnet", *METRIC, "--picture", "x.gif", "--", "train.py"], "expected a name that ends in .png"),
+        (["schnet", *METRIC, "--picture", "no/x.png", "--", "train.py"], "there is no folder"),
+        (["no.toml"], "no.toml cannot be read: No such file"),
+        (["schnet", *METRIC, "--seeds", "none", "--", "train.py"], "seeds 'none': expected a number of seeds"),
+    ],
+)
+def test_mistakes_are_one_line_and_nothing_is_started(project: Path, words: list[str], told: str) -> None:
+    done = compare(*words, code=2)
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(told, done.stderr), done.stderr
+    assert not (project / ".ace").exists()
+
+
+def test_a_script_that_prints_no_metric(project: Path) -> None:
+    (project / "train.py").write_text("print('loss 3')")
+    told = answer("--runs", "off", "--seeds", "1", code=1)
+    assert (
+        "it printed no 'test' ('test (\\\\S+)'); the last line it printed is 'loss 3'" in told["failed"]["off seed 1"]
+    )
+
+
+def test_no_space_on_the_disk(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Usage:
+        free = 2**20
+
+    monkeypatch.setattr("ace_plugins.compare.workspace.shutil.disk_usage", lambda path: Usage)
+    done = compare("schnet", *METRIC, "--", "train.py", code=2)
+    assert "free for 9 copies of" in done.stderr
+    assert "found 1 MiB; give another folder with --out" in done.stderr
+
+
+def test_a_disk_that_fills_meanwhile_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import errno
+    import shutil
+
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.py").write_text("")
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(AceError, match="no space is left on the disk; give another folder with --out"):
+        Contents.of(source).lay_out(tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+
+
+def test_links_to_folders_are_gone_through_and_ours_are_left_out(tmp_path: Path) -> None:
+    data, root = tmp_path / "data", tmp_path / "root"
+    for folder in (data, root / ".git", root / "results"):
+        folder.mkdir(parents=True)
+    (data / "x.npy").write_bytes(bytes(LARGE))
+    (root / "data").symlink_to(data)
+    (root / "loop").symlink_to(root)
+    (root / "results" / "comparison.json").write_text("{}")
+    (root / "a.py").write_text("")
+    found = Contents.of(root)
+    assert (found.copied, found.linked) == (["a.py"], ["data/x.npy"])
+    found.lay_out(tmp_path / "target")
+    assert not (tmp_path / "target" / "data").is_symlink(), "what is written there stays there"
+    assert (tmp_path / "target" / "data" / "x.npy").resolve() == data / "x.npy"
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ace_plugins", "compare", "schnet", *METRIC, *words, "--", "train.py"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until(what: Any, seconds: float = 60) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := what():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["kill -9", "Ctrl-C"])
+def test_killed_and_called_again_it_ends_in_the_same_table(
+    project: Path, monkeypatch: pytest.MonkeyPatch, end: signal.Signals
+) -> None:
+    monkeypatch.setenv("PAUSE", "0.3")
+    words = ["--runs", "off,strict", "--seeds", "2", "--out", "out", "--jobs", "1"]
+    process = started(*words)
+    until(lambda: len(list(project.glob("out/*/*/result.json"))) == 1)
+    process.send_signal(end)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == (-9 if end is signal.SIGKILL else 130)
+    if end is signal.SIGINT:
+        assert "stopped; 1 of 4 runs are finished: call it again to go on" in told
+    monkeypatch.delenv("PAUSE")
+    again = compare("schnet", "--json", *METRIC, *words, "--", "train.py")
+    assert "1 of 4 runs were finished before" in again.stderr
+    whole = compare("schnet", "--json", *METRIC, *words[:-4], "--", "train.py")
+    values = [[run["values"] for run in json.loads(done.stdout)["runs"]] for done in (again, whole)]
+    assert values[0] == values[1]
+
+
+def test_one_run_killed_is_told_and_the_others_go_on(project: Path) -> None:
+    (project / "train.py").write_text(
+        SCRIPT.replace(
+            "if mode == os.environ", "os.kill(os.getpid(), 9) if mode == 'strict' else None\n    if mode == os.environ"
+        )
+    )
+    told = answer("--runs", "off,strict", "--seeds", "1", code=1)
+    assert told["failed"]["strict seed 1"].startswith("strict seed 1 ended with signal 9")
+    assert len(told["runs"]) == 1
+
+
+SEEDS = """
+import random, sys
+if "late" in sys.argv: random.seed(3)
+import numpy, torch
+if "late" in sys.argv:
+    numpy.random.seed(3)
+    torch.manual_seed(3)
+print(random.random(), numpy.random.rand(), torch.rand(()).item())
+from random import seed
+seed(40); numpy.random.seed(40); torch.manual_seed(40); torch.cuda.manual_seed_all(40); torch.random.manual_seed(40)
+print(random.random(), numpy.random.rand(), torch.rand(()).item())
+numpy.random.seed([1, 2]); numpy.random.seed(None); seed("text")
+"""
+
+
+def test_every_seed_that_a_script_sets_is_shifted(tmp_path: Path) -> None:
+    import random
+
+    import numpy
+    import torch
+
+    (tmp_path / "s.py").write_text(SEEDS)
+    environment = {**os.environ, "ACE_SEED_SHIFT": "2"}
+    command = [sys.executable, "-m", "ace_plugins", "run", "schnet", "--mode", "off", "--", str(tmp_path / "s.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    unset, shifted = ([float(word) for word in line.split()] for line in done.stdout.splitlines())
+    for seed, found in ((2, unset), (42, shifted)):
+        expected = random.Random(seed).random(), numpy.random.RandomState(seed).rand()
+        generator = torch.Generator().manual_seed(seed)
+        assert found[:2] == list(expected), f"as with seed {seed}"
+        assert found[2] == torch.rand((), generator=generator).item()
