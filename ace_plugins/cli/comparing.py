@@ -102,49 +102,76 @@ def compare(
     files stay as they are. Called again, it goes on where it was stopped.
     """
     given = tuple(parse_metric(text, higher=higher) for text in metrics)
+    if picture is not None:
+        drawing.check(picture)
+    comparisons: list[tuple[str, Comparison]] = []
     if what.endswith(".toml"):
         if words:
             raise AceError(f"{what} has a command of its own: expected nothing after '--', found {words[0]!r}")
-        told = read(Path(what), budget_scale)
-        comparison = planned(
-            registry().adapter(told.adapter),
-            told.words,
-            parse_runs(runs) if runs else told.runs,
-            parse_seeds(seeds) if seeds else told.seeds,
-            given or told.metrics,
-            told.about,
-        )
+        for told in read(Path(what), budget_scale):
+            chosen = parse_runs(runs) if runs else told.runs
+            numbers = parse_seeds(seeds) if seeds else told.seeds
+            adapter = registry().adapter(told.adapter)
+            made = planned(adapter, told.words, chosen, numbers, given or told.metrics, told.about)
+            comparisons.append((told.label, made))
     else:
-        adapter = registry().adapter(what)
-        comparison = planned(adapter, words, parse_runs(runs or RUNS), parse_seeds(seeds or "3"), given)
-    if picture is not None:
-        drawing.check(picture)
+        made = planned(registry().adapter(what), words, parse_runs(runs or RUNS), parse_seeds(seeds or "3"), given)
+        comparisons.append(("", made))
+    answers, failed = [], False
+    for label, comparison in comparisons:
+        if label:
+            click.echo(label, err=as_json)
+        drawn = (
+            picture if picture is None or not label else picture.with_stem(f"{picture.stem}-{label.replace(' ', '-')}")
+        )
+        answer = _compared(
+            comparison, jobs, threads, where, out if out is None or not label else out / label, drawn, dry_run
+        )
+        if answer is None:
+            continue
+        failed = failed or bool(answer.failed)
+        answers.append(answer.to_dict() | ({"label": label} if label else {}))
+        if not as_json:
+            _tell(answer)
+    if as_json and not dry_run:
+        print_json(answers[0] if len(answers) == 1 else answers)
+    if failed:
+        sys.exit(1)
+
+
+def _compared(
+    comparison: Comparison,
+    jobs: int | None,
+    threads: int | None,
+    where: str,
+    out: Path | None,
+    picture: Path | None,
+    dry_run: bool,
+) -> Answer | None:
+    """One comparison from its start, or from where it was stopped, to its answer; None if it is only listed."""
     machine = Machine.here()
     at_once = min(machine.jobs(jobs), len(comparison.trials))
     store = Store((out or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute(), comparison)
-    finished = store.finished()
     if dry_run:
         _list(comparison, store, machine, at_once)
-        return
+        return None
+    finished = store.finished()
     missing = [trial for trial in comparison.trials if trial not in finished]
     store.folder.mkdir(parents=True, exist_ok=True)
     comparison.contents.check_space(store.folder, len(missing))
     kept = store.describe(threads or max(1, machine.processors // at_once))
     tasks = {trial: Task.of(comparison, trial, threads or int(kept["threads"])) for trial in missing}
     if finished:
-        say(
-            f"{len(finished)} of {len(comparison.trials)} runs were finished before, in {relative(store.folder)}",
-            anyway=True,
-        )
+        told = f"{len(finished)} of {len(comparison.trials)} runs were finished before, in {relative(store.folder)}"
+        say(told, anyway=True)
     before = comparison.contents.state_of_data()
     progress = _carried_out(store, tasks, machine, at_once, where)
     if comparison.contents.state_of_data() != before:
         say(f"a run wrote to data in {comparison.contents.root}, which all runs share: look at it", anyway=True)
-    answer = Answer(comparison, list(progress.done.values()), {str(t): text for t, text in progress.failed.items()})
-    drawn = picture is not None and drawing.draw(comparison, list(progress.done.values()), picture)
-    _tell(answer, store, picture if drawn else None, as_json)
-    if progress.failed:
-        sys.exit(1)
+    results = list(progress.done.values())
+    drawn = picture if picture is not None and drawing.draw(comparison, results, picture) else None
+    failed = {str(trial): text for trial, text in progress.failed.items()}
+    return Answer(comparison, results, failed, folder=store.folder, picture=drawn)
 
 
 def _carried_out(store: Store, tasks: dict[Trial, Task], machine: Machine, jobs: int, where: str) -> Progress:
@@ -190,19 +217,15 @@ def _list(comparison: Comparison, store: Store, machine: Machine, jobs: int) -> 
             click.echo(f"{key}: {comparison.about[key]}")
 
 
-def _tell(answer: Answer, store: Store, picture: Path | None, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            answer.to_dict() | {"folder": str(store.folder), "picture": None if picture is None else str(picture)}
-        )
-        return
+def _tell(answer: Answer) -> None:
     from rich.console import Console
 
     console = Console()
     if answer.rows:
         console.print(answer.table())
     for sentence in answer.sentences():
-        console.print(sentence, highlight=False, markup=False)
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
     for text in answer.failed.values():
         click.echo(f"ace: {text}", err=True)
-    click.echo(f"Results: {relative(store.folder)}" + (f"; picture: {picture}" if picture else ""))
+    drawn = f"; picture: {answer.picture}" if answer.picture else ""
+    click.echo(f"Results: {relative(answer.folder)}{drawn}")

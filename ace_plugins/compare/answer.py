@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .plan import Comparison
@@ -17,8 +18,17 @@ class Answer:
     """What the results so far say."""
 
     def __init__(
-        self, comparison: Comparison, results: Sequence[Result], failed: Mapping[str, str] | None = None
+        self,
+        comparison: Comparison,
+        results: Sequence[Result],
+        failed: Mapping[str, str] | None = None,
+        *,
+        folder: Path = Path(),
+        picture: Path | None = None,
     ) -> None:
+        self.folder = folder
+        """Where the results are."""
+        self.picture = picture
         self.comparison = comparison
         self.results = list(results)
         self.failed = dict(failed or {})
@@ -102,6 +112,8 @@ class Answer:
             ],
             "sentences": self.sentences(),
             "failed": self.failed,
+            "folder": str(self.folder),
+            "picture": None if self.picture is None else str(self.picture),
         }
 
 

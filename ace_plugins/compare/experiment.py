@@ -1,10 +1,13 @@
 """Comparisons that are written down: a TOML file with the adapter, the command, runs, seeds and metrics.
 
 adapter = "segnn"
-command = "main.py --dataset=nbody --epochs={epochs} --max_samples=3000"
+command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
 epochs = 1000
 seeds = 3
 needs = "ace-patch data nbody --out nbody/dataset"
+
+[vary]                      # one comparison for each of these, if there is such a table
+samples = [1000, 3000]
 
 [runs.off]
 [runs.strict]
@@ -12,7 +15,7 @@ needs = "ace-patch data nbody --out nbody/dataset"
 mode = "strict"
 horizon = 0.9
 
-[paper]
+[paper]                     # by run; or a table for each value that varies
 off = "5.6"
 """
 
@@ -33,7 +36,7 @@ from .plan import parse_seeds
 from .runs import runs_of
 
 EPOCHS, HERE = "{epochs}", "{here}"
-KEYS = ("adapter", "command", "epochs", "seeds", "runs", "metrics", "paper", "title", "needs", "hours")
+KEYS = ("adapter", "command", "epochs", "seeds", "vary", "runs", "metrics", "paper", "title", "needs", "hours")
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,12 @@ class Experiment:
     metrics: tuple[Metric, ...]
     about: Mapping[str, Any]
     """Title, what it needs, and the paper's figures by run."""
+    label: str = ""
+    """What varies in the file, and its value here."""
 
 
-def read(path: Path, scale: float = 1.0) -> Experiment:
-    """The experiment of a file, with this share of its epochs."""
+def read(path: Path, scale: float = 1.0) -> list[Experiment]:
+    """The experiments of a file, one for each value of what varies, with this share of their epochs."""
     try:
         table = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
     except OSError as error:
@@ -73,17 +78,24 @@ def read(path: Path, scale: float = 1.0) -> Experiment:
             raise AceError(f"{path}: expected epochs of at least 1, found {epochs!r}")
         command = command.replace(EPOCHS, str(max(1, round(scale * epochs))))
     command = command.replace(HERE, shlex.quote(str(path.resolve().parent)))
+    vary = table.get("vary", {})
+    if len(vary) > 1 or not all(isinstance(values, list) and values for values in vary.values()):
+        raise AceError(f"{path}: vary: expected one name with a list of values, found {vary}")
+    name, values = next(iter(vary.items()), ("", [None]))
+    if name and f"{{{name}}}" not in command:
+        raise AceError(f"{path}: expected {{{name}}} in the command, since it varies")
     try:
-        metrics = tuple(Metric(name=name, **told) for name, told in table.get("metrics", {}).items())
-        return Experiment(
-            str(table["adapter"]),
-            tuple(shlex.split(command)),
-            runs_of(table["runs"]),
-            parse_seeds(str(table.get("seeds", 3))),
-            metrics,
-            {key: table[key] for key in ("title", "needs", "hours", "paper") if key in table},
-        )
+        metrics = tuple(Metric(name=key, **told) for key, told in table.get("metrics", {}).items())
+        runs, seeds = runs_of(table["runs"]), parse_seeds(str(table.get("seeds", 3)))
     except TypeError as error:
         raise AceError(f"{path}: metrics: {error}; expected pattern, and curve and higher if any") from None
     except AceError as error:
         raise AceError(f"{path}: {error}") from None
+    made = []
+    for value in values:
+        words = tuple(shlex.split(command.replace(f"{{{name}}}", str(value)) if name else command))
+        about: dict[str, Any] = {key: table[key] for key in ("title", "needs", "hours") if key in table}
+        paper = table.get("paper", {})
+        about["paper"] = paper.get(str(value), {}) if any(isinstance(v, dict) for v in paper.values()) else paper
+        made.append(Experiment(str(table["adapter"]), words, runs, seeds, metrics, about, name and f"{name} {value}"))
+    return made

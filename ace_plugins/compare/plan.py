@@ -126,6 +126,8 @@ def planned(
         except AceError as error:
             raise AceError(f"run {name!r}: {error}") from None
     root, below = _root(plugin, words)
+    # The copy's own script, wherever the copy is.
+    words = [os.path.relpath(word) if os.path.isabs(word) and root in Path(word).parents else word for word in words]
     script = _script(plugin, words)
     found = tuple(metrics) or (script.metrics if script else ())
     if not found:

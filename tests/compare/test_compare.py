@@ -113,6 +113,19 @@ def test_a_place_for_the_seed_in_the_command(project: Path) -> None:
     assert json.loads(done.stdout)["runs"][0]["values"] == {"7": 7.0, "11": 11.0}
 
 
+def test_an_absolute_path_is_that_of_the_copy(project: Path) -> None:
+    (project / "train.py").write_text("import os; print('test 1', os.path.abspath(__file__))")
+    told = answer_to(str(project / "train.py"))
+    log = next(Path(told["folder"]).glob("*/seed-1/log.txt")).read_text()
+    assert f"{os.sep}work-" in log
+
+
+def answer_to(*command: str) -> dict[str, Any]:
+    done = compare("schnet", "--json", *METRIC, "--runs", "off", "--seeds", "1", "--", *command)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def test_the_option_that_an_adapter_names(tmp_path: Path) -> None:
     made = Comparison("egno", ("main.py",), {"off": {}}, (1, 2), (), Contents(tmp_path), ".", Script(seed="--seed"))
     assert made.command(Trial("off", 2)) == ["main.py", "--seed", "2"]
