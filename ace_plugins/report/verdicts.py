@@ -123,7 +123,10 @@ def whole_verdict(
         return ""
     lands = config.mode in ("strict", "scheduled")
     if config.paced and budget is not None and steps < (1 if lands else 0.9) * budget:
-        return _ended_early(config, max(abs(gamma[-1]) for gamma, _, _ in history), steps, budget)
+        bounds = [config.epsilon if config.mode == "bounded" else u[-1] for _, _, u in history]
+        gammas = [abs(gamma[-1]) for gamma, _, _ in history]
+        above = max(gamma - (0.0 if lands else bound) for gamma, bound in zip(gammas, bounds, strict=True))
+        return _ended_early(config, max(gammas), steps, budget) if above >= 0.01 * config.gamma_unit else ""
     if SHORT in verdicts:
         return ""
     if config.mode == "strict" and config.loop == "printed":
@@ -136,8 +139,6 @@ def whole_verdict(
 
 
 def _ended_early(config: Config, largest: float, steps: int, budget: int) -> str:
-    if largest < 0.01 * config.gamma_unit:
-        return ""
     fewest = FEWEST_STEPS if config.mode == "scheduled" else max(FEWEST_STEPS, round(AFTER / (1 - config.horizon)))
     told = f"|gamma| is still up to {largest:.2g}: the run made {steps:,} steps and was taken for {budget:,}; "
     if steps < fewest:

@@ -71,7 +71,7 @@ class Config:
         printed=True,
     )
     gamma_init: float | str = _setting(
-        "auto", Start(), "where every gamma starts; auto: 0.1 in strict mode of the fitted loop, else 1"
+        "auto", Start(), "where every gamma starts; auto: 0.1 in the fitted loop, 1 in the printed one"
     )
     gamma_lr: float = _setting(
         1.0, Number(low=0), "gamma's learning rate, as a multiple of its parameter group's live one", printed=True
@@ -164,14 +164,14 @@ class Config:
     def gamma_start(self) -> float:
         """Where every gamma starts.
 
-        A branch that training will do without is not to drown what the layer has to learn meanwhile: it starts small.
+        A branch that has learned nothing yet is not to drown what the layer has to learn meanwhile: it starts small.
         A schedule starts at 0.
         """
         if self.mode == "scheduled":
             return 0.0
         if self.gamma_init != "auto":
             return float(self.gamma_init)
-        return 0.1 if self.mode == "strict" and self.loop == "fitted" else 1.0
+        return 0.1 if self.loop == "fitted" else 1.0
 
     @property
     def gamma_unit(self) -> float:
