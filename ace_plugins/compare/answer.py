@@ -118,6 +118,5 @@ class Answer:
 
 
 def _change(difference: Difference) -> str:
-    if not difference.proportional:
-        return f"{difference.mean:+.3g}"
-    return f"{100 * difference.mean:+.1f} %"
+    mean = difference.of_metric(difference.mean)
+    return f"{100 * mean:+.1f} %" if difference.proportional else f"{mean:+.3g}"

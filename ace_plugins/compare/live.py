@@ -119,7 +119,9 @@ class Screen(Progress):
         left = self.left()
         until = "" if left is None else f", about {duration(left)} to go"
         told = f"{ended} of {total} runs, {duration(time.monotonic() - self.began)}{until}"
-        return Group(made, ProgressBar(total=total, completed=share, width=40), told)
+        below = Table.grid(padding=(0, 1))
+        below.add_row(ProgressBar(total=total, completed=share, width=40), told)
+        return Group(made, below)
 
     def _cell(self, trial: Trial) -> str:
         name = self.comparison.metrics[0].name

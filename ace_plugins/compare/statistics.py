@@ -52,6 +52,8 @@ class Difference:
     """Of the mean change, by bootstrap over seeds; None for a single seed."""
     proportional: bool = True
     """Whether changes are shares of the first run's value; where that is 0 they are plain differences."""
+    higher: bool = False
+    """Higher is better, of the metric itself."""
 
     @property
     def mean(self) -> float:
@@ -81,11 +83,16 @@ class Difference:
             return f"{self.run} is better than {self.base} in {count} of {count} seeds, by {size} {within}"
         if self.low > 0 and not self.better:
             return f"{self.run} is worse than {self.base} in {count} of {count} seeds, by {size} {within}"
-        signed = f"{self._signed(self.mean)} ({self._signed(self.low)} to {self._signed(self.high)})"
+        low, high = sorted(map(self.of_metric, (self.low, self.high)))
+        signed = f"{self._signed(self.of_metric(self.mean))} ({self._signed(low)} to {self._signed(high)})"
         return (
             f"{self.run} and {self.base} cannot be told apart: better in {self.better} of {count} seeds, "
-            f"mean change of the error {signed}"
+            f"mean change {signed}"
         )
+
+    def of_metric(self, change: float) -> float:
+        """The change as the metric itself shows it."""
+        return -change if self.higher else change
 
     def _told(self, value: float, *, unit: bool = True) -> str:
         if not self.proportional:
@@ -136,7 +143,7 @@ def differences(found: Sequence[Row], runs: Sequence[str], metric: Metric) -> li
         proportional = all(other for _, other in pairs)
         changes = [sign * (own - other) / (abs(other) if proportional else 1.0) for own, other in pairs]
         low, high = interval(changes) if len(changes) > 1 and all(map(math.isfinite, changes)) else (None, None)
-        made.append(Difference(row.run, base.run, tuple(changes), low, high, proportional))
+        made.append(Difference(row.run, base.run, tuple(changes), low, high, proportional, metric.higher))
     return made
 
 

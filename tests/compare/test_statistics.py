@@ -38,9 +38,7 @@ def test_worse_in_all_seeds() -> None:
 
 def test_seeds_that_disagree_show_nothing() -> None:
     (sentence,) = told(off=[1.0, 1.0, 1.0], strict=[0.9, 1.05, 0.99])
-    assert sentence.startswith(
-        "strict and off cannot be told apart: better in 2 of 3 seeds, mean change of the error -2.0 % (-"
-    )
+    assert sentence.startswith("strict and off cannot be told apart: better in 2 of 3 seeds, mean change -2.0 % (-")
 
 
 def test_one_seed_proves_nothing() -> None:
@@ -100,3 +98,8 @@ def test_time_is_a_ratio_of_gaps_between_evaluations() -> None:
     assert off.seconds == 1
     assert strict.seconds == 1.5
     assert (off.error, strict.error) == (None, 0.25)
+
+
+def test_changes_are_told_as_the_metric_shows_them() -> None:
+    (sentence,) = told(Metric("test", "(x)", higher=True), off=[0.5, 0.5, 0.5], strict=[0.55, 0.49, 0.52])
+    assert "better in 2 of 3 seeds, mean change +4.0 % (-2.0 % to +10 %)" in sentence

@@ -1,0 +1,117 @@
+"""What people see of a comparison: while it runs, and in the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ace_plugins import AceError, Metric, Script
+from ace_plugins.compare import picture
+from ace_plugins.compare.answer import Answer
+from ace_plugins.compare.live import Lines, Progress, Screen, duration
+from ace_plugins.compare.local import Event, Machine
+from ace_plugins.compare.outputs import Reading
+from ace_plugins.compare.plan import Comparison, Trial
+from ace_plugins.compare.results import Result
+from ace_plugins.compare.workspace import Contents
+
+METRICS = (Metric("test", r"test (\S+)"), Metric("validation", r"val (\S+)"))
+
+
+def comparison(**about: object) -> Comparison:
+    runs = {"off": {"mode": "off"}, "strict": {"mode": "strict"}}
+    script = Script(epochs=10)
+    return Comparison("segnn", ("main.py",), runs, (1, 2), METRICS, Contents(Path()), ".", script, about)
+
+
+def result(run: str, seed: int, value: float, *, error: float | None = None) -> Result:
+    curve = [[10.0 * n, value + 1 / (n + 1)] for n in range(5)]
+    return Result(run, seed, {"test": value, "validation": 2 * value}, {"test": curve}, 60.0, error)
+
+
+def reading(epoch: int, seconds: float) -> Reading:
+    made = Reading(METRICS)
+    made.feed(f"epoch {epoch} test 0.5\n", seconds)
+    return made
+
+
+def text_of(renderable: object) -> str:
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def test_the_end_is_estimated_from_the_first_epoch_on() -> None:
+    screen = Screen(comparison(), {}, jobs=1)
+    assert screen.left() is None
+    Progress.hear(screen, Event(Trial("off", 1), reading(1, 6.0)))
+    assert screen.left() == pytest.approx(6.0 * 10 * 4 - 6.0, rel=0.05), "four runs of ten epochs, one epoch done"
+    Progress.hear(screen, Event(Trial("off", 1), result=result("off", 1, 0.5)))
+    assert screen.left() == pytest.approx(180)
+    drawn = text_of(screen._drawn())
+    assert "1 of 4 runs" in drawn
+    assert "about 3 min to go" in drawn
+    Progress.hear(screen, Event(Trial("strict", 1), failed="strict seed 1: out of luck"))
+    Progress.hear(screen, Event(Trial("off", 2), reading(5, 30.0)))
+    drawn = text_of(screen._drawn())
+    assert "failed" in drawn
+    assert "0.5 50 %" in drawn
+
+
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Lines(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2) as lines:
+        lines.hear(Event(Trial("strict", 1), result=result("strict", 1, 0.25)))
+        lines.hear(Event(Trial("off", 2), failed="off seed 2 ended with exit code 1"))
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "ace: off seed 1: finished before, test 0.5 after 60 s",
+        "ace: strict seed 1: test 0.25 after 60 s (2 of 4; about 60 s to go)",
+        "ace: off seed 2 ended with exit code 1 (3 of 4; about 60 s to go)",
+    ]
+
+
+def test_the_table_has_what_was_measured_and_what_the_paper_says() -> None:
+    results = [
+        result("off", 1, 0.5),
+        result("off", 2, 0.7),
+        result("strict", 1, 0.25, error=0.125),
+        result("strict", 2, 0.35),
+    ]
+    answer = Answer(comparison(paper={"off": "0.6 ± 0.1"}), results, {"strict seed 3": "lost"})
+    drawn = text_of(answer.table())
+    for expected in ("0.6 ± 0.14", "0.3 ± 0.071", "-50.0 %", "x 1.00", "0.12", "0.6 ± 0.1", "lower is better"):
+        assert expected in drawn
+    assert answer.sentences() == [
+        "strict is better than off in 2 of 2 seeds, by 50 % (50 to 50 %).",
+        "1 of 4 runs failed and are not in the table.",
+    ]
+    told = answer.to_dict()
+    assert told["differences"][0]["better"] == 2
+    assert told["runs"][1]["equivariance_error"] == 0.125
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'ace-plugins[picture]'")
+    path = tmp_path / "curves.png"
+    results = [result("off", 1, 0.5), result("off", 2, 0.7), result("strict", 1, 0.25)]
+    assert picture.draw(comparison(), results, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert not picture.draw(comparison(), [Result("off", 1, {"test": 1.0})], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+    with pytest.raises(AceError, match=r"expected a name that ends in \.png"):
+        picture.check(tmp_path / "x.gif")
+
+
+def test_machines_are_shared_out() -> None:
+    assert Machine(8).jobs(None) == 4
+    assert Machine(1).jobs(None) == 1
+    assert Machine(8, ("0", "1")).jobs(None) == 2
+    assert Machine(8, ("0", "1")).jobs(5) == 5
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(42, "42 s"), (600, "10 min"), (9000, "2.5 h")])
+def test_durations(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
