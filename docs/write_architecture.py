@@ -13,6 +13,7 @@ LAYERS = (
     ("activate", "__main__"),
     ("cli",),
     ("testing",),
+    ("compare",),
     ("run",),
     ("report",),
     ("checkout",),

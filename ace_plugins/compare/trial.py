@@ -15,7 +15,7 @@ from typing import Any
 
 from ..contract.upstreams import Metric
 from ..errors import AceError
-from ..run.activation import VARIABLE as SHIFT
+from ..run.request import SHIFT
 from ..settings.sources import VARIABLES, option
 from .outputs import Reading
 from .plan import Comparison, Trial

@@ -19,15 +19,12 @@ from ..patch.imports import install
 from ..patch.stand_ins import STAND_INS
 from ..plugins.claims import is_file
 from ..telling import say
-from .request import RunRequest
-
-VARIABLE = "ACE_SEED_SHIFT"
-"""By how much every seed that the script sets is shifted; set by a comparison of several seeds."""
+from .request import SHIFT, RunRequest
 
 
 def inherit() -> None:
     """Make this process one of the run whose request is in the environment."""
-    if VARIABLE in os.environ:
+    if SHIFT in os.environ:
         later("ace_plugins.run.seeds").shift()
     request = RunRequest.in_environment()
     if request is not None:

@@ -17,6 +17,8 @@ from typing import Any
 from ..telling import say
 
 VARIABLE = "ACE_RUN"
+SHIFT = "ACE_SEED_SHIFT"
+"""By how much every seed that the script sets is shifted; set by a comparison of several seeds."""
 
 
 @dataclass

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..patch.imports import whenever_imported
-from .activation import VARIABLE
+from .request import SHIFT
 
 LIMIT = 2**32
 """numpy takes no seed from here on."""
@@ -21,7 +21,7 @@ LIMIT = 2**32
 
 def shift() -> None:
     """Shift the seeds of this process by what the environment says."""
-    text = os.environ.get(VARIABLE, "")
+    text = os.environ.get(SHIFT, "")
     if text.lstrip("-").isdecimal():
         shifted = Shifted(int(text))
         shifted.python(random)
