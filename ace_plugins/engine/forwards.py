@@ -52,7 +52,7 @@ class Forward:
     def add(self, site: Site, output: Any) -> Any:
         """The output of the site's module with ``gamma * branch`` added."""
         self.fired.add(site.name)
-        gamma, chosen = self.gammas[site.name], _chosen(output, site)
+        gamma, chosen = self.gammas[site.name], chosen_output(output, site)
         if site.name in self.ace.prepared_by:
             branch: Any = self.ace.branch(site.name)
             return _with_chosen(output, site, branch.add_to(chosen, gamma, self._prepared(site)))
@@ -106,7 +106,7 @@ class Forward:
         return value
 
 
-def _chosen(output: Any, site: Site) -> Any:
+def chosen_output(output: Any, site: Site) -> Any:
     """The tensor of the module's output that the site adds to."""
     chosen = output if site.output is None else part_of(output, str(site.output), f"output of {site.module}")
     if isinstance(chosen, Tensor):
