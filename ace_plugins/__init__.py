@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .engine.attaching import project
     from .engine.audit import Audit, audit
     from .engine.bounded import Bounded
+    from .engine.bounds import Bounds, bounds
     from .engine.branches import Norm, linear, mlp, norm_linear
     from .engine.checkpoints import export, numpy_numbers
     from .engine.measuring import averaged, equivariance_error, use_branches
@@ -45,6 +46,7 @@ _HOMES = {
     "patch.constructors": "attach patched",
     "engine.attaching": "project",
     "engine.audit": "Audit audit",
+    "engine.bounds": "Bounds bounds",
     "engine.measuring": "averaged equivariance_error use_branches",
     "engine.status": "SiteStatus Status status",
     "engine.checkpoints": "export numpy_numbers",
@@ -72,12 +74,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 # fmt: off
 __all__ = [
     "E2", "E3", "O2", "O3", "SE2", "SE3", "SO2", "SO3", "AceError", "AceWarning", "Action", "AdapterError",
-    "AddsItself", "AnyShim", "Audit", "Bounded", "Call", "Checkout", "Config", "ConfigError", "Cyclic", "Element",
-    "EquivarianceError", "Example", "Graphs", "Grid", "Group", "GroupAction", "Invariant", "Irreps", "Metric", "Node",
-    "Norm", "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem",
-    "Tap", "Tensors", "Upstream", "Vectors", "attach", "audit", "averaged", "belongs", "equivariance_error", "export",
-    "hookimpl", "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish",
-    "read_trace", "say", "status", "use_branches", "whenever_imported",
+    "AddsItself", "AnyShim", "Audit", "Bounded", "Bounds", "Call", "Checkout", "Config", "ConfigError", "Cyclic",
+    "Element", "EquivarianceError", "Example", "Graphs", "Grid", "Group", "GroupAction", "Invariant", "Irreps",
+    "Metric", "Node", "Norm", "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn",
+    "Status", "Stem", "Tap", "Tensors", "Upstream", "Vectors", "attach", "audit", "averaged", "belongs", "bounds",
+    "equivariance_error", "export", "hookimpl", "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched",
+    "progress", "project", "publish", "read_trace", "say", "status", "use_branches", "whenever_imported",
 ]
 # fmt: on
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..contract.sites import Site, Tap
-from ..errors import AceError, ConfigError
+from ..errors import ConfigError
 from ..plugins.registry import registry
 from ..symmetry.actions import Action, GroupAction
 from ..symmetry.layers import Features, Layer, by_layer
-from ..symmetry.measuring import Call, EquivarianceError, as_call, evaluate, forward_names, mapped, measure, untouched
+from ..symmetry.measuring import EquivarianceError, as_call, evaluate, forward_names, measure, untouched
 from ..symmetry.parts import positional, tensors_in
+from .copies import in_double, unwatched
 from .forwards import chosen_output
 from .measuring import use_branches
-from .state import NAME, Ace, find, unwrapped
+from .state import NAME, find, unwrapped
 from .taps import Argument, resolve
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -124,8 +124,8 @@ def audit(
     if branches_on is not None and find(model) is None:
         raise ConfigError(f"branches_on: {type(model).__name__} has no ACE attached; leave it out")
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
-        judged, batch, as_given = _in_double(model, batch, copied=is_model)
-    with _unwatched(judged):
+        judged, batch, as_given = in_double(model, batch, copied=is_model)
+    with unwatched(judged):
         error = measure(judged, action, batch, samples=samples, seed=seed)
         kind = torch.float64 if not as_given else _kind(judged, action, batch, seed)
         floor = FLOOR.get(kind, 0.1)
@@ -146,51 +146,6 @@ class _Function(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.forward = function  # so its signature is the function's
-
-
-def _in_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """A copy of the model and the batch in float64, or as they are and why."""
-    try:
-        judged = _copy(model).double() if copied else model
-        args, kwargs = (mapped(part, _wide) for part in as_call(batch))
-        with torch.inference_mode(False), _unwatched(judged), untouched(judged):
-            evaluate(judged, args, kwargs, 0)
-        return judged, Call(args, kwargs), ""
-    except AceError:
-        raise
-    except Exception as error:
-        why = f"not in float64: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    try:
-        return (_copy(model) if copied else model), batch, why
-    except Exception:
-        return model, batch, why
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    wide = torch.complex128 if tensor.is_complex() else torch.float64
-    return tensor.to(wide) if tensor.is_floating_point() or tensor.is_complex() else tensor
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    copied = copy.deepcopy(model)
-    for mine, its in zip(model.modules(), copied.modules(), strict=True):
-        if isinstance(mine, Ace) and isinstance(its, Ace):
-            its.forced = mine.forced  # a copy has no override of its own
-    return copied
-
-
-@contextmanager
-def _unwatched(model: nn.Module) -> Iterator[None]:
-    """``model.eval()`` in here is not the script's, whose epochs are counted by it."""
-    aces = [module for module in model.modules() if isinstance(module, Ace)]
-    before = [ace.budget.watching for ace in aces]
-    for ace in aces:
-        ace.budget.watching = False
-    try:
-        yield
-    finally:
-        for ace, watching in zip(aces, before, strict=True):
-            ace.budget.watching = watching
 
 
 def _kind(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:

@@ -55,7 +55,7 @@ class Forward:
         gamma, chosen = self.gammas[site.name], chosen_output(output, site)
         if site.name in self.ace.prepared_by:
             branch: Any = self.ace.branch(site.name)
-            return _with_chosen(output, site, branch.add_to(chosen, gamma, self._prepared(site)))
+            return with_output(output, site, branch.add_to(chosen, gamma, self._prepared(site)))
         if self.ace.module_taps.get(site.name) == site.module:
             # Not kept from call to call: the module may be called several times, with other inputs.
             value = self.values[site.name] = self._branch(site, self._read(site))
@@ -66,7 +66,7 @@ class Forward:
                 f"site {site.name!r}: its branch gives shape {tuple(value.shape)}, "
                 f"expected {tuple(chosen.shape)} as {site.module} gives"
             )
-        return _with_chosen(output, site, torch.addcmul(chosen, value, gamma))
+        return with_output(output, site, torch.addcmul(chosen, value, gamma))
 
     def _value(self, name: str) -> Tensor:
         """The output of a stem or of a site's branch, computed once in a forward."""
@@ -120,7 +120,8 @@ def chosen_output(output: Any, site: Site) -> Any:
     raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind}{known}; set output= to what it adds to")
 
 
-def _with_chosen(output: Any, site: Site, summed: Tensor) -> Any:
+def with_output(output: Any, site: Site, summed: Tensor) -> Any:
+    """The module's output with that tensor replaced."""
     if site.output is None:
         return summed
     return with_part(output, str(site.output), summed, f"output of {site.module}")
