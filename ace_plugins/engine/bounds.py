@@ -71,9 +71,10 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, s
 
     M is estimated, from below: the k-th of L layers' outputs is moved, by its own branch and by ``probes`` random
     perturbations, and the model's output moves a_k times as far; M is the largest of the (L - k)-th roots of a_k. It
-    is also no less than what the norms of what branches read grow by from layer to layer. Since the branches'
-    own contributions are among the perturbations, ``measured_1`` is never above ``theorem_1``; for ``theorem_2`` M is
-    an estimate only. What follows the last site counts as one more layer, with gamma = 0.
+    is also no less than what the norms of what branches read grow by from layer to layer, in f_gamma per 1 + |gamma|
+    and in f_0. Since the branches' own contributions are among the perturbations, ``measured_1`` is never above
+    ``theorem_1``, but for rounding; for ``theorem_2`` M is an estimate only. What follows the last site counts as one
+    more layer, with gamma = 0.
     """
     if samples < 1 or probes < 0:
         raise ConfigError(f"expected samples of at least 1 and probes of at least 0, found {samples} and {probes}")
@@ -136,8 +137,8 @@ class _Run:
     def compared(self, sites: Sequence[str]) -> dict[str, Tensor]:
         return self.action.compared(self.output(sites))
 
-    def seen(self) -> _Seen:
-        """A forward with all branches, watched."""
+    def seen(self, sites: Sequence[str]) -> _Seen:
+        """A forward with the gammas of these sites alone, watched."""
         found = _Seen()
         paths = {site.name: _path(self.ace, site) for site in self.ace.sites}
 
@@ -158,12 +159,12 @@ class _Run:
 
             return hook
 
-        self.output(self.names)  # the hooks that add the branches are in place now, before ours
+        self.output(sites)  # the hooks that add the branches are in place now, before ours
         handles = [self.ace.branch(name).register_forward_hook(keep(name)) for name in self.ace.nodes]
         for site in self.ace.sites:
             handles.append(self.model.get_submodule(site.module).register_forward_hook(pass_by(site)))
         try:
-            self.output(self.names)
+            self.output(sites)
         finally:
             for handle in handles:
                 handle.remove()
@@ -197,7 +198,7 @@ def _path(ace: Ace, site: Site) -> list[str]:
 
 
 def _bounds(run: _Run, as_given: str, samples: int, probes: int) -> Bounds:
-    seen = run.seen()
+    seen = run.seen(run.names)
     order = seen.order
     gammas = {name: float(run.gammas[run.names.index(name)]) for name in order}
     full, none = run.compared(run.names), run.compared([])
@@ -262,7 +263,8 @@ def _largest_growth(
     order = seen.order
     layers = len(order) + tail
     generator = torch.Generator().manual_seed(run.seed)
-    before, plain = run.compared([]), run.compared([])
+    before = plain = run.compared([])
+    without = run.seen([])
     grown = norm
     for k, name in enumerate(order, 1):
         site = run.ace.nodes[name]
@@ -271,7 +273,8 @@ def _largest_growth(
         if read is None:
             return None
         if k > 1:
-            found.append((float(read.read.norm()) / grown) ** (1 / (k - 1)))
+            sizes = float(read.read.norm()) / grown, float(without.reads[name].read.norm()) / norm
+            found.append(max(sizes) ** (1 / (k - 1)))
         grown *= 1 + abs(gammas[name])
         after = run.compared(order[:k])
         contribution = abs(gammas[name]) * float(read.given.norm())
@@ -315,10 +318,11 @@ def _notes(ace: Ace, seen: _Seen, tail: bool, as_given: str) -> Iterator[str]:
         yield f"{Norm.__name__} counts with its running statistics, as in evaluation; a training step has others"
     if any(getattr(part, "bias", None) is not None for part in every):
         yield "branches have biases, so B is of this batch: what they give for 0 counts as a share of what they read"
+    by_themselves = [name for name in ace.nodes if isinstance(ace.branch(name), AddsItself)]
+    if by_themselves:
+        yield f"what branches give that add themselves is not seen; no bound, for {', '.join(by_themselves)}"
     for name in ace.nodes:
-        if isinstance(ace.branch(name), AddsItself):
-            yield f"{name}: its branch adds itself, so what it gives was not seen; no bound"
-        elif kinds := unknown(ace.branch(name)):
+        if name not in by_themselves and (kinds := unknown(ace.branch(name))):
             yield f"{name}: no Lipschitz constant is known for {', '.join(kinds)} in its branch; no bound"
     chained = [site.name for site in ace.sites if len(_path(ace, site)) > 1]
     if chained:
