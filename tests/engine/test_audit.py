@@ -208,6 +208,30 @@ def test_axes_in_another_order_pass_in_a_layer_and_are_blamed_on_the_model() -> 
     assert (found.verdict, names(found)) == ("broken", [""])
 
 
+def test_what_keeps_every_length_and_no_angle_is_found() -> None:
+    class Alternating(nn.Module):
+        """Every other row has its axes in another order."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            odd = (torch.arange(len(x)) % 2 == 1)[:, None, None]
+            return torch.where(odd, x[:, [1, 2, 0]], x)
+
+    assert names(audit(Steps(Mix(), Alternating(), Gate()), vectors(), VECTORS)) == ["layers.1"]
+
+
+def test_actions_that_an_adapter_tells_find_what_no_gram_matrix_shows() -> None:
+    class Reordered(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[:, [1, 2, 0]]
+
+    model = VectorMaps()
+    model.map_to_dir = Reordered(4, 4, bias=False)
+    found = audit(model, vectors())
+    assert (found.verdict, names(found)) == ("broken", ["map_to_dir"])
+    unknown = audit(model, vectors(), GroupAction(SO3, {"x": Vectors(axis=-2)}, outputs=Vectors(axis=-2)))
+    assert (unknown.verdict, names(unknown)) == ("broken", [""]), "without them the model is blamed"
+
+
 def test_a_layer_without_an_orthonormal_basis_is_not_blamed_in_a_model_that_is_right() -> None:
     class Skewed(nn.Module):
         def __init__(self, *, back: bool) -> None:
