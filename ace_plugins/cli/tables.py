@@ -100,7 +100,7 @@ def print_audit(told: ExampleAudit, *, every: bool = False) -> None:
     for name in found.uncovered:
         out.print(f"not covered: {escape(name)} stays as it is under every element; right only if it is invariant")
     if found.as_given:
-        out.print(escape(f"computed in {found.precision}, {found.as_given}"))
+        out.print(escape(f"computed in {found.precision}: {found.as_given}"))
     out.print(
         f"equivariance error under {escape(error.group)}: {error.absolute:.3g} (relative {error.relative:.3g}, "
         f"{error.samples} random elements, in {found.precision}): {found.verdict}"

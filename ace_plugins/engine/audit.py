@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..symmetry.parts import positional, tensors_in
 from .copies import in_double, unwatched
 from .forwards import chosen_output
 from .measuring import use_branches
-from .state import NAME, find, unwrapped
+from .state import Ace, find, unwrapped
 from .taps import Argument, resolve
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -71,8 +72,11 @@ class Audit:
         return tuple(layer for layer in self.layers if layer.begins and layer.after is not None and layer.after > least)
 
     def to_dict(self) -> dict[str, Any]:
-        culprits = [layer.name for layer in self.culprits]
-        return {**dataclasses.asdict(self), "verdict": self.verdict, "culprits": culprits}
+        """For JSON, which has no number that is not finite: such an error is None."""
+        told = dataclasses.asdict(self)
+        for errors in (told["error"], *told["layers"]):
+            errors.update({k: None for k, v in errors.items() if isinstance(v, float) and not math.isfinite(v)})
+        return {**told, "verdict": self.verdict, "culprits": [layer.name for layer in self.culprits]}
 
 
 def audit(
@@ -125,17 +129,17 @@ def audit(
         raise ConfigError(f"branches_on: {type(model).__name__} has no ACE attached; leave it out")
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
         judged, batch, as_given = in_double(model, batch, copied=is_model)
-    with unwatched(judged):
-        error = measure(judged, action, batch, samples=samples, seed=seed)
-        kind = torch.float64 if not as_given else _kind(judged, action, batch, seed)
-        floor = FLOOR.get(kind, 0.1)
-        found: list[Layer] = []
-        if layers and is_model:
-            features = _features(judged, sites)
-            found = by_layer(
-                judged, action, batch, samples=samples, seed=seed, floor=floor, features=features, skip=(NAME,)
-            )
-            found = _with_the_whole(found, error, floor)
+        with unwatched(judged):
+            error = measure(judged, action, batch, samples=samples, seed=seed)
+            kind = torch.float64 if not as_given else _kind(judged, action, batch, seed)
+            floor = FLOOR.get(kind, 0.1)
+            found: list[Layer] = []
+            if layers and is_model:
+                options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor}
+                # A branch is not equivariant, and is not meant to be: its site is what is judged.
+                branches = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
+                found = by_layer(judged, action, batch, features=_features(judged, sites), skip=branches, **options)
+                found = _with_the_whole(found, error, floor)
     uncovered = tuple(_uncovered(judged, action, batch))
     return Audit(error, str(kind).removeprefix("torch."), as_given, uncovered, tuple(found), floor)
 

@@ -59,7 +59,9 @@ class Bounds:
     """What was assumed, and where the model is not as the theorems have it."""
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """For JSON, which has no number that is not finite: such a bound is None."""
+        told = dataclasses.asdict(self)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in told.items()}
 
 
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, seed: int = 0) -> Bounds:

@@ -26,7 +26,7 @@ def in_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module,
     except AceError:
         raise
     except Exception as error:
-        why = f"not in float64: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = f"not converted to float64: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
     try:
         return (_copy(model) if copied else model), batch, why
     except Exception:

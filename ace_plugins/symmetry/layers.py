@@ -30,6 +30,8 @@ GROWTH = 100.0
 """Rounding grows from layer to layer, but not so many times in one of them."""
 ROUNDING = 1e-14
 """What an error is taken for that is smaller."""
+NOISE = 1e-15
+"""Rounding, as a share of what goes into a layer, where the floor is that of float64."""
 
 
 class Known(Protocol):
@@ -227,10 +229,13 @@ def _compared(
     if two is None:
         return None, None, "unknown"
     known = features.get(one.module, Features())
-    before, _ = _worst(one.inputs, two.inputs, shift, floor)
-    after, behaviour = _worst(one.outputs, two.outputs, shift, floor)
-    read = _as_said(known.reads, one.reads, two.reads, element)
-    given = _as_said(known.gives, one.gives, two.gives, element)
+    # What cancels out leaves rounding, of which a relative error would say nothing.
+    noise = NOISE if floor < 1e-6 else 1e-6
+    least = noise / floor * max((float(x.norm()) for x in (*one.inputs, *one.outputs)), default=0.0)
+    before, _ = _worst(one.inputs, two.inputs, shift, floor, least)
+    after, behaviour = _worst(one.outputs, two.outputs, shift, floor, least)
+    read = _as_said(known.reads, one.reads, two.reads, element, least)
+    given = _as_said(known.gives, one.gives, two.gives, element, least)
     if given > floor:
         behaviour = "changes"
     return _larger(before, read), _larger(after, given), behaviour
@@ -241,7 +246,7 @@ def _larger(found: float | None, said: float) -> float | None:
 
 
 def _as_said(
-    known: Sequence[Known], one: Sequence[Tensor | None], two: Sequence[Tensor | None], element: Element
+    known: Sequence[Known], one: Sequence[Tensor | None], two: Sequence[Tensor | None], element: Element, least: float
 ) -> float:
     """The relative error by actions that are known."""
     errors = [0.0]
@@ -249,39 +254,42 @@ def _as_said(
         if x is None or y is None:
             continue
         expected = as_double(each.action(element, x))
-        errors.append(_ratio(expected - as_double(y), expected) if x.shape == y.shape else math.inf)
+        errors.append(_ratio(expected - as_double(y), expected, least) if x.shape == y.shape else math.inf)
     return max(errors)
 
 
-def _worst(one: Sequence[Tensor], two: Sequence[Tensor], shift: bool, floor: float) -> tuple[float | None, str]:
+def _worst(
+    one: Sequence[Tensor], two: Sequence[Tensor], shift: bool, floor: float, least: float
+) -> tuple[float | None, str]:
     if [x.shape for x in one] != [x.shape for x in two]:
         return None, "unknown"
     judged = _Judged()
     for x, y in zip(one, two, strict=True):
-        judged.add(0.0, *_change(x, y, shift, floor))
+        judged.add(0.0, *_change(x, y, shift, floor, least))
     return judged.after, judged.behaviour
 
 
-def _change(x: Tensor, y: Tensor, shift: bool, floor: float) -> tuple[float | None, str]:
-    """How far y [rows, features] is from x moved as a whole: relative error, and what it does."""
+def _change(x: Tensor, y: Tensor, shift: bool, floor: float, least: float) -> tuple[float | None, str]:
+    """How far y [rows, features] is from x moved as a whole: relative error, and what it does. x counts as no smaller
+    than ``least``."""
     if not (x.isfinite().all() and y.isfinite().all()):
         return None, "unknown"
     step = y - x
-    same = _ratio(step, x)
+    same = _ratio(step, x, least)
     if same <= floor:
         return same, "invariant"
     if shift:
-        moved = _ratio(step - step.mean(0), x)
+        moved = _ratio(step - step.mean(0), x, least)
     else:
         gram = x @ x.T
-        moved = _ratio(y @ y.T - gram, gram)
+        moved = _ratio(y @ y.T - gram, gram, least**2)
     if moved <= floor:
         return moved, "shifts" if shift else "turns"
     return min(same, moved), "changes"
 
 
-def _ratio(difference: Tensor, to: Tensor) -> float:
-    size, norm = float(difference.norm()), float(to.norm())
+def _ratio(difference: Tensor, to: Tensor, least: float) -> float:
+    size, norm = float(difference.norm()), max(float(to.norm()), least)
     return size / norm if norm else (math.inf if size else 0.0)
 
 

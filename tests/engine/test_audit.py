@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -248,6 +249,54 @@ def test_a_layer_without_an_orthonormal_basis_is_not_blamed_in_a_model_that_is_r
     assert (found.verdict, found.culprits) == ("symmetric", ())
 
 
+def test_rounding_that_is_left_of_what_cancels_is_not_blamed() -> None:
+    class Middle(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(0, keepdim=True)
+
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.middle = Middle()
+            self.mix = Mix(bias=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x - x.mean(0)
+            mixed: Tensor = self.mix(x + self.middle(x))  # which is 0, but for rounding
+            return mixed
+
+    found = audit(Centred(), vectors(), VECTORS)
+    middle = next(layer for layer in found.layers if layer.name == "middle")
+    assert middle.behaviour in ("invariant", "turns")
+    assert names(found) == ["mix.map"]
+
+
+def test_what_is_not_finite_is_told_and_not_judged() -> None:
+    class Poles(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 0
+
+    found = audit(Steps(Mix(), Poles()), vectors(), VECTORS)
+    assert found.verdict == "broken"
+    assert found.layers[-1].behaviour == "unknown"
+    told = json.dumps(found.to_dict(), allow_nan=False)
+    assert json.loads(told)["error"]["relative"] is None
+
+
+def test_a_model_that_cannot_be_copied_is_audited_itself() -> None:
+    model: Any = attach(VectorMaps().double(), trace=False)
+    model.lock = threading.Lock()  # which no copy can have
+    batch = vectors()
+    with pytest.raises(TypeError):
+        copy.deepcopy(model)
+    found = audit(model, batch, branches_on=True)
+    assert found.as_given.startswith("not converted to float64: TypeError")
+    assert (found.precision, found.verdict) == ("float64", "broken")
+    assert names(found) == ["map_to_feat", "map_to_dir"]
+    assert audit(model, batch, branches_on=False).verdict == "symmetric"
+    assert model.training
+
+
 def test_several_layers_are_blamed_where_the_later_error_is_much_larger() -> None:
     slight = Mix(bias=True)
     with torch.no_grad():
@@ -293,7 +342,7 @@ def test_a_model_that_computes_in_float32_alone_is_audited_as_it_is() -> None:
 
     found = audit(Stubborn(), vectors().float(), VECTORS)
     assert (found.precision, found.verdict) == ("float32", "symmetric")
-    assert found.as_given == "not in float64: TypeError: float32 only"
+    assert found.as_given == "not converted to float64: TypeError: float32 only"
     assert 1e-9 < found.relative < 1e-5
 
 
