@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
 def test_without_a_word_the_command_shows_its_help(call: Any) -> None:
     for words in ((), ("--help",)):
         done = call(*words)
-        assert "Commands:\n  data " in done.stdout + done.stderr
+        assert "Commands:\n  audit " in done.stdout + done.stderr
         assert "Checkouts:\n  egno " in done.stdout + done.stderr
 
 
