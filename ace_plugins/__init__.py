@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from .contract.sites import AddsItself, Node, Site, Stem, Tap
     from .contract.upstreams import AnyShim, Checkout, Example, Metric, Script, Shim, StandIn, Upstream
     from .engine.attaching import project
+    from .engine.audit import Audit, audit
     from .engine.bounded import Bounded
+    from .engine.bounds import Bounds, bounds
     from .engine.branches import Norm, linear, mlp, norm_linear
     from .engine.checkpoints import export, numpy_numbers
-    from .engine.measuring import equivariance_error, use_branches
+    from .engine.measuring import averaged, equivariance_error, use_branches
     from .errors import AceError, AceWarning, AdapterError, ConfigError, one_of
     from .files import publish
     from .patch.constructors import attach, patched
@@ -43,6 +45,8 @@ _HOMES = {
     # Train with ACE.
     "patch.constructors": "attach patched",
     "engine.attaching": "project",
+    "engine.audit": "Audit audit",
+    "engine.bounds": "Bounds bounds",
     "engine.measuring": "averaged equivariance_error use_branches",
     "report.status": "SiteStatus Status status",
     "engine.checkpoints": "export numpy_numbers",
@@ -70,12 +74,12 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 # fmt: off
 __all__ = [
     "E2", "E3", "O2", "O3", "SE2", "SE3", "SO2", "SO3", "AceError", "AceWarning", "Action", "AdapterError",
-    "AddsItself", "AnyShim", "Bounded", "Call", "Checkout", "Config", "ConfigError", "Cyclic", "Element",
-    "EquivarianceError", "Example", "Graphs", "Grid", "Group", "GroupAction", "Invariant", "Irreps", "Metric", "Node",
-    "Norm", "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem",
-    "Tap", "Tensors", "Upstream", "Vectors", "attach", "averaged", "belongs", "equivariance_error", "export",
-    "hookimpl", "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish",
-    "read_trace", "say", "status", "use_branches", "whenever_imported",
+    "AddsItself", "AnyShim", "Audit", "Bounded", "Bounds", "Call", "Checkout", "Config", "ConfigError", "Cyclic",
+    "Element", "EquivarianceError", "Example", "Graphs", "Grid", "Group", "GroupAction", "Invariant", "Irreps",
+    "Metric", "Node", "Norm", "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn",
+    "Status", "Stem", "Tap", "Tensors", "Upstream", "Vectors", "attach", "audit", "averaged", "belongs", "bounds",
+    "equivariance_error", "export", "hookimpl", "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched",
+    "progress", "project", "publish", "read_trace", "say", "status", "use_branches", "whenever_imported",
 ]
 # fmt: on
 

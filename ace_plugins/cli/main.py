@@ -18,6 +18,7 @@ from ..later import later
 from ..plugins.registry import registry
 
 COMMANDS = {
+    "audit": ("models", "audit", "How equivariant a model is, as a whole and by layer."),
     "compare": ("comparing", "compare", "Does it pay, here? One script with and without ACE, over seeds."),
     "data": ("plugins", "data", "Make a data set that an upstream reads."),
     "demo": ("plugins", "demo", "See ACE at work on real data, in a few minutes."),

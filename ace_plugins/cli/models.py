@@ -1,4 +1,4 @@
-"""The commands of ``ace-patch`` that work on models, and so need torch: ``doctor`` and ``export``."""
+"""The commands of ``ace-patch`` that work on models, and so need torch: ``audit``, ``doctor`` and ``export``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import click
 
 from ..engine.checkpoints import exported
 from ..errors import AceWarning
+from ..testing.auditing import audit_example
 from ..testing.doctor import diagnose
 from .options import as_json, print_json
-from .tables import print_diagnosis
+from .tables import print_audit, print_diagnosis
 
 
 @click.command()
@@ -31,6 +32,42 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
         print_diagnosis(found)
     if found.problems:
         sys.exit(1)
+
+
+@click.command()
+@click.argument("adapter")
+@click.argument("checkout", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--checkpoint", type=click.Path(path_type=Path), help="Weights for the example, as torch.save wrote them."
+)
+@click.option(
+    "--branches",
+    type=click.Choice(["on", "off"]),
+    help="With or without the branches; by default as the mode deploys the model.",
+)
+@click.option("--averaged", type=int, metavar="N", help="Also the error of the mean over N random frames.")
+@click.option("--all", "every", is_flag=True, help="Every submodule, not only those down to the sites.")
+@as_json
+def audit(
+    adapter: str,
+    checkout: Path | None,
+    checkpoint: Path | None,
+    branches: str | None,
+    averaged: int | None,
+    every: bool,
+    as_json: bool,
+) -> None:
+    """How equivariant ADAPTER's example is, as a whole and by layer.
+
+    An upstream that is cloned is looked for in CHECKOUT, or in the current folder. Your own model, and a function
+    with your preprocessing in it, is audited by ace_plugins.audit(model, batch).
+    """
+    on = None if branches is None else branches == "on"
+    found = audit_example(adapter, checkout=checkout, checkpoint=checkpoint, branches_on=on, average=averaged)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_audit(found, every=every)
 
 
 @click.command()

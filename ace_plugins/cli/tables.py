@@ -17,6 +17,7 @@ from ..report.tables import console, table_of
 from ..settings.config import Config
 
 if TYPE_CHECKING:
+    from ..testing.auditing import ExampleAudit
     from ..testing.doctor import Diagnosis
 
 
@@ -76,6 +77,41 @@ def print_diagnosis(found: Diagnosis) -> None:
         out.print(f"[red]not healthy[/]: {escape(problem)}")
     if not found.problems:
         out.print("[green]healthy[/]")
+
+
+def print_audit(told: ExampleAudit, *, every: bool = False) -> None:
+    """The layers down to where the sites are, and those in which an error begins; ``every`` one of them if asked."""
+    out = console()
+    found, error = told.found, told.found.error
+    weights = f"weights of {told.checkpoint}" if told.checkpoint else "weights as it begins with them"
+    branches = "with branches" if told.branches else "without branches"
+    out.print(f"[bold]{escape(told.adapter)}[/]: {escape(told.upstream)}, {told.model}, {escape(weights)}, {branches}")
+    table = table_of("name", "kind", "its output", "error in", "error out", "", numbers=("error in", "error out"))
+    culprits = {layer.name for layer in found.culprits}
+    deepest = max(module.count(".") for module in told.sites.values())
+    shown = [each for each in found.layers if every or each.name.count(".") <= deepest or each.name in culprits]
+    for layer in shown:
+        here = "the error begins here" if layer.name in culprits else ""
+        errors = (_error(layer.before), _error(layer.after))
+        table.add_row(escape(layer.name or "(the model)"), escape(layer.kind), layer.behaviour, *errors, here)
+    out.print(table, soft_wrap=False)
+    if len(shown) < len(found.layers):
+        out.print(f"{len(found.layers) - len(shown)} more inside these: --all shows them")
+    for name in found.uncovered:
+        out.print(f"not covered: {escape(name)} stays as it is under every element; right only if it is invariant")
+    if found.as_given:
+        out.print(escape(f"computed in {found.precision}: {found.as_given}"))
+    out.print(
+        f"equivariance error under {escape(error.group)}: {error.absolute:.3g} (relative {error.relative:.3g}, "
+        f"{error.samples} random elements, in {found.precision}): {found.verdict}"
+    )
+    if told.averaged is not None:
+        frames, mean = told.averaged
+        out.print(f"the mean over {frames} random frames: {mean.absolute:.3g} (relative {mean.relative:.3g})")
+
+
+def _error(value: float | None) -> str:
+    return "?" if value is None else f"{value:.1e}"
 
 
 def print_patching(adapter: Plugin, plan: Patching) -> None:

@@ -140,7 +140,7 @@ def exported(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.Pa
     content: Any = source
     if isinstance(source, (str, os.PathLike)):
         where = str(source)
-        content = _read(Path(source))
+        content = read_checkpoint(Path(source))
     result = Exported()
     result.content = result.clean(content)
     if not result.removed:
@@ -167,7 +167,8 @@ def exported(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.Pa
     return result
 
 
-def _read(path: Path) -> Any:
+def read_checkpoint(path: Path) -> Any:
+    """What ``torch.save`` wrote: tensors and containers alone, nothing that runs code."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}: expected a file that torch.save wrote")
     try:

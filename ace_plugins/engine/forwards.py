@@ -52,10 +52,10 @@ class Forward:
     def add(self, site: Site, output: Any) -> Any:
         """The output of the site's module with ``gamma * branch`` added."""
         self.fired.add(site.name)
-        gamma, chosen = self.gammas[site.name], _chosen(output, site)
+        gamma, chosen = self.gammas[site.name], chosen_output(output, site)
         if site.name in self.ace.prepared_by:
             branch: Any = self.ace.branch(site.name)
-            return _with_chosen(output, site, branch.add_to(chosen, gamma, self._prepared(site)))
+            return with_output(output, site, branch.add_to(chosen, gamma, self._prepared(site)))
         if self.ace.module_taps.get(site.name) == site.module:
             # Not kept from call to call: the module may be called several times, with other inputs.
             value = self.values[site.name] = self._branch(site, self._read(site))
@@ -66,7 +66,7 @@ class Forward:
                 f"site {site.name!r}: its branch gives shape {tuple(value.shape)}, "
                 f"expected {tuple(chosen.shape)} as {site.module} gives"
             )
-        return _with_chosen(output, site, torch.addcmul(chosen, value, gamma))
+        return with_output(output, site, torch.addcmul(chosen, value, gamma))
 
     def _value(self, name: str) -> Tensor:
         """The output of a stem or of a site's branch, computed once in a forward."""
@@ -106,7 +106,7 @@ class Forward:
         return value
 
 
-def _chosen(output: Any, site: Site) -> Any:
+def chosen_output(output: Any, site: Site) -> Any:
     """The tensor of the module's output that the site adds to."""
     chosen = output if site.output is None else part_of(output, str(site.output), f"output of {site.module}")
     if isinstance(chosen, Tensor):
@@ -120,7 +120,8 @@ def _chosen(output: Any, site: Site) -> Any:
     raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind}{known}; set output= to what it adds to")
 
 
-def _with_chosen(output: Any, site: Site, summed: Tensor) -> Any:
+def with_output(output: Any, site: Site, summed: Tensor) -> Any:
+    """The module's output with that tensor replaced."""
     if site.output is None:
         return summed
     return with_part(output, str(site.output), summed, f"output of {site.module}")

@@ -69,8 +69,8 @@ def forward_names(model: nn.Module) -> list[str]:
     while True:
         parameters = inspect.signature(model.forward).parameters.values()
         names = [stars.get(p.kind, "") + p.name for p in parameters]
-        # DataParallel, DDP and torch.compile take anything and hand it on to the model they wrap
-        inner = getattr(model, "_orig_mod", getattr(model, "module", None))
+        # DataParallel, DDP, torch.compile and averaged models take anything and hand it on to the model they wrap
+        inner = getattr(model, "_orig_mod", getattr(model, "module", getattr(model, "model", None)))
         if not isinstance(inner, nn.Module) or not names or not names[0].startswith("*"):
             return names
         model = inner
@@ -100,15 +100,15 @@ def measure(
     absolute, relative = [], []
     # What is made in inference mode can never be differentiated. Outside it gradients are on, so an input that
     # requires them still does so when it is turned.
-    with torch.inference_mode(False), _untouched(model):
-        output = _evaluate(model, args, kwargs, seed)
+    with torch.inference_mode(False), untouched(model):
+        output = evaluate(model, args, kwargs, seed)
         compared = action.compared(action.act_on_outputs(action.group.identity(), output))  # checks the types too
-        norm = math.hypot(*(float(_double(y).norm()) for y in compared.values()))
+        norm = math.hypot(*(float(as_double(y).norm()) for y in compared.values()))
         for _ in range(samples):
             element = action.group.sample(generator, scale=scale)
             expected = action.compared(action.act_on_outputs(element, output))
             turned = action.act_on_inputs(element, names, args, kwargs)
-            found = action.compared(_evaluate(model, *turned, seed))
+            found = action.compared(evaluate(model, *turned, seed))
             rows, difference = _distance(expected, found)
             absolute.append(rows)
             relative.append(difference / norm if norm else (math.inf if difference else 0.0))
@@ -122,7 +122,7 @@ def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tu
     if shapes[0] != shapes[1]:
         raise AdapterError(f"outputs changed with the input's orientation: {shapes[0]} became {shapes[1]}")
     for name, y in expected.items():
-        difference = _double(y) - _double(found[name])
+        difference = as_double(y) - as_double(found[name])
         rows.append((difference.flatten(0, -2) if y.ndim > 1 else difference.reshape(-1, 1)).norm(dim=-1))
     if not sum(r.numel() for r in rows):
         raise AdapterError(f"output: nothing to compare, found {shapes[0] or 'no tensor with an action'}")
@@ -130,11 +130,11 @@ def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tu
     return float(every.mean()), float(every.norm())
 
 
-def _double(x: Tensor) -> Tensor:
+def as_double(x: Tensor) -> Tensor:
     return x.cpu().to(torch.complex128 if x.is_complex() else torch.float64)
 
 
-def _evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Any:
+def evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Any:
     """The detached output of one forward on clones, with gradients allowed, and with random streams that start at
     ``seed`` and are put back afterwards."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
@@ -177,7 +177,7 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 @contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[None]:
     """In eval mode and without gradients, to which a forward that calls ``backward()`` adds; both are put back."""
     flags = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]

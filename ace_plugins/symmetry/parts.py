@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import AdapterError, one_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def positional(names: Sequence[str]) -> list[str]:
@@ -54,3 +57,19 @@ def with_part(value: Any, step: str, new: Any, where: str) -> Any:
     except (AttributeError, TypeError, ValueError) as error:
         raise AdapterError(f"{where}: a copy of {type(value).__name__} cannot take it: {error}") from error
     return changed
+
+
+def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a structure with its dotted path, which `part_of` walks."""
+    parts: Mapping[Any, Any] = {}
+    if hasattr(value, "is_floating_point"):
+        yield path, value
+    elif isinstance(value, (tuple, list)):
+        parts = dict(enumerate(value))
+    elif callable(getattr(value, "keys", None)):
+        keys = value.keys()  # asked for: iterating over a PyG graph gives pairs
+        parts = {key: value[key] for key in keys}
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = vars(value)
+    for name, part in parts.items():
+        yield from tensors_in(part, f"{path}.{name}" if path else str(name))

@@ -10,19 +10,17 @@ from typing import Any
 
 import torch
 
-from ..checkout.layout import layout
 from ..contract.sites import Site, Stem
-from ..contract.upstreams import Upstream, class_path
+from ..contract.upstreams import class_path
 from ..engine.measuring import equivariance_error
 from ..errors import AceError, AdapterError
-from ..patch.constructors import attach
-from ..patch.shims import REPAIRS, would_act
+from ..patch.shims import would_act
 from ..plugins.claims import claims
 from ..plugins.plugin import Plugin, one_line
-from ..plugins.registry import registry, sees
+from ..plugins.registry import sees
 from ..report.status import status
-from ..symmetry.measuring import Call, EquivarianceError
-from .importable import make_importable
+from ..symmetry.measuring import EquivarianceError
+from .examples import attached_example
 
 SYMMETRIC = 1e-3
 """Largest relative equivariance error of plain upstream, in float32."""
@@ -73,29 +71,22 @@ class Diagnosis:
 
 def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagnosis:
     """Build the adapter's example, attach it, and measure its symmetry with the branches at 0 and at 1."""
-    plugin = registry().adapter(name)
-    name = plugin.name
-    root = make_importable(plugin, checkout)
-    REPAIRS.offer_stand_ins(plugin)
-    REPAIRS.apply(plugin, "cpu")  # where the example is
-    example = plugin.example(seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the same branches, and so the same numbers, each time
-        model: Any = attach(example.model, name, trace=False)
+    built = attached_example(name, seed, checkout=checkout)
+    plugin, model = built.plugin, built.model
     now = status(model)
     errors = []
     for gamma in (0.0, 1.0):
         with torch.no_grad():
             model.ace.gamma.fill_(gamma)
         try:
-            errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
+            errors.append(equivariance_error(model, built.batch, branches_on=True))
         except AceError:
             raise
         except Exception as error:
-            raise AdapterError(f"adapter {name!r}: its example does not run: {one_line(error)}") from error
+            raise AdapterError(f"adapter {plugin.name!r}: its example does not run: {one_line(error)}") from error
     return Diagnosis(
-        adapter=name,
-        upstream=plugin.patches.title + _commit(plugin.patches, root),
+        adapter=plugin.name,
+        upstream=built.upstream,
         distribution=f"{plugin.distribution} {plugin.version}".strip(),
         requires=tuple(f"{r.requirement} (found {r.found})" for r in plugin.requires),
         model=type(model).__name__,
@@ -108,10 +99,6 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         presets=plugin.presets,
         problems=tuple(_problems(plugin, model, *errors)),
     )
-
-
-def _commit(upstream: Upstream, root: Path | None) -> str:
-    return f" {layout(root, upstream.checkout)}" if root is not None and upstream.checkout is not None else ""
 
 
 def _problems(plugin: Plugin, model: torch.nn.Module, zero: EquivarianceError, one: EquivarianceError) -> Iterator[str]:

@@ -195,6 +195,54 @@ def doctor() -> Any:
     return json.loads(result.stdout)
 
 
+def preprocessing() -> dict[str, Any]:
+    """Audits of positions and velocities going through preprocessing and model: upstream's own, and two written here,
+    which differ in the axis of the mean alone."""
+    import torch
+    from e3nn.o3 import Irreps, spherical_harmonics
+    from torch_geometric.data import Data
+
+    from ace_plugins import E3, GroupAction, Positions, Vectors, audit, patched
+    from ace_segnn.example import nbody_batch, nbody_model
+
+    with patched("segnn", mode="off"):
+        from nbody.train_nbody import O3Transform
+    torch.manual_seed(0)
+    model = nbody_model(layers=1).double().eval()
+    batch = nbody_batch()
+    ends, charges = batch.edge_index, batch.additional_message_features[:, 1:].double()
+
+    def made(pos: Any, vel: Any, centre: Any) -> Any:
+        apart = pos[ends[0]] - pos[ends[1]]
+        around, along = (
+            spherical_harmonics(Irreps.spherical_harmonics(1), vectors, normalize=True, normalization="integral")
+            for vectors in (apart, vel)
+        )
+        graph = Data(pos=pos, edge_index=ends, edge_attr=around, batch=batch.batch)
+        graph.x = torch.cat([pos - centre, vel, vel.norm(dim=1, keepdim=True)], 1)
+        graph.node_attr = along.index_add(0, ends[1], around)
+        graph.additional_message_features = torch.cat([apart.norm(dim=1, keepdim=True), charges], 1)
+        return graph
+
+    def over_xyz(pos: Any, vel: Any) -> Any:
+        return model(made(pos, vel, pos.mean(1, keepdim=True)))
+
+    def over_particles(pos: Any, vel: Any) -> Any:
+        mean = pos.view(3, 5, 3).mean(1)
+        return model(made(pos, vel, mean[batch.batch]))
+
+    transform = O3Transform(1)
+
+    def upstreams(pos: Any, vel: Any) -> Any:
+        graph = Data(pos=pos, vel=vel, edge_index=ends, edge_attr=charges, batch=batch.batch)
+        return model(transform(graph))
+
+    pos, vel = torch.randn(2, 15, 3).double()
+    action = GroupAction(E3, {"pos": Positions(), "vel": Vectors()}, outputs=Vectors())
+    found = {fn.__name__: audit(fn, (pos, vel), action).to_dict() for fn in (over_xyz, over_particles, upstreams)}
+    return {**found, "model": audit(model, (batch,)).to_dict()}
+
+
 def battery() -> None:
     """On one layer, as e3nn takes its time to build one and the battery builds some thirty models."""
     from functools import partial
@@ -208,7 +256,7 @@ def battery() -> None:
 
 @pytest.fixture(scope="module")
 def answers(checkout: Path) -> Answers:
-    return ask(fresh(checkout), shims, qm9, seconv, doctor, battery)
+    return ask(fresh(checkout), shims, qm9, seconv, doctor, preprocessing, battery)
 
 
 def test_the_shims_do_what_is_missing(answers: Answers) -> None:
@@ -225,6 +273,18 @@ def test_seconv_with_every_norm(answers: Answers) -> None:
 
 def test_doctor_measures_the_symmetry(answers: Answers) -> None:
     assert_healthy(answers(doctor), 147_424, 937_960)
+
+
+def test_upstreams_preprocessing_breaks_the_symmetry_that_its_model_has(answers: Answers) -> None:
+    """Upstream takes ``pos.mean(1)``, the mean of x, y and z of each particle, for the middle of the particles."""
+    told = answers(preprocessing)
+    assert told["model"]["verdict"] == "symmetric"
+    assert told["model"]["culprits"] == []
+    assert told["model"]["uncovered"] == ["graph.additional_message_features"]
+    assert told["over_particles"]["error"]["relative"] < 1e-12
+    for broken in ("over_xyz", "upstreams"):
+        assert told[broken]["verdict"] == "broken"
+        assert told[broken]["error"]["relative"] > 1e-2
 
 
 def test_the_battery(answers: Answers) -> None:

@@ -16,8 +16,10 @@ pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip instal
 
 from torch_geometric.nn import SchNet
 
+from ace_plugins import project
 from ace_plugins.cli.main import main
 from ace_plugins.run import launch
+from ace_plugins.testing.examples import attached_example
 
 SCRIPT = """
 import argparse, os, sys, torch
@@ -117,7 +119,7 @@ def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
 def test_without_a_word_the_command_shows_its_help(call: Any) -> None:
     for words in ((), ("--help",)):
         done = call(*words)
-        assert "Commands:\n  data " in done.stdout + done.stderr
+        assert "Commands:\n  audit " in done.stdout + done.stderr
         assert "Checkouts:\n  egno " in done.stdout + done.stderr
 
 
@@ -162,9 +164,53 @@ def test_doctor(folder: Path, call: Any) -> None:
     assert list(folder.iterdir()) == [folder / "train.py"], "doctor leaves nothing behind"
 
 
+def test_audit(folder: Path, call: Any) -> None:
+    done = call("audit", "schnet", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["verdict"], told["culprits"], told["uncovered"]) == ("symmetric", [], [])
+    assert (told["precision"], told["branches"], told["averaged"]) == ("float64", False, None)
+    table = call("audit", "schnet", "--branches", "on", "--averaged", "4")
+    assert table.returncode == 0, table.stderr
+    (blamed,) = [line for line in table.stdout.splitlines() if "the error begins here" in line]
+    assert "interactions.0 " in blamed
+    assert "in float64): broken" in table.stdout
+    assert "the mean over 4 random frames: " in table.stdout
+    assert " more inside these: --all shows them" in table.stdout
+    assert "interactions.0.mlp.0" not in table.stdout
+    assert "interactions.0.mlp.0" in call("audit", "schnet", "--all").stdout
+    assert list(folder.iterdir()) == [folder / "train.py"], "audit leaves nothing behind"
+
+
+def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
+    model = attached_example("schnet").model
+    with torch.no_grad():
+        model.ace.gamma.zero_()
+        model.ace.gamma[3] = 0.5
+    torch.save({"epoch": 3, "model": {f"module.{k}": v for k, v in model.state_dict().items()}}, folder / "model.pt")
+    done = call("audit", "schnet", "--checkpoint", "model.pt", "--branches", "on", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["culprits"] == ["interactions.3"]
+    torch.save(project(model).state_dict(), folder / "plain.pt")
+    done = call("audit", "schnet", "--checkpoint", "plain.pt", "--json")
+    assert json.loads(done.stdout)["verdict"] == "symmetric", done.stderr
+    torch.save(SchNet(16, 16, 2, 10).state_dict(), folder / "other.pt")
+    done = call("audit", "schnet", "--checkpoint", "other.pt")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ace-patch: other.pt: checkpoint of another architecture")
+    assert len(done.stderr.splitlines()) == 1
+    torch.save({"w": torch.ones(1)}, folder / "none.pt")
+    assert "none.pt holds no weights of SchNet" in call("audit", "schnet", "--checkpoint", "none.pt").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["audit", "schnt"], "unknown adapter 'schnt': expected one of .*(did you mean 'schnet'?)"),
+        (["audit", "schnet", "--checkpoint", "none.pt"], "no checkpoint at 'none.pt'"),
+        (["audit", "schnet", "--checkpoint", "train.py"], "cannot read train.py as a checkpoint"),
+        (["audit", "schnet", "--averaged", "0"], "averaged 0: expected at least 1 random frame"),
+        (["audit", "schnet", "--branches", "of"], "'of' is not one of 'on', 'off'"),
         (["doctor", "schnt"], "unknown adapter 'schnt': expected one of .*(did you mean 'schnet'?)"),
         (["run", "segn", "--", "train.py"], "unknown adapter 'segn'"),
         (["run", "schnet", "--mode", "strct", "--", "train.py"], "unknown mode 'strct': expected one of bounded, off"),
