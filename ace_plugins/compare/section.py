@@ -11,7 +11,7 @@ from typing import Any
 from ..report import page
 from ..report.lines import LINES_AT_MOST, Series, line_chart
 from ..report.trace import relative
-from ..report.words import number, plural
+from ..report.words import number
 from .answer import Answer, change_in_words
 from .reading import Found
 
@@ -20,7 +20,7 @@ def comparison_section(found: Found) -> str:
     answer = found.answer
     comparison = answer.comparison
     parts = [
-        page.bullets([f"{text[0].upper()}{text[1:]}." for text in found.missing], "missing"),
+        page.bullets(found.missing, "missing"),
         *(page.paragraph(sentence, "whole") for sentence in answer.sentences()),
         _table(answer, found.directed) if answer.rows else page.paragraph("No run has finished yet."),
         page.charts(_curves(answer)),
@@ -85,7 +85,6 @@ def _curves(answer: Answer) -> list[str]:
                 series.append(Series(run, [(float(i), mean) for i, mean in enumerate(means, 1)], noisy=True))
         drawable = [each for each in series if any(math.isfinite(value) for _, value in each.points)]
         if drawable and len(drawable) <= LINES_AT_MOST:
-            seeds = plural(len(answer.comparison.seeds), "seed")
             chart = line_chart(metric.name, drawable, across="evaluation")
-            made.append(page.figure(metric.name, f"mean over {seeds}", chart))
+            made.append(page.figure(metric.name, "mean over seeds", chart))
     return made

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from .lines import HEIGHT, LETTER, WIDTH, across_ticks, shortened, svg
+from .lines import LETTER, WIDTH, across_ticks, shortened, svg
 from .scales import Scale, columns, spans
 from .words import number
 
@@ -15,6 +15,8 @@ ACROSS = 120
 LEVELS = 8
 """Shades on either side of 0, in the page's style: p1 to p8 above 0, n1 to n8 below, z for 0, x for not finite."""
 TOP, BOTTOM = 26.0, 24.0
+TALL = 270.0
+"""Of all rows together, while they can be that thin."""
 
 
 def heat_map(title: str, names: Sequence[str], steps: Sequence[int], values: Sequence[Sequence[float]]) -> str:
@@ -23,7 +25,7 @@ def heat_map(title: str, names: Sequence[str], steps: Sequence[int], values: Seq
     rows = [columns(places, site, ACROSS) for site in values]
     found = [value for row in rows for value in row if math.isfinite(value)]
     most = max(map(abs, found), default=0.0)
-    tall = min(15.0, max(4.0, (HEIGHT - TOP - BOTTOM) / len(rows)))
+    tall = max(4.0, min(13.5, TALL / len(rows)))
     labels = [shortened(name, 16) for name in names]
     left = 8 + LETTER * max(map(len, labels))
     wide = (WIDTH - left - 8) / ACROSS

@@ -71,8 +71,8 @@ def line_chart(
     places = dict(zip(beside, spread([y(ends[n][1]) + 4 for n in beside], TOP + 8, HEIGHT - BOTTOM + 2), strict=True))
     for n, (each, end, label) in enumerate(zip(series, ends, labels, strict=True)):
         kind = f"c{n % COLOURS}"
-        place = places.get(n, y(end[1]) - 5)
-        near = x.end + AWAY if n in places else x(end[0]) - 4
+        place = places.get(n, y(end[1]) + 4)
+        near = x.end + AWAY if n in places else x(end[0]) + 6
         if n in places and (abs(place - 4 - y(end[1])) > 3 or x(end[0]) < x.end - 4):
             line = f"M{x(end[0]) + 1:.1f} {y(end[1]):.1f}L{near - 3:.1f} {place - 4:.1f}"
             parts.append(f'<path class="leader {kind}" d="{line}"/>')

@@ -31,13 +31,13 @@ def run_section(run: Run, *, alone: bool = False) -> str:
     found = outcome(run)
     parts = [
         page.facts(_facts(run)),
-        page.bullets([f"{text[0].upper()}{text[1:]}." for text in run.missing], "missing"),
+        page.bullets(run.missing, "missing"),
         page.paragraph(found.whole, "whole"),
         page.said({word: (text, _where(found, word)) for word, text in found.meanings.items()}),
         page.charts([*_layers_over_time(run), *_training(run)]),
         page.bullets([f"step {step:,}: {text}" for step, text in run.events]),
         page.two(
-            page.subheading("Layer by layer") + _table(run, found) if found.layers else "",
+            page.subheading("Layer by layer") + _table(run, found) if run.steps and run.sites else "",
             page.subheading("What the run was") + page.about(_about(run)),
         ),
     ]

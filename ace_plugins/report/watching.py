@@ -16,7 +16,7 @@ from .trace import relative
 from .words import duration, number
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
     from rich.table import Table
 
 SECONDS = 1.0
@@ -96,6 +96,17 @@ class Watch:
                 parts.append(Text(f"and {left} layers with a smaller |gamma|"))
         return Group(*parts)
 
+    def line(self) -> str:
+        """The state in one line of markup."""
+        run = self.run
+        told = [f"{escape(run.name)}: {self._state()}"]
+        if run.loss:
+            told.append(f"loss {number(run.loss[-1][1])}")
+        gamma = [abs(value) for value in run.now("gamma") if math.isfinite(value)]
+        if gamma:
+            told.append(f"|gamma| up to {number(max(gamma))}")
+        return ", ".join(told)
+
     def _state(self) -> str:
         run = self.run
         if not run.steps:
@@ -152,12 +163,27 @@ def follow(watch: Watch, *, seconds: float = SECONDS, until: Callable[[], bool] 
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        _tell(watch, console, seconds, until)
+        return
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while not until():
             live.update(watch.drawn(max(3, console.height - 9)), refresh=True)
             time.sleep(seconds)
             watch.look()
+
+
+def _tell(watch: Watch, console: Console, seconds: float, until: Callable[[], bool]) -> None:
+    """A line for every few steps, for logs and pipes."""
+    told = None
+    while not until():
+        line = watch.line()
+        if line != told:
+            console.print(line)
+            told = line
+        time.sleep(seconds)
+        watch.look()
 
 
 def print_once(run: Watch) -> None:
