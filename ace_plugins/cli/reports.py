@@ -52,8 +52,8 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
         picture.check(png)
     comparisons = [read_comparison(path) for path in runs if is_comparison(path)]
     folders = [find_run(path) for path in runs if not is_comparison(path)] if runs else [find_run(None)]
-    folders += [trace for found in comparisons for trace in found.traces.values()]
     read = [read_run(folder) for folder in dict.fromkeys(folders)]
+    read += [read_run(trace, label) for found in comparisons for label, trace in found.traces.items()]
     if png is not None:
         if read:
             picture.draw(read, png)

@@ -12,7 +12,7 @@ from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..report.runs import newest
 from .answer import Answer
-from .plan import Comparison
+from .plan import Comparison, Trial
 from .results import RESULT, Store
 from .workspace import OURS, Contents
 
@@ -24,7 +24,7 @@ class Found:
     folder: Path
     answer: Answer
     traces: dict[str, Path] = field(default_factory=dict)
-    """Of each run the trace of its first seed that has one."""
+    """Of each run the trace of its first seed that has one, by what people call it."""
     missing: list[str] = field(default_factory=list)
     """What a reader should know is not there."""
     directed: bool = True
@@ -57,16 +57,23 @@ def read_comparison(folder: Path) -> Found:
     if open_:
         missing.append(f"{open_} of {len(comparison.trials)} runs have no result: they failed, or are still to come")
     traces: dict[str, Path] = {}
-    for trial in comparison.trials:
-        for work in sorted(store.place(trial).glob("work-*/ace-runs"), reverse=True):
-            trace = newest(work)
+    for run in runs:
+        for trial in (trial for trial in comparison.trials if trial.run == run):
+            trace = _trace(store, trial)
             if trace is not None:
-                traces.setdefault(trial.run, trace)
+                traces[str(trial)] = trace
+                break
     answer = Answer(comparison, list(finished.values()), folder=folder)
     directed = "metrics" in told
     if not directed:
         answer.differences = []  # better and worse could be the other way round
     return Found(folder, answer, traces, missing, directed)
+
+
+def _trace(store: Store, trial: Trial) -> Path | None:
+    """Of its last attempt."""
+    attempts = sorted(store.place(trial).glob("work-*/ace-runs"), key=lambda path: path.stat().st_mtime)
+    return next((found for attempt in reversed(attempts) if (found := newest(attempt))), None)
 
 
 def _metrics(told: Mapping[str, Any], folder: Path, missing: list[str]) -> tuple[Metric, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 from ..report import page
 from ..report.lines import LINES_AT_MOST, Series, line_chart
 from ..report.trace import relative
-from ..report.words import number
+from ..report.words import MINUS, number
 from .answer import Answer, change_in_words
 from .reading import Found
 
@@ -48,25 +48,25 @@ def _table(answer: Answer, directed: bool) -> str:
     timed = any(row.seconds for row in answer.rows)
     measured = any(row.error is not None for row in answer.rows)
     changes = {difference.run: difference for difference in answer.differences}
-    columns = ["run", first.name, "change", *(metric.name for metric in others)]
-    columns += ["time"] * timed + ["equivariance error"] * measured + seeds
+    columns = ["run", first.name, "change", *seeds, *(metric.name for metric in others)]
+    columns += ["time"] * timed + ["equivariance error"] * measured
     rows = []
     for row in answer.rows:
         spread = "" if row.spread is None else f" ± {number(row.spread, 2)}"
         cells = [
             row.run,
             f"{number(row.mean)}{spread}",
-            change_in_words(changes[row.run]) if row.run in changes else "",
+            change_in_words(changes[row.run]).replace("-", MINUS) if row.run in changes else "",
         ]
+        cells += [number(row.values[seed]) if seed in row.values else "" for seed in answer.comparison.seeds]
         cells += [number(row.others[metric.name]) for metric in others]
         if timed:
             cells.append("" if row.seconds is None else f"× {row.seconds:.2f}")
         if measured:
             cells.append("" if row.error is None else number(row.error, 2))
-        cells += [number(row.values[seed]) if seed in row.values else "" for seed in answer.comparison.seeds]
         rows.append([escape(cell) for cell in cells])
     better = f", {'higher' if first.higher else 'lower'} is better" if directed else ""
-    told = f"{first.name}: mean and standard deviation over seeds{better}."
+    told = f"{first.name}: mean and standard deviation over seeds, the change seed by seed{better}."
     return page.table(columns, rows, numbers=columns[1:]) + page.paragraph(told, "under")
 
 

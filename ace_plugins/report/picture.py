@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError
-from .lines import LINES_AT_MOST
+from .lines import LINES_AT_MOST, shortened
 from .runs import QUANTITIES, Run
 from .scales import columns, spans, wants_log
 
@@ -16,6 +16,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 """Told apart by everyone (Okabe and Ito)."""
 ENDINGS = (".png", ".pdf", ".svg")
 ACROSS = 200
+NAMED = 20
+"""Rows of a map that are named, at most."""
 
 
 def check(path: Path) -> None:
@@ -64,17 +66,20 @@ def _layers(figure: Any, axes: Any, run: Run, name: str) -> None:
         places = spans(run.steps, ACROSS)
         rows = [columns(places, site, ACROSS) for site in values]
         most = max((abs(value) for row in rows for value in row if math.isfinite(value)), default=0.0) or 1.0
+        signed = any(value < 0 for row in rows for value in row)
         shown = axes.imshow(
             rows,
             aspect="auto",
-            cmap="PuOr_r",
-            vmin=-most,
+            cmap="PuOr_r" if signed else "Oranges",
+            vmin=-most if signed else 0,
             vmax=most,
             interpolation="nearest",
             extent=(0, run.length, len(rows) - 0.5, -0.5),
         )
         figure.colorbar(shown, ax=axes, fraction=0.05)
         axes.grid(False)
+        every = -(-len(rows) // NAMED)
+        axes.set_yticks(range(0, len(rows), every), [shortened(site) for site in run.sites[::every]], fontsize=6)
         return
     for number, (site, at) in enumerate(zip(run.sites, values, strict=True)):
         axes.plot(run.steps, at, color=COLOURS[number % len(COLOURS)], linewidth=1.3, label=site)
@@ -87,7 +92,12 @@ def _curve(axes: Any, title: str, points: Sequence[tuple[int, float]]) -> None:
     if not points:
         axes.set_axis_off()
         return
-    axes.plot([step for step, _ in points], [value for _, value in points], color=COLOURS[0], linewidth=1.2)
+    axes.plot(
+        [step for step, _ in points],
+        [value for _, value in points],
+        color=COLOURS[0],
+        linewidth=1.2 if len(points) < 500 else 0.4,
+    )
     if wants_log([value for _, value in points]):
         axes.set_yscale("log")
 

@@ -89,6 +89,8 @@ class Run:
     """Of gamma, lambda and u, those that a line left out."""
     missing: list[str] = field(default_factory=list)
     """What a reader should know is not there."""
+    label: str = ""
+    """What somebody who has many runs calls this one."""
 
     @property
     def name(self) -> str:
@@ -104,7 +106,7 @@ class Run:
 
     @property
     def title(self) -> str:
-        return ", ".join(filter(None, (self.adapter, self.mode))) or self.name
+        return self.label or ", ".join(filter(None, (self.adapter, self.mode))) or self.name
 
     @property
     def length(self) -> int:
@@ -166,9 +168,10 @@ class Run:
             self.end = line
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path, label: str = "") -> Run:
     """Everything that can be read of a run, and what cannot."""
     run, follower = opened(folder)
+    run.label = label
     _take_stock(run, follower)
     return run
 

@@ -226,8 +226,13 @@ def side_by_side(runs: Sequence[Run], *, alone: bool = True) -> str:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """The shortest names that differ: mode, adapter and mode, folder."""
-    makers: list[Callable[[Run], str]] = [lambda run: run.mode, lambda run: run.title, lambda run: run.name]
+    """The shortest names that differ: what they are called, mode, adapter and mode, folder."""
+    makers: list[Callable[[Run], str]] = [
+        lambda run: run.label,
+        lambda run: run.mode,
+        lambda run: run.title,
+        lambda run: run.name,
+    ]
     for made in ([of(run) for run in runs] for of in makers):
         if all(made) and len(set(made)) == len(runs):
             return made

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+MINUS = "\N{MINUS SIGN}"
+
 
 def number(value: float, digits: int = 4) -> str:
     """For people: four digits that count, a real minus sign, and words where there is no number."""
@@ -15,7 +17,7 @@ def number(value: float, digits: int = 4) -> str:
         text = f"{mantissa}e{int(exponent)}"
     elif abs(value) >= 1000:
         text = f"{float(text):,.0f}"
-    return "0" if text in ("0", "-0") else text.replace("-", "\N{MINUS SIGN}")
+    return "0" if text in ("0", "-0") else text.replace("-", MINUS)
 
 
 def duration(seconds: float) -> str:

@@ -44,7 +44,7 @@ def test_results_and_traces_are_found(tmp_path: Path) -> None:
     assert found.missing == ["1 of 6 runs have no result: they failed, or are still to come"]
     assert [(row.run, len(row.values)) for row in found.answer.rows] == [("off", 3), ("fit<b", 2)]
     assert found.answer.sentences() == ["fit<b is better than off in 2 of 2 seeds, by 44 % (42 to 45 %)."]
-    assert [(run, trace.parts[-3]) for run, trace in found.traces.items()] == [("fit<b", "work-1-1")]
+    assert [(run, trace.parts[-3]) for run, trace in found.traces.items()] == [("fit<b seed 1", "work-1-1")]
 
 
 def test_which_way_a_metric_counts_is_read_and_never_guessed(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_report_of_a_comparison(tmp_path: Path) -> None:
     assert done.exit_code == 0
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "egno: off, fit&lt;b" in page
-    assert "egno, resilient" in page, "the trace of a run is in it too"
+    assert "<h2>fit&lt;b seed 1</h2>" in page, "the trace of a run is in it too"
     done = CliRunner().invoke(cli, ["report", str(folder), "--text"])
     assert "fit<b is better than off in 2 of 2 seeds" in done.stdout
     told = json.loads(CliRunner().invoke(cli, ["report", str(folder), "--json"]).stdout)
