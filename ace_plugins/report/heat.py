@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from .lines import LETTER, WIDTH, across_ticks, shortened, svg
-from .scales import Scale, columns, spans
+from .scales import Scale, beginning, columns, spans
 from .words import number
 
 ACROSS = 120
@@ -47,7 +47,7 @@ def heat_map(title: str, names: Sequence[str], steps: Sequence[int], values: Seq
             told = f"{escape(label)}<title>{escape(name)}</title>"
             parts.append(f'<text class="left" x="{left - 5:.1f}" y="{base:.1f}">{told}</text>')
     bottom = TOP + len(rows) * tall
-    x = Scale(0, max(steps, default=1), left, WIDTH - 8)
+    x = Scale(beginning(min(steps), max(steps)), max(steps), left, WIDTH - 8)
     parts += [across_ticks(x, bottom + 16, "step"), _legend(min(found, default=0.0) < 0, most)]
     return svg(title, WIDTH, math.ceil(bottom + BOTTOM), parts)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from .scales import Point, Scale, scale_of, smoothed, thinned, wants_log
+from .scales import Point, Scale, beginning, scale_of, smoothed, thinned, wants_log
 from .words import number
 
 WIDTH, HEIGHT = 420.0, 230.0
@@ -60,7 +60,7 @@ def line_chart(
     right = max(50.0, AWAY + 6 + LETTER * max(map(len, labels), default=0))
     first = min((each.points[0][0] for each in series), default=0.0)
     last = max((point[0] for each in series for point in each.points), default=1.0)
-    x = Scale(min(first, 0.0 if first <= 0.05 * last else first), max(last, first + 1), LEFT, WIDTH - right)
+    x = Scale(beginning(first, last), max(last, first + 1), LEFT, WIDTH - right)
     y = scale_of(values, HEIGHT - BOTTOM, TOP, log=log, zero=zero)
     parts = [_axes(x, y, across)]
     parts += [_event(x(step)) for step, _ in events]

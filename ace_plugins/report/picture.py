@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import AceError
 from .lines import LINES_AT_MOST, shortened
 from .runs import QUANTITIES, Run
-from .scales import columns, spans, wants_log
+from .scales import beginning, columns, spans, wants_log
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b8f94")
 """Told apart by everyone (Okabe and Ito)."""
@@ -74,7 +74,7 @@ def _layers(figure: Any, axes: Any, run: Run, name: str) -> None:
             vmin=-most if signed else 0,
             vmax=most,
             interpolation="nearest",
-            extent=(0, run.length, len(rows) - 0.5, -0.5),
+            extent=(beginning(min(run.steps), run.length), run.length, len(rows) - 0.5, -0.5),
         )
         figure.colorbar(shown, ax=axes, fraction=0.05)
         axes.grid(False)

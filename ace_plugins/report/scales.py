@@ -93,10 +93,17 @@ def _middle(points: list[Point]) -> Point:
     return points[len(points) // 2][0], sorted(value for _, value in points)[len(points) // 2]
 
 
+def beginning(first: float, last: float) -> float:
+    """Where the axis of a run begins: at 0, unless the run goes on from a checkpoint."""
+    return 0.0 if first <= 0.05 * last else first
+
+
 def spans(steps: Sequence[int], count: int) -> list[int]:
     """For each step, which of ``count`` equal spans of the run it is in."""
-    last = max(1, max(steps, default=0))
-    return [min(count - 1, max(0, math.ceil(step * count / last) - 1)) for step in steps]
+    last = max(steps, default=0)
+    low = beginning(min(steps, default=0), last)
+    size = max(1.0, last - low) / count
+    return [min(count - 1, max(0, math.ceil((step - low) / size) - 1)) for step in steps]
 
 
 def columns(places: Sequence[int], values: Sequence[float], count: int) -> list[float]:
@@ -105,9 +112,11 @@ def columns(places: Sequence[int], values: Sequence[float], count: int) -> list[
     for place, value in zip(places, values, strict=True):
         sums[place] += value
         numbers[place] += 1
+    before = values[0] if values else math.nan
     made: list[float] = []
     for total, number in zip(sums, numbers, strict=True):
-        made.append(total / number if number else made[-1] if made else math.nan)
+        before = total / number if number else before
+        made.append(before)
     return made
 
 

@@ -28,10 +28,6 @@ def sparkline(steps: Sequence[int], values: Sequence[float], wide: int = WIDE) -
         return ""
     wide = min(wide, len(values))
     means = columns(spans(steps, wide), values, wide)
-    # A first span without lines has nothing before it.
-    means = [
-        values[0] if math.isnan(mean) and math.isfinite(values[0]) and n == 0 else mean for n, mean in enumerate(means)
-    ]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     return "".join(_bar(mean, low, high) for mean in means)

@@ -38,6 +38,7 @@ class Checked(HTMLParser):
         self.tags.append(tag)
         names = [name for name, _ in attrs]
         assert len(set(names)) == len(names)
+        assert all(re.fullmatch("[a-z-]+", name) for name in names), names
         self.outside += [f"{tag} {name}" for name in names if name in ("src", "href", "xlink:href", "srcset", "data")]
         self.outside += [f"{tag} {name}" for name in names if name.startswith("on")]
         if tag not in VOID:
@@ -224,7 +225,18 @@ def test_maps_tell_signs_apart_and_show_what_is_not_finite() -> None:
     drawn = heat_map("t", ["a", "b", "c"], [1, 2, 3], [[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0], [0.0, nan, 0.0]])
     for shade in ("p8", "n8", "z", "x"):
         assert f'<path class="{shade}"' in drawn
+    assert '<path class="p8" d="M0 0h120v1' in drawn, "the first row is above 0"
     assert columns(spans([1, 10, 20], 4), [1.0, 3.0, 5.0], 4) == [1.0, 3.0, 3.0, 5.0]
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_begins_where_it_began() -> None:
+    steps, values = [5000, 6000, 7000], [1.0, 0.5, -1.0]
+    assert spans(steps, 4) == [0, 1, 3]
+    assert spans([1, 50, 100], 4) == [0, 1, 3]
+    drawn = heat_map("t", ["a", "b"], steps, [values, values])
+    assert '<path class="x"' not in drawn, "nothing before it is called not finite"
+    assert ">6,000</text>" in drawn
+    assert ">1,000</text>" not in drawn
 
 
 def test_an_axis_is_logarithmic_only_where_it_can_be() -> None:
