@@ -20,6 +20,8 @@ AWAY = 16.0
 """From the end of a line to its label."""
 GAP = 13.0
 """Between two labels, from base line to base line."""
+ROOM = 55.0
+"""For a number below a chart."""
 COLOURS = 8
 """That the page's style has."""
 LINES_AT_MOST = 8
@@ -117,7 +119,7 @@ def _axes(x: Scale, y: Scale, across: str) -> str:
 
 def across_ticks(x: Scale, base: float, across: str) -> str:
     """The numbers below a chart; the last has the unit."""
-    ticks = [tick for tick in x.ticks(4) if tick == int(tick)]
+    ticks = [tick for tick in x.ticks(max(2, int((x.end - x.start) / ROOM))) if tick == int(tick)]
     parts = []
     for tick in ticks:
         told = f"{tick:,.0f}"
