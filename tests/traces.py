@@ -25,6 +25,7 @@ def write_run(
     errors: int = 10,
     rates: bool = True,
     names: list[str] | None = None,
+    noise: float = 0.0,
     **about: Any,
 ) -> Path:
     """Odd sites settle at a gamma that grows with their number, with slack; even ones go to 0."""
@@ -48,6 +49,7 @@ def write_run(
         share = number / lines
         fall = math.exp(-6 * share)
         gamma = [end + (1 - end) * fall * math.cos(3 * share * (n % 3)) for n, end in enumerate(ends)]
+        gamma = [value + noise * generator.gauss(0, 1) for value in gamma] if noise else gamma
         line: dict[str, Any] = {
             "step": max(1, number * every),
             "seconds": round(0.05 * number * every, 3),

@@ -58,7 +58,9 @@ def line_chart(
     values = [value for each in series for _, value in each.points]
     log = not zero and wants_log(values)
     ends = [next(point for point in reversed(each.points) if math.isfinite(point[1])) for each in series]
-    labels = [shortened(each.name) if len(series) > 1 else number(end[1], 3) for each, end in zip(series, ends)]  # noqa: B905
+    labels = [
+        shortened(each.name) if len(series) > 1 else number(end[1], 3) for each, end in zip(series, ends, strict=True)
+    ]
     right = max(50.0, AWAY + 6 + LETTER * max(map(len, labels), default=0))
     first = min((each.points[0][0] for each in series), default=0.0)
     last = max((point[0] for each in series for point in each.points), default=1.0)

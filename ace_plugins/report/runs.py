@@ -128,7 +128,9 @@ class Run:
 
     def largest(self) -> list[float]:
         """The largest |gamma| of every line."""
-        return [max((abs(v) for v in at if math.isfinite(v)), default=NAN) for at in zip(*self.values["gamma"])]  # noqa: B905
+        return [
+            max((abs(v) for v in at if math.isfinite(v)), default=NAN) for at in zip(*self.values["gamma"], strict=True)
+        ]
 
     def changed(self) -> dict[str, Any]:
         """The settings that are not the defaults, as run.json has them."""

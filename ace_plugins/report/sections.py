@@ -201,7 +201,7 @@ def side_by_side(runs: Sequence[Run], *, alone: bool = True) -> str:
         return [escape(what), *(escape(of(number)) for number in range(len(runs)))]
 
     rows = [
-        *(row(key, lambda n, key=key: str(_setting(runs[n], key))) for key in differing),  # type: ignore[misc]
+        *([escape(key), *(escape(str(_setting(run, key))) for run in runs)] for key in differing),
         row("steps", lambda n: f"{runs[n].length:,}{'' if runs[n].end is not None else ', no end'}"),
         row("time", lambda n: duration(runs[n].lasted)),
         row("largest |gamma|", lambda n: _last(list(enumerate(runs[n].largest())))),

@@ -138,7 +138,7 @@ def test_many_layers_are_maps_and_few_are_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sites", "lines", "megabytes"), [(14, 5000, 2), (8, 5000, 2), (100, 2000, 5)])
 def test_long_runs_give_small_pages_soon(tmp_path: Path, sites: int, lines: int, megabytes: float) -> None:
-    folder = write_run(tmp_path / "a", sites=sites, lines=lines, errors=500)
+    folder = write_run(tmp_path / "a", sites=sites, lines=lines, errors=500, noise=1.0)
     began = time.process_time()
     text = page_of([read_run(folder)])
     assert time.process_time() - began < 5
