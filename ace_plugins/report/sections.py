@@ -185,7 +185,7 @@ def _remark(key: str, origins: dict[str, Any]) -> str:
 
 def _pairs(told: Any) -> str:
     if not isinstance(told, dict):
-        return ""
+        return told if isinstance(told, str) else ""
     return ", ".join(f"{key} {value}" for key, value in told.items() if value not in (None, "", [], {}))
 
 

@@ -78,7 +78,7 @@ def test_the_parser_of_these_tests_notices_what_is_wrong() -> None:
 
 
 def test_a_page_has_all_that_was_asked_for(tmp_path: Path) -> None:
-    about = {"versions": {"torch": "2.13.0", "ace-plugins": "0.1"}, "upstream": {"commit": "abc1234"}, "seed": 7}
+    about = {"versions": {"torch": "2.13.0", "ace-plugins": "0.1"}, "upstream": "EGNO at abc1234", "seed": 7}
     folder = write_run(tmp_path / "a", sites=3, lines=100, origins={"rho": "--rho"}, **about)
     text = page_of([read_run(folder)])
     page = checked(text)
@@ -90,7 +90,8 @@ def test_a_page_has_all_that_was_asked_for(tmp_path: Path) -> None:
         "main.py --epochs 60 --name 'a b'",
         "rho = 2x (--rho)",
         "torch 2.13.0, ace-plugins 0.1",
-        "commit abc1234",
+        "EGNO at abc1234",
+        "seed 7",
         "training loss",
         "learning rate",
         "relative, under SE(3)",
@@ -112,7 +113,7 @@ def test_nothing_that_is_read_becomes_markup(tmp_path: Path) -> None:
         adapter=bad,
         command=[bad],
         versions={bad: bad},
-        upstream={"x": bad},
+        upstream=bad,
     )
     about = json.loads((folder / "run.json").read_text())
     about["config"]["preset" + bad] = bad
