@@ -22,6 +22,8 @@ GAP = 13.0
 """Between two labels, from base line to base line."""
 ROOM = 55.0
 """For a number below a chart."""
+MANY = 240
+"""Points from which noise hides where a line goes."""
 COLOURS = 8
 """That the page's style has."""
 LINES_AT_MOST = 8
@@ -120,19 +122,21 @@ def _axes(x: Scale, y: Scale, across: str) -> str:
 
 
 def across_ticks(x: Scale, base: float, across: str) -> str:
-    """The numbers below a chart; the last has the unit."""
+    """The numbers below a chart; the last has the unit. One that would touch the next is left out."""
     ticks = [tick for tick in x.ticks(max(2, int((x.end - x.start) / ROOM))) if tick == int(tick)]
-    parts = []
-    for tick in ticks:
+    parts: list[str] = []
+    free = WIDTH
+    for tick in reversed(ticks):
         told = f"{tick:,.0f}"
         # The number stands below its tick, and the unit after it.
         start = x(tick) - LETTER * len(told) / 2
-        told = f"{told} {across}s" if tick == ticks[-1] else told
-        if start + LETTER * len(told) < WIDTH:
+        told = told if parts else f"{told} {across}s"
+        if not parts:
+            start = min(start, WIDTH - LETTER * len(told))
+        if start + LETTER * len(told) <= free:
             parts.append(f'<text x="{start:.1f}" y="{base:.1f}">{told}</text>')
-        else:
-            parts.append(f'<text class="left" x="{WIDTH:g}" y="{base:.1f}">{told}</text>')
-    return "".join(parts)
+            free = start - LETTER
+    return "".join(reversed(parts))
 
 
 def _event(place: float) -> str:
@@ -143,9 +147,9 @@ def _line(series: Series, x: Scale, y: Scale, colour: int, marks: bool) -> str:
     parts = []
     points = [(step, value) for step, value in series.points if not (y.log and value <= 0)]
     pieces = thinned(points)
-    if series.noisy and len(points) > 60:
+    if series.noisy and len(points) > MANY:
         parts.append(f'<path class="noise c{colour}" d="{_path(pieces, x, y)}"/>')
-        pieces = smoothed(points, min(60, len(points) // 8))
+        pieces = smoothed(points, MANY // 4)
     parts.append(f'<path class="line c{colour}" d="{_path(pieces, x, y)}"><title>{escape(series.name)}</title></path>')
     if marks or len(points) == 1:
         dots = [point for piece in pieces for point in piece][:200]

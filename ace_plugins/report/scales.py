@@ -81,12 +81,12 @@ def _thin(points: list[Point], parts: int) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point], parts: int = FEW) -> list[list[Point]]:
-    """The middle of every part of a noisy line."""
+    """The middle of every part of a noisy line, from where it begins to where it ends."""
     finite = [point for point in points if math.isfinite(point[1])]
     if len(finite) <= parts:
         return [finite] if finite else []
     made = [_middle([finite[i] for i in part]) for part in _parts(len(finite), parts)]
-    return [[*made, (finite[-1][0], made[-1][1])]]
+    return [[finite[0], *made, (finite[-1][0], made[-1][1])]]
 
 
 def _middle(points: list[Point]) -> Point:

@@ -14,7 +14,7 @@ from .heat import heat_map
 from .lines import LINES_AT_MOST, Series, line_chart
 from .outcome import Outcome, outcome
 from .runs import Run
-from .scales import Point, Scale, scale_of, thinned
+from .scales import Point, Scale, scale_of, thinned, wants_log
 from .trace import relative
 from .words import duration, number, plural
 
@@ -98,12 +98,18 @@ def _training(run: Run) -> list[str]:
         made.append(page.figure("training loss", "as the script computed it", chart))
     if _finite(run.errors):
         remark = f"relative{f', under {run.group}' if run.group else ''}"
-        chart = line_chart("equivariance error", [Series("error", run.errors)], marks=True, events=events)
+        chart = line_chart(
+            "equivariance error",
+            [Series("error", run.errors)],
+            zero=not wants_log(map(_value, run.errors)),
+            marks=True,
+            events=events,
+        )
         made.append(page.figure("equivariance error", remark, chart))
     rates = _rates(run)
     if rates:
         told = rates[0].points[-1][1] if len(rates) == 1 and len({value for _, value in rates[0].points}) == 1 else None
-        chart = line_chart("learning rate", rates[:LINES_AT_MOST], events=events) if told is None else ""
+        chart = line_chart("learning rate", rates[:LINES_AT_MOST], zero=True, events=events) if told is None else ""
         picture = chart or f"{number(told or 0.0)} throughout."
         made.append(page.figure("learning rate", "of the script's optimizer", picture))
     return made
@@ -117,6 +123,10 @@ def _rates(run: Run) -> list[Series]:
         if _finite(points):
             lines.setdefault(points, []).append(group)
     return [Series(f"group {', '.join(map(str, groups))}", points) for points, groups in lines.items()]
+
+
+def _value(point: Point) -> float:
+    return point[1]
 
 
 def _finite(points: Sequence[Point]) -> bool:

@@ -12,7 +12,7 @@ import pytest
 from traces import write_run
 
 from ace_plugins.report.heat import heat_map
-from ace_plugins.report.lines import GAP, Series, line_chart, shortened, spread
+from ace_plugins.report.lines import GAP, LETTER, WIDTH, Series, across_ticks, line_chart, shortened, spread
 from ace_plugins.report.report import data_of, page_of
 from ace_plugins.report.runs import read_run
 from ace_plugins.report.scales import Scale, columns, scale_of, smoothed, spans, thinned
@@ -198,7 +198,7 @@ def test_thinning_keeps_peaks_ends_and_gaps() -> None:
     assert (kept[0][0], kept[-1][0]) == (0.0, 9999.0)
     points[5000] = (5000.0, float("nan"))
     assert [piece[0][0] for piece in thinned(points)] == [0.0, 5001.0]
-    assert smoothed([(float(n), float(n % 2)) for n in range(1000)], 10)[0][0] == (50.0, 1.0)
+    assert smoothed([(float(n), float(n % 2)) for n in range(1000)], 10)[0][:2] == [(0.0, 0.0), (50.0, 1.0)]
 
 
 def test_labels_do_not_touch_and_stay_inside() -> None:
@@ -210,6 +210,18 @@ def test_labels_do_not_touch_and_stay_inside() -> None:
     crowded = spread([200.0] * 8, 5, 205)
     assert max(crowded) <= 205
     assert min(b - a for a, b in zip(sorted(crowded), sorted(crowded)[1:], strict=False)) >= GAP - 1e-9
+
+
+@pytest.mark.parametrize("last", [7, 960, 50_000, 1_000_000])
+@pytest.mark.parametrize("left", [46.0, 150.0])
+def test_numbers_below_a_chart_do_not_touch(last: int, left: float) -> None:
+    drawn = across_ticks(Scale(0, last, left, WIDTH - 8), 0, "step")
+    found = [(float(x), told) for x, told in re.findall(r'x="([\d.]+)" y="0.0">([^<]+)<', drawn)]
+    assert len(found) >= 2
+    assert found[-1][1].endswith(" steps")
+    ends = [x + LETTER * len(told) for x, told in found]
+    assert ends[-1] <= WIDTH + 0.1
+    assert all(end < x for end, (x, _) in zip(ends, found[1:], strict=False))
 
 
 def test_scales_have_round_numbers() -> None:
