@@ -12,7 +12,7 @@ import click
 from ..compare import picture as drawing
 from ..compare.answer import Answer
 from ..compare.experiment import read
-from ..compare.live import Lines, Progress, Screen, duration
+from ..compare.live import Lines, Progress, Screen
 from ..compare.local import Local, Machine
 from ..compare.outputs import parse_metric
 from ..compare.plan import FOLDER, Comparison, Trial, parse_seeds, planned
@@ -23,6 +23,7 @@ from ..errors import AceError
 from ..later import later
 from ..plugins.registry import registry
 from ..report.trace import relative
+from ..report.words import duration
 from ..telling import say
 from .options import as_json, print_json
 

@@ -25,9 +25,11 @@ COMMANDS = {
     "doctor": ("models", "doctor", "Attach an adapter to a small model and examine it."),
     "export": ("models", "export", "A checkpoint without ACE, for plain upstream."),
     "list": ("plugins", "listing", "Every adapter: versions wanted and found, healthy or why not."),
+    "report": ("reports", "report", "What runs came to: a page with verdicts in plain words."),
     "revert": ("scripts", "revert", "Undo a patch; your own edits stay."),
     "run": ("scripts", "run", "Run a script with ACE; nothing is written to it."),
     "status": ("scripts", "status", "Whose checkout, which commit, patched or not."),
+    "watch": ("reports", "watch", "A run under way, live in the terminal."),
 }
 """Module and name of each, and what it is for. Every adapter whose upstream people clone has a command besides."""
 

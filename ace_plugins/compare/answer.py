@@ -70,7 +70,7 @@ class Answer:
             spread = "" if row.spread is None else f" ± {row.spread:.2g}"
             cells = [row.run, str(len(row.values)), f"{row.mean:.4g}{spread}"]
             cells += [f"{row.others[metric.name]:.4g}" for metric in others]
-            cells.append(_change(changes[row.run]) if row.run in changes else "")
+            cells.append(change_in_words(changes[row.run]) if row.run in changes else "")
             if timed:
                 cells.append("" if row.seconds is None else f"x {row.seconds:.2f}")
             if measured:
@@ -117,6 +117,6 @@ class Answer:
         }
 
 
-def _change(difference: Difference) -> str:
+def change_in_words(difference: Difference) -> str:
     mean = difference.of_metric(difference.mean)
     return f"{100 * mean:+.1f} %" if difference.proportional else f"{mean:+.3g}"

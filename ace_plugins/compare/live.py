@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from ..report.words import duration
 from ..telling import say
 from .local import Event
 from .outputs import Reading
@@ -136,10 +137,3 @@ class Screen(Progress):
         share = self.share(trial)
         so_far = f"{reading.values[name]:.4g} " if name in reading.values else ""
         return so_far + ("..." if share is None else f"{100 * share:.0f} %")
-
-
-def duration(seconds: float) -> str:
-    """For people: ``42 s``, ``7 min``, ``2.5 h``."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

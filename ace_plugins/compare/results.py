@@ -76,6 +76,7 @@ class Store:
             "command": list(comparison.words),
             "runs": {name: dict(settings) for name, settings in comparison.runs.items()},
             "seeds": list(comparison.seeds),
+            "metrics": [{"name": metric.name, "higher": metric.higher} for metric in comparison.metrics],
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         publish(path, (json.dumps(told, indent=1) + "\n").encode())

@@ -166,7 +166,11 @@ class Record:
         """The last line, once: when the process ends, the model is projected, or nobody holds it any more."""
         if not self.finished and self.process == os.getpid():  # a forked child ends without ending the run
             self.finished = True
-            self.write(finished=True)
+            if self.trace is not None:
+                told = self.to_dict()
+                verdicts = [site["verdict"] for site in told["sites"]]
+                # Only here is all known that verdicts are made of: who reads the trace later takes these.
+                self.write(finished=True, verdicts=verdicts, verdict=told["verdict"])
 
     def to_dict(self) -> dict[str, Any]:
         """How the run ended, with a verdict on each site and on the whole."""

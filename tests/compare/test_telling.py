@@ -10,12 +10,13 @@ from rich.console import Console
 from ace_plugins import AceError, Metric, Script
 from ace_plugins.compare import picture
 from ace_plugins.compare.answer import Answer
-from ace_plugins.compare.live import Lines, Progress, Screen, duration
+from ace_plugins.compare.live import Lines, Progress, Screen
 from ace_plugins.compare.local import Event, Machine
 from ace_plugins.compare.outputs import Reading
 from ace_plugins.compare.plan import Comparison, Trial
 from ace_plugins.compare.results import Result
 from ace_plugins.compare.workspace import Contents
+from ace_plugins.report.words import duration
 
 METRICS = (Metric("test", r"test (\S+)"), Metric("validation", r"val (\S+)"))
 

@@ -1,0 +1,133 @@
+"""Commands that show what runs came to: ``report``, and ``watch`` for one that is under way."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from .. import __version__
+from ..compare import picture as curves
+from ..compare.reading import Found, is_comparison, read_comparison
+from ..compare.section import comparison_section
+from ..errors import AceError
+from ..files import publish
+from ..report import picture
+from ..report.report import data_of, page_of
+from ..report.runs import find_run, is_run, newest, read_run
+from ..report.terminal import print_report
+from ..report.trace import relative
+from ..report.watching import SECONDS, Watch, follow, print_once
+from ..settings.sources import RUNS
+from .options import as_json, print_json
+
+PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
+
+
+@click.command()
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help=f"The page.  [default: {PAGE} in the folder it tells of]",
+)
+@click.option("--text", is_flag=True, help="Print it in the terminal instead.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw a picture: .png, .pdf or .svg")
+@as_json
+def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | None, as_json: bool) -> None:
+    """What runs came to, as one HTML page that needs nothing else: what they were, gamma, lambda and u of every layer
+    over time, the loss, the equivariance error, and verdicts in plain words.
+
+    RUN is the folder of a run, one with runs (the newest is taken), or one with results of 'ace-patch compare'. Without
+    it, the newest run in .ace/runs is taken. Several are shown side by side.
+    """
+    if text and as_json:
+        raise AceError("--text and --json: expected one of them")
+    if png is not None:
+        picture.check(png)
+    comparisons = [read_comparison(path) for path in runs if is_comparison(path)]
+    folders = [find_run(path) for path in runs if not is_comparison(path)] if runs else [find_run(None)]
+    read = [read_run(folder) for folder in dict.fromkeys(folders)]
+    read += [read_run(trace, label) for found in comparisons for label, trace in found.traces.items()]
+    if png is not None:
+        if read:
+            picture.draw(read, png)
+        elif not curves.draw(comparisons[0].answer.comparison, comparisons[0].answer.results, png):
+            raise AceError(f"nothing to draw in {comparisons[0].folder}: expected traces or results with curves")
+        click.echo(f"Picture: {relative(png)}", err=True)
+    if as_json:
+        print_json({"comparisons": [_data(found) for found in comparisons], "runs": [data_of(run) for run in read]})
+    if text:
+        for found in comparisons:
+            _print(found)
+        for number, run in enumerate(read):
+            click.echo("\n" * bool(number or comparisons), nl=False)
+            print_report(run)
+    if out is not None or not (text or as_json or png is not None):
+        told_of = [path.folder for path in (comparisons or read)]
+        out = out or (told_of[0] / PAGE if len(told_of) == 1 else Path(PAGE_OF_MANY))
+        made = f"Written by ace-patch report {__version__} on {time.strftime('%Y-%m-%d %H:%M')}."
+        title = f"ACE: {comparisons[0].answer.comparison.adapter} compared" if comparisons else ""
+        page = page_of(read, before=[comparison_section(found) for found in comparisons], title=title, made=made)
+        publish(out, page.encode())
+        click.echo(f"Report: {relative(out)}", err=text or as_json)
+
+
+def _data(found: Found) -> dict[str, Any]:
+    return {**found.answer.to_dict(), "missing": found.missing}
+
+
+def _print(found: Found) -> None:
+    console = Console(highlight=False)
+    for text in found.missing:
+        console.print(f"[yellow]note[/]: {text}", soft_wrap=True)
+    if found.answer.rows:
+        table = found.answer.table()
+        table.caption = table.caption if found.directed else None
+        console.print(table)
+    for sentence in found.answer.sentences():
+        console.print(sentence, markup=False, soft_wrap=True)
+
+
+@click.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
+@click.option("--once", is_flag=True, help="Print how it stands now, and end.")
+@click.option("--follow", "go_on", is_flag=True, help="Go on even where there is no terminal.")
+@click.option(
+    "--every", type=click.FloatRange(min=0.05), default=SECONDS, show_default=True, help="Seconds between two looks."
+)
+def watch(run: Path | None, once: bool, go_on: bool, every: float) -> None:
+    """Watch a run under way, from another shell: gamma, lambda and u of every layer, and the loss. Ctrl-C leaves.
+
+    RUN is the folder of a run, or one with runs. Without it, the newest run in .ace/runs is watched, and a newer one as
+    soon as it starts.
+    """
+    once = once or not (go_on or sys.stdout.isatty())
+    # Of a run that is named there is no newer one.
+    runs = None if run is not None and is_run(run) else _runs_in(run)
+    try:
+        if not once and runs is not None and newest(runs) is None:
+            click.echo(f"waiting for a run in {relative(runs)}", err=True)
+            while newest(runs) is None:
+                time.sleep(every)
+        watched = Watch(find_run(run), runs=runs)
+        if once:
+            print_once(watched)
+        else:
+            follow(watched, seconds=every)
+    except KeyboardInterrupt:
+        sys.exit(0)
+
+
+def _runs_in(where: Path | None) -> Path:
+    """The folder that new runs appear in."""
+    if where is None:
+        return Path(os.environ.get("ACE_RUNS") or RUNS)
+    if not where.is_dir():
+        raise AceError(f"no run {str(where)!r}: expected the folder of a run, or one with runs, such as {RUNS}")
+    return where / RUNS if newest(where) is None and (where / RUNS).is_dir() else where

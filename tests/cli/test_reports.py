@@ -1,0 +1,125 @@
+"""ace-patch report and ace-patch watch, as people call them."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from traces import write_run
+
+from ace_plugins.cli.main import cli
+from ace_plugins.report import watching
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("ACE_RUNS")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(cli, words)
+
+
+def test_the_newest_run_without_a_word(here: Path) -> None:
+    folder = write_run(here / ".ace" / "runs" / "20260101-egno")
+    done = call("report")
+    assert (done.exit_code, done.stdout) == (0, f"Report: {Path('.ace/runs/20260101-egno/report.html')}\n")
+    assert "egno, resilient" in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_several_runs_and_a_file_of_ones_own(here: Path) -> None:
+    write_run(here / "a"), write_run(here / "b", mode="strict")
+    assert call("report", "a", "b").exit_code == 0
+    assert "2 runs side by side" in (here / "ace-report.html").read_text(encoding="utf-8")
+    assert call("report", "a", "--out", "mine.html").exit_code == 0
+    assert "side by side" not in (here / "mine.html").read_text(encoding="utf-8")
+
+
+def test_text_and_json_write_no_file(here: Path) -> None:
+    write_run(here / "a")
+    done = call("report", "a", "--text")
+    row = next(line for line in done.stdout.splitlines() if "layers.0.h" in line)
+    assert "█" in row
+    assert "▁" in row
+    assert "breaks: the data breaks the symmetry here: u says how much" in done.stdout
+    told = json.loads(call("report", "a", "--json").stdout)
+    assert told["runs"][0]["sites"][1]["verdict"] == "breaks"
+    assert sorted(path.name for path in (here / "a").iterdir()) == ["run.json", "trace.jsonl"]
+    assert sorted(path.name for path in here.iterdir()) == ["a"]
+
+
+def test_a_picture_and_what_to_do_without_matplotlib(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(here / "a"), write_run(here / "b", sites=12, loss=False)
+    pytest.importorskip("matplotlib")
+    assert call("report", "a", "b", "--png", "runs.png").exit_code == 0
+    assert (here / "runs.png").read_bytes().startswith(b"\x89PNG")
+    done = call("report", "a", "--png", "runs.doc")
+    assert done.exit_code == 2
+    assert "expected a name that ends in .png" in done.stderr
+    kept = builtins.__import__
+
+    def without(name: str, *args: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return kept(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    done = call("report", "a", "--png", "other.png")
+    assert done.exit_code == 2
+    assert "pip install 'ace-plugins[picture]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["report"], "no runs in .ace/runs: expected folders with trace.jsonl; train with ACE here first"),
+        (["report", "nowhere"], "no run 'nowhere': expected the folder of a run"),
+        (["report", "."], "expected trace.jsonl there or in folders below"),
+        (["report", ".", "--text", "--json"], "--text and --json: expected one of them"),
+        (["watch", "--once"], "no runs in .ace/runs"),
+        (["watch", "nowhere"], "no run 'nowhere'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(here: Path, words: list[str], told: str) -> None:
+    done = call(*words)
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_watch_prints_once_where_there_is_no_terminal(here: Path) -> None:
+    write_run(here / ".ace" / "runs" / "a", finished=False)
+    for words in (["watch", "--once"], ["watch"], ["watch", ".ace/runs/a"], ["watch", "."]):
+        done = call(*words)
+        assert done.exit_code == 0
+        assert "step 600" in done.stdout
+        assert "layers.1.x" in done.stdout
+
+
+def test_ctrl_c_leaves_quietly(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watching.time, "sleep", stop)
+    write_run(here / "a")
+    done = call("watch", "a", "--follow")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "step 600" in done.stdout
+    (here / "empty").mkdir()
+    done = call("watch", "empty", "--follow")
+    assert (done.exit_code, done.stderr) == (0, "waiting for a run in empty\n")
+
+
+def test_neither_needs_torch(here: Path) -> None:
+    write_run(here / "a")
+    code = "import sys; from ace_plugins.cli import reports; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["False", "False"]

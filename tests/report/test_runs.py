@@ -1,0 +1,180 @@
+"""Runs read back from their folders, in every state that a process can leave them in."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+from traces import write_run
+
+from ace_plugins import AceError, attach
+from ace_plugins.report.outcome import LANDED, outcome
+from ace_plugins.report.runs import Follower, find_run, read_run
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
+
+
+def rewrite(folder: Path, told: list[dict[str, object]]) -> None:
+    (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
+
+
+def test_a_whole_run_is_read_and_nothing_is_missing(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", sites=3, lines=20))
+    assert (run.title, run.length, run.lasted, run.missing) == ("egno, resilient", 200, 10.0, [])
+    assert len(run.steps) == 21
+    assert [len(site) for site in run.values["gamma"]] == [21, 21, 21]
+    assert run.changed() == {"mode": "resilient", "loop": "fitted", "rho": "2x"}
+    assert run.group == "SE(3)"
+    assert len(run.loss) == len(run.rates) == 21
+
+
+def test_a_killed_run_with_a_line_half_written(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", lines=20, finished=False)
+    with (folder / "trace.jsonl").open("a") as file:
+        file.write('{"step": 210, "gam')
+    run = read_run(folder)
+    assert run.length == 200
+    assert run.missing == [
+        "the last line of trace.jsonl is cut off: left out",
+        "the trace has no end: the run was killed after step 200, or is still under way",
+    ]
+
+
+def test_garbage_in_the_middle_is_left_out_and_told(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", lines=20)
+    path = folder / "trace.jsonl"
+    before = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*before[:5], b"\xff\xfe{]\n", b"3\n", *before[5:]]))
+    run = read_run(folder)
+    assert len(run.steps) == 21
+    assert run.missing == ["2 lines of trace.jsonl cannot be read: left out"]
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_without_run_json_layers_are_numbered_and_nothing_is_judged(tmp_path: Path, text: str | None) -> None:
+    folder = write_run(tmp_path / "a", sites=2)
+    (folder / "run.json").unlink() if text is None else (folder / "run.json").write_text(text)
+    run = read_run(folder)
+    assert run.sites == ["site 0", "site 1"]
+    assert [layer.verdict for layer in outcome(run).layers] == ["", ""]
+    assert any("run.json" in told for told in run.missing)
+
+
+def test_settings_of_another_version_do_not_stop_it(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    about = json.loads((folder / "run.json").read_text())
+    about["config"] |= {"alone": 0.5, "horizon": "long"}
+    del about["config"]["shims"]
+    (folder / "run.json").write_text(json.dumps(about))
+    run = read_run(folder)
+    assert run.config is not None
+    assert (run.config.rho, run.config.horizon) == ("2x", 0.25)
+    assert run.missing == [
+        "settings this version does not know: alone",
+        "settings whose values this version does not know: horizon",
+    ]
+    about["config"]["mode"] = "lenient"
+    (folder / "run.json").write_text(json.dumps(about))
+    assert read_run(folder).config is None
+
+
+def test_values_that_are_not_finite_are_told_and_judged(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", sites=2, lines=30)
+    told = lines(folder)
+    for line in told[20:]:
+        line["gamma"] = [None, *line["gamma"][1:]]  # type: ignore[index]
+        line["loss"] = None
+    rewrite(folder, told)
+    run = read_run(folder)
+    assert math.isnan(run.now("gamma")[0])
+    assert "gamma is not finite in some lines: layers.0.x" in run.missing
+    assert "the loss is not finite in some lines" in run.missing
+    assert outcome(run).layers[0].verdict == "diverged"
+
+
+def test_a_trace_without_lambda_is_not_called_diverged(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", sites=2)
+    rewrite(folder, [{key: value for key, value in line.items() if key != "lambda"} for line in lines(folder)])
+    run = read_run(folder)
+    assert "lambda is missing in some lines: layers.0.x, layers.0.h" in run.missing
+    assert {layer.verdict for layer in outcome(run).layers} == {""}
+
+
+def test_an_empty_folder_of_a_run_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    (folder / "trace.jsonl").write_text("")
+    assert read_run(folder).missing == ["trace.jsonl has no lines"]
+    (folder / "trace.jsonl").unlink()
+    assert read_run(folder).missing == ["trace.jsonl is missing"]
+    assert read_run(folder).length == 0
+
+
+def test_the_runs_own_verdicts_go_before_those_from_the_trace(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", sites=2, mode="strict", verdicts=True)
+    found = outcome(read_run(folder))
+    assert ([layer.verdict for layer in found.layers], found.whole) == (["fits", "breaks"], "layers.9 says it")
+    assert "try mode resilient" in found.meanings["breaks"]
+    found = outcome(read_run(write_run(tmp_path / "b", sites=2, mode="strict", finished=False)))
+    assert [layer.verdict for layer in found.layers] == [LANDED, "moving"], "how hard lambda holds is not in the trace"
+    assert found.whole == ""
+
+
+def test_a_real_run_is_read_as_it_was_told(tmp_path: Path) -> None:
+    import torch
+    from toy import Layered
+
+    from ace_plugins.report.recorder import RECORDER
+
+    model = attach(Layered(), mode="strict", loop="fitted", budget=60)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    x = torch.randn(8, 3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    record = RECORDER.of(model)
+    told = record.to_dict()
+    record.finish()
+    run = read_run(find_run(None))
+    found = outcome(run)
+    assert run.missing == []
+    assert [layer.verdict for layer in found.layers] == [site["verdict"] for site in told["sites"]]
+    assert found.whole == told["verdict"]
+
+
+def test_the_newest_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = tmp_path / "work" / ".ace" / "runs"
+    old, new = write_run(runs / "20260102-egno"), write_run(runs / "20260101-egno")
+    for age, folder in ((100, old), (10, new)):
+        stamp = (folder / "trace.jsonl").stat().st_mtime - age
+        os.utime(folder / "run.json", (stamp, stamp))
+    assert find_run(runs) == new, "by when it began, not by its name"
+    assert find_run(tmp_path / "work") == new
+    assert find_run(old) == old
+    assert find_run(old / "trace.jsonl") == old
+    monkeypatch.setenv("ACE_RUNS", str(runs))
+    assert find_run(None) == new
+
+
+def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(AceError, match=r"no runs in .*runs: expected folders with trace.jsonl; train with ACE here"):
+        find_run(None)
+    with pytest.raises(AceError, match="no run 'nowhere': expected the folder of a run"):
+        find_run(Path("nowhere"))
+    with pytest.raises(AceError, match="expected trace.jsonl there or in folders below"):
+        find_run(tmp_path)
+
+
+def test_a_line_counts_once_its_end_is_there(tmp_path: Path) -> None:
+    follower = Follower(tmp_path)
+    assert follower.poll() == []
+    with (tmp_path / "trace.jsonl").open("w") as file:
+        for text, expected in (('{"step": 1}\n{"st', [1]), ('ep": 2', []), ("}\n", [2]), ("", [])):
+            file.write(text)
+            file.flush()
+            assert [line["step"] for line in follower.poll()] == expected
