@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..later import later
+from ..settings.config import NONE
 from ..settings.sources import RUNS
 from .trace import TraceFile, finite, relative
 from .verdicts import sites_verdicts, whole_verdict
@@ -76,6 +77,8 @@ class Record:
         self.trace: TraceFile | None = None
         self.begun = False
         """It has made a step."""
+        self.leads = False
+        """It is of the process that writes and logs, of those that train together. Known once it has begun."""
         self.errors: list[dict[str, Any]] = []
         """The equivariance errors that were measured."""
         self.measurable = True
@@ -90,6 +93,16 @@ class Record:
     @property
     def steps(self) -> int:
         return self.duals.count
+
+    @property
+    def observed(self) -> bool:
+        """Whether anyone reads what is measured: a trace or a log."""
+        return self.trace is not None or (self.leads and self.config.log != NONE)
+
+    def error_at(self, step: int) -> dict[str, Any] | None:
+        """The equivariance error that was measured after this step, if one was."""
+        last = self.errors[-1] if self.errors else None
+        return last if last is not None and last["step"] == step else None
 
     def snapshot(self) -> Tensor:
         """gamma, lambda and u of every site now, [3, sites]."""
@@ -195,8 +208,10 @@ class Recorder:
             self._begin(model, record)
         record.history.record(step, record.snapshot())
         batch, ace.batch = ace.batch, None
-        if record.trace is not None and not record.finished and (batch is not None or ace.config.traces(step)):
-            error = None if batch is None else _measured(model, record, batch)
+        if record.finished or not record.observed:
+            return
+        error = None if batch is None else _measured(model, record, batch)
+        if batch is not None or ace.config.traces(step):
             record.write(**({} if error is None else {"error": error}))
 
     @hookimpl
@@ -208,8 +223,8 @@ class Recorder:
     def _begin(self, model: nn.Module, record: Record) -> None:
         """At the first step: by then processes that train together have found each other."""
         record.begun = True
-        first = later("ace_plugins.engine.distributed").rank() == 0
-        if first and record.config.trace and os.environ.get("ACE_TRACE") != "0":
+        record.leads = later("ace_plugins.engine.distributed").rank() == 0
+        if record.leads and record.config.trace and os.environ.get("ACE_TRACE") != "0":
             record.open_trace(Path(os.environ.get("ACE_RUNS") or self.home / RUNS))
             # Holds the record, never the model: a model dropped inside a function still gets its last line.
             weakref.finalize(model, record.finish)
