@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from .engine.branches import Norm, linear, mlp, norm_linear
     from .engine.checkpoints import export, numpy_numbers
     from .engine.measuring import equivariance_error, use_branches
-    from .engine.status import SiteStatus, Status, status
     from .errors import AceError, AceWarning, AdapterError, ConfigError, one_of
     from .files import publish
     from .patch.constructors import attach, patched
     from .patch.imports import whenever_imported
     from .plugins.claims import belongs
+    from .report.status import SiteStatus, Status, status
     from .report.trace import read_trace
     from .settings.config import Config
     from .symmetry.graphs import Graphs
@@ -44,7 +44,7 @@ _HOMES = {
     "patch.constructors": "attach patched",
     "engine.attaching": "project",
     "engine.measuring": "averaged equivariance_error use_branches",
-    "engine.status": "SiteStatus Status status",
+    "report.status": "SiteStatus Status status",
     "engine.checkpoints": "export numpy_numbers",
     "report.trace": "read_trace",
     "settings.config": "Config",

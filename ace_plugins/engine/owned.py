@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .observed import LOSSES
 from .state import Ace
 from .turns import Turns
 
@@ -74,6 +75,7 @@ class Owned(ABC):
         if before is None or gradient is None:
             return False
         self.ace.turns = Turns()
+        self.ace.observed = LOSSES.observed(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return False  # the fused kernel skipped the step, so the duals do too

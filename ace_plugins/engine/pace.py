@@ -44,7 +44,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
     config = duals.config
     duals.tick()
     size_before = duals.square.sqrt()
-    memory = max(SHORTEST, MEMORY * (horizon or 0.0))
+    memory = averaged_over(horizon or 0.0)
     strict = config.mode == "strict"
     waited = duals.error if strict else torch.zeros_like(gamma)  # steps that a gamma has been at 0
     # Of a site that has landed there is no gradient, and what it was held with stays.
@@ -94,13 +94,18 @@ def land(duals: Duals, horizon: float) -> bool:
     """
     if duals.config.mode != "strict" or duals.count % max(1, round(MEMORY * horizon / 4)):
         return False  # looked at now and then: asking the device is waiting for it
-    ready = duals.error > max(SHORTEST, MEMORY * horizon)
+    ready = duals.error > averaged_over(horizon)
     if not bool(ready.any()):
         return False
     duals.lambda_.copy_(torch.where(ready, -duals.mean, duals.lambda_))
     duals.error.copy_(torch.where(ready, -1.0, duals.error))
     duals.note_landed()
     return True
+
+
+def averaged_over(horizon: float) -> float:
+    """Steps over which gradients are averaged, and that a gamma waits at 0 before its site lands."""
+    return max(SHORTEST, MEMORY * horizon)
 
 
 def _ratio(one: Tensor, other: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from .bounded import maps
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import Duals
+from .observed import Observed
 from .taps import Argument
 from .turns import Turns
 
@@ -103,6 +104,8 @@ class Ace(nn.Module):
         self.action = action
         """How the group acts on the model, where training forwards are turned into random frames."""
         self.turns = Turns()
+        self.observed = Observed()
+        """What the last step was made of."""
         self.freed: list[nn.Parameter] = []
         """Parameters that only landed sites have: no forward reads them and no optimizer moves them."""
         self.hooks: Hooks | None = None
@@ -228,6 +231,7 @@ class Ace(nn.Module):
             "batch": None,
             "under_way": None,
             "turns": Turns(),
+            "observed": Observed(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..errors import StepError
 from ..plugins.registry import tell
 from .bounded import follow, maps
+from .observed import LOSSES
 from .owned import Owned
 from .ownership import Adoption, Ownership, look, seen
 from .state import LIVE
@@ -45,6 +46,7 @@ class Loop:
             register_optimizer_step_pre_hook(self.before_step)
             register_optimizer_step_post_hook(self.after_step)
             wrapt.wrap_function_wrapper(Optimizer, "__init__", self._constructing)
+            LOSSES.install()
             atexit.register(self.finish)
 
     def _constructing(self, init: Any, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -120,20 +120,20 @@ class Log:
         self.logger: Logger | None = None
         self.closed = False
 
-    def write(self, step: int) -> None:
+    def write(self) -> None:
+        """How things are now, under the step that the trace has: it never goes back."""
         if self.closed:
             return
+        first = self.logger is None
         try:
-            if self.logger is None:
-                self.logger = KINDS[self.record.config.log](self.record)
-                self.logger.log(self._values(step), step)
-                # What is registered last is called first. The library's own would end the run, and say so on stdout.
-                atexit.register(self.close)
-            else:
-                self.logger.log(self._values(step), step)
+            self.logger = self.logger or KINDS[self.record.config.log](self.record)
+            self.logger.log(self._values(), self.record.steps)
         except Exception as error:
             self.closed = True
             self._warn(error)
+        if first and not self.closed:
+            # What is registered last is called first. The library's own would end the run, and say so on stdout.
+            atexit.register(self.close)
 
     def close(self) -> None:
         if self.closed or self.record.process != os.getpid():  # a forked child ends without ending the run
@@ -146,14 +146,14 @@ class Log:
         except Exception as error:
             self._warn(error)
 
-    def _values(self, step: int) -> dict[str, float]:
+    def _values(self) -> dict[str, float]:
         rows = zip(("gamma", "lambda", "u"), self.record.snapshot().tolist(), strict=True)
         values = {
             f"ace/{name}/{site}": value
             for name, row in rows
             for site, value in zip(self.record.sites, row, strict=True)
         }
-        error = self.record.error_at(step) or {}
+        error = self.record.error_now or {}
         measured = {f"ace/error/{name}": error.get(name) for name in ("relative", "absolute")}
         return values | {name: value for name, value in measured.items() if value is not None}
 
@@ -172,13 +172,13 @@ class Loggers:
     def ace_stepped(self, model: nn.Module, step: int) -> None:
         record = RECORDER.of(model)
         config = record.config
-        if config.log == NONE or not record.leads or not (config.logs(step) or record.error_at(step)):
+        if config.log == NONE or not record.leads or not (config.logs(step) or record.error_now):
             return
         log = self.logs.get(model)
         if log is None or log.record is not record:  # the record of a forked process is its own
             log = self.logs[model] = Log(record)
             weakref.finalize(model, log.close)
-        log.write(step)
+        log.write()
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:

@@ -8,17 +8,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import platform
 import sys
 import time
 import warnings
 import weakref
-from importlib.metadata import version
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import Requirement
 
 from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..later import later
+from ..plugins.registry import registry
 from ..settings.config import NONE
 from ..settings.sources import RUNS
 from .trace import TraceFile, finite, relative
@@ -74,6 +80,13 @@ class Record:
         self.duals = ace.duals
         self.budget = ace.budget
         self.process = os.getpid()
+        self.position = 0
+        """Steps as the trace counts them. It never runs backwards, as the model's own count does when a checkpoint of
+        an earlier step is loaded."""
+        self.offset = 0
+        """What was added to the model's own count since."""
+        self.loaded: int | None = None
+        """The step of a checkpoint that was loaded, and not told yet."""
         self.trace: TraceFile | None = None
         self.begun = False
         """It has made a step."""
@@ -92,23 +105,31 @@ class Record:
 
     @property
     def steps(self) -> int:
-        return self.duals.count
+        return max(self.position, self.duals.count)
+
+    def pass_step(self, step: int) -> None:
+        """The model has made this step, by its own count."""
+        if step + self.offset <= self.position:
+            self.loaded = step - 1
+            self.offset = self.position + 1 - step
+        self.position = step + self.offset
 
     @property
-    def observed(self) -> bool:
+    def read(self) -> bool:
         """Whether anyone reads what is measured: a trace or a log."""
         return self.trace is not None or (self.leads and self.config.log != NONE)
 
-    def error_at(self, step: int) -> dict[str, Any] | None:
-        """The equivariance error that was measured after this step, if one was."""
+    @property
+    def error_now(self) -> dict[str, Any] | None:
+        """The equivariance error after the last step, if it was measured."""
         last = self.errors[-1] if self.errors else None
-        return last if last is not None and last["step"] == step else None
+        return last if last is not None and last["step"] == self.steps else None
 
     def snapshot(self) -> Tensor:
         """gamma, lambda and u of every site now, [3, sites]."""
         return self.duals.snapshot(self.gamma)
 
-    def open_trace(self, runs: Path) -> None:
+    def open_trace(self, runs: Path, more: Mapping[str, Any]) -> None:
         """Make the folder of this run. A full disk must not cost anyone their training run."""
         about = {
             "adapter": self.adapter,
@@ -116,7 +137,10 @@ class Record:
             "config": dataclasses.asdict(self.config),
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "seed": later("torch").initial_seed(),
             "torch": version("torch"),
+            "versions": _versions(self.adapter),
+            **more,
         }
         try:
             self.trace = TraceFile(runs, self.adapter, about)
@@ -130,6 +154,11 @@ class Record:
         values = self.snapshot().tolist()
         self._warn_if_diverged(values[0])
         gamma, lambda_, u = (list(map(finite, row)) for row in values)
+        if self.duals.count + self.offset < self.position and self.loaded is None:
+            self.loaded = self.duals.count  # at the end: the best one, most likely
+        if self.loaded is not None:
+            more["event"] = f"a checkpoint of step {self.loaded:,} was loaded"
+            self.loaded = None
         try:
             self.trace.write({"step": self.steps, "gamma": gamma, "lambda": lambda_, "u": u, **more})
         except OSError as error:
@@ -157,7 +186,11 @@ class Record:
         """How the run ended, with a verdict on each site and on the whole."""
         history = self.history.per_site(now=self.snapshot())
         landed = self.duals.landed_sites
-        verdicts = sites_verdicts(self.config, history, landed=landed, held=self.duals.held().tolist())
+        held, mean_of = (
+            self.duals.held().tolist(),
+            later("ace_plugins.engine.pace").averaged_over(self.budget.share * self.budget.taken_for),
+        )
+        verdicts = sites_verdicts(self.config, history, landed=landed, held=held, gradients=mean_of)
         now = [tuple(values[-1] for values in site) for site in history]
         errors = [self.errors[0], self.errors[-1]] if len(self.errors) > 1 else self.errors
         return {
@@ -192,6 +225,8 @@ class Recorder:
         self.records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
         self.home = Path()
         """The folder whose runs these are: the current one, or a patched checkout."""
+        self.about: dict[str, Any] = {}
+        """What a record says of its run besides: upstream and its commit, where settings come from."""
 
     def of(self, model: nn.Module) -> Record:
         """The record of an attached model. In a forked process it begins anew."""
@@ -206,13 +241,14 @@ class Recorder:
         record = self.of(model)
         if not record.begun:
             self._begin(model, record)
-        record.history.record(step, record.snapshot())
+        record.pass_step(step)
+        record.history.record(record.position, record.snapshot())
         batch, ace.batch = ace.batch, None
-        if record.finished or not record.observed:
+        if record.finished or not record.read:
             return
         error = None if batch is None else _measured(model, record, batch)
-        if batch is not None or ace.config.traces(step):
-            record.write(**({} if error is None else {"error": error}))
+        if record.trace is not None and (batch is not None or ace.config.traces(step)):
+            record.write(**_observed(ace), **({} if error is None else {"error": error}))
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
@@ -225,7 +261,7 @@ class Recorder:
         record.begun = True
         record.leads = later("ace_plugins.engine.distributed").rank() == 0
         if record.leads and record.config.trace and os.environ.get("ACE_TRACE") != "0":
-            record.open_trace(Path(os.environ.get("ACE_RUNS") or self.home / RUNS))
+            record.open_trace(Path(os.environ.get("ACE_RUNS") or self.home / RUNS), self.about)
             # Holds the record, never the model: a model dropped inside a function still gets its last line.
             weakref.finalize(model, record.finish)
 
@@ -233,6 +269,31 @@ class Recorder:
 def _ace(model: nn.Module) -> Ace:
     ace: Any = model.ace
     found: Ace = ace
+    return found
+
+
+def _observed(ace: Ace) -> dict[str, Any]:
+    """What the last step was made of, as numbers."""
+    seen = ace.observed
+    told: dict[str, Any] = {}
+    if seen.loss is not None:
+        told["loss"] = finite(float(seen.loss))
+    if seen.gradient is not None:
+        told["gradient"] = [finite(value) for value in seen.gradient.tolist()]
+    if seen.rates:
+        told["lr"] = [finite(float(rate)) for rate in seen.rates]
+    return told
+
+
+def _versions(adapter: str) -> dict[str, str]:
+    """Of what made the run: Python, torch, the host, the adapter, and the packages that it patches."""
+    found = {"python": platform.python_version(), "torch": version("torch")}
+    with suppress(PackageNotFoundError):
+        found["ace-plugins"] = version("ace-plugins")
+    plugin = registry().plugins.get(adapter)
+    if plugin is not None:
+        found |= {plugin.distribution: plugin.version}
+        found |= {Requirement(r.requirement).name: r.found for r in plugin.requires if r.found}
     return found
 
 

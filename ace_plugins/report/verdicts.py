@@ -15,12 +15,17 @@ NEAR = 0.05
 """|gamma| below this counts as 0: what the branch adds is small beside f_eq."""
 HELD = 0.7
 """|lambda| / s above which a gamma that has landed would not stay at 0: most of the gradient there is no noise."""
+FEWEST_GRADIENTS = 12
+"""Gradients at 0 below which their mean says nothing: early in training all of them may point one way."""
 FEWEST_STEPS = 40
 """Steps below which no budget is long enough for gamma to land."""
 AFTER = 30
 """Steps after the horizon that landing takes, in a short run."""
 FEWEST = 12
 """Points of a history below which nothing can be said about where it goes."""
+
+FEWEST_TO_BREAK = 64
+"""Points below which a gamma that stays where it is may just not have begun to move."""
 
 FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
 UNASKED = "scheduled"
@@ -61,11 +66,12 @@ def sites_verdicts(
     *,
     landed: Collection[int] = (),
     held: Sequence[float] = (),
+    gradients: float = math.inf,
 ) -> list[str]:
     """A word per site, from the gammas, lambdas and us of each.
 
     ``landed`` are the sites that have; ``held`` says of each site how hard lambda has to hold gamma, in units of the
-    loss's gradient there.
+    loss's gradient there, as the mean of so many ``gradients``.
     """
     words = []
     for number, (gamma, lambda_, u) in enumerate(history):
@@ -73,10 +79,12 @@ def sites_verdicts(
         bound = config.epsilon if config.mode == "bounded" else u[-1]
         there = number in landed
         word = verdict(config.mode, gamma, lambda_, bound, landed=there)
+        if config.mode == "strict" and config.paced and not there and word in (FITS, BREAKS):
+            word = MOVING  # at its own pace it arrives, or the run was too short for it
         if held and not math.isfinite(held[number]):
             word = DIVERGED
         if there and word in (FITS, CUT) and config.paced:  # there gamma arrives by itself
-            word = BREAKS if held[number] > HELD else FITS
+            word = FITS if held[number] <= HELD else BREAKS if gradients >= FEWEST_GRADIENTS else SHORT
         words.append(word)
     return words
 
@@ -168,7 +176,7 @@ def _strict(gamma: Sequence[float], lambda_: Sequence[float]) -> str:
     # A slow gamma, and one that is just turning round, were elsewhere half a run ago.
     stays = _spread(gamma, 4) <= 0.1 * min(abs(gamma[-1]), abs(gamma[-1] - gamma[0]))
     grows = _spread(lambda_, 2) > 0.05 * _size(lambda_)
-    return BREAKS if stays and grows else MOVING
+    return BREAKS if stays and grows and len(gamma) >= FEWEST_TO_BREAK else MOVING
 
 
 def _swing(gamma: Sequence[float]) -> str:

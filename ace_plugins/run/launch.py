@@ -25,7 +25,7 @@ from ..plugins.claims import holding
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.file import NAME, SettingsFile, read
-from ..settings.sources import misspelt, resolve
+from ..settings.sources import misspelt, origins, resolve
 from ..telling import say
 from .request import VARIABLE, RunRequest
 
@@ -78,12 +78,14 @@ def asked(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = plugin.checked(resolve(plugin.presets, file=file, options=options))
+        origin = origins(plugin.presets, file=file, options=options)
     if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
         for notice in dict.fromkeys([*misspelt(os.environ), *(str(each.message) for each in caught)]):
             say(notice)
     return RunRequest(
         adapter=plugin.name,
         settings=dataclasses.asdict(config),
+        origins=origin,
         models=list(plugin.patches.models),
         cloned=plugin.patches.checkout is not None,
         root=None if root is None else str(root),

@@ -10,13 +10,15 @@ import json
 import multiprocessing
 import multiprocessing.util
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 import weakref
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from torch import nn
@@ -25,13 +27,13 @@ from ..checkout.layout import layout
 from ..contract.hookspecs import hookimpl
 from ..engine.distributed import rank
 from ..engine.state import find
-from ..engine.status import status
 from ..errors import AceError, AceWarning
 from ..later import later
 from ..patch.constructors import patch_models
 from ..patch.shims import REPAIRS
 from ..plugins.registry import registry
 from ..report.recorder import RECORDER, Record
+from ..report.status import status
 from ..report.trace import relative
 from ..settings.config import Config
 from ..telling import quiet, say
@@ -62,8 +64,27 @@ class ProcessRun:
         sys.excepthook = self._uncaught
         if self.root is not None:
             RECORDER.home = self.root
+        RECORDER.about = {"origins": request.origins, "upstream": f"{self.plugin.patches.title}{self._commit}"}
+        self._end_by_signal()
         if self.config.mode == "off" and rank() == 0 and request.is_first:
             say(f"{self.plugin.name}{self._commit}: mode off, plain upstream")
+
+    def _end_by_signal(self) -> None:
+        """What a cluster sends ends with the summary, as Ctrl-C does; the script's own handlers stay what they are."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._ended_by)
+
+    def _ended_by(self, number: int, frame: FrameType | None) -> None:
+        for record in self.records:
+            record.finish()
+        self.summarise()
+        sys.stderr.flush()
+        # The same end as without ACE, for whoever waits for this process.
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     # What is told on the way.
 

@@ -28,6 +28,8 @@ class RunRequest:
     adapter: str
     settings: dict[str, Any]
     """Every field of `Config`, resolved: nothing is left to presets, files or other variables."""
+    origins: dict[str, str]
+    """Where each of them comes from that is not at its default."""
     models: list[str]
     """Model classes of upstream, as the adapter names them: "module:Class"."""
     cloned: bool

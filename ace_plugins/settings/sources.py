@@ -5,6 +5,7 @@ Every field of `Config` has an environment variable: ``ACE_MODE``, ``ACE_DUAL_LR
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -37,20 +38,34 @@ def resolve(
 ) -> Config:
     """The config of all sources, over the adapter's preset. Errors name where the setting stands."""
     in_file = file.settings if file is not None else {}
-    variables = settings_in(environment)
-    settings = {**in_file, **variables, **(options or {})}
-    origin: dict[str, str] = {}
+    settings = {**in_file, **settings_in(environment), **(options or {})}
     try:
-        name, base = preset(settings, presets)
-        origin.update(dict.fromkeys(base, f"preset {name}"))
         return build(settings, presets)
     except ConfigError as error:
-        if file is not None:
-            origin.update({key: file.where(key) for key in in_file})
-        origin.update({key: variable(key) for key in variables})
-        origin.update({key: option(key) for key in options or {}})
+        origin = origins(presets, file=file, options=options, environment=environment)
         told = [f"{origin[key]}: {text}" if key in origin else text for key, text in error.problems]
         raise ConfigError("; ".join(told), error.problems) from None
+
+
+def origins(
+    presets: Mapping[str, Mapping[str, Any]],
+    *,
+    file: SettingsFile | None = None,
+    options: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Where every setting comes from that is not left at its default."""
+    in_file = file.settings if file is not None else {}
+    variables = settings_in(environment)
+    found: dict[str, str] = {}
+    with contextlib.suppress(ConfigError):  # a preset that there is not
+        name, base = preset({**in_file, **variables, **(options or {})}, presets)
+        found.update(dict.fromkeys(base, f"preset {name}"))
+    if file is not None:
+        found.update({key: file.where(key) for key in in_file})
+    found.update({key: variable(key) for key in variables})
+    found.update({key: option(key) for key in options or {}})
+    return found
 
 
 def option(setting: str) -> str:

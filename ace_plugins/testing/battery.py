@@ -29,11 +29,11 @@ from ..engine.attaching import project
 from ..engine.checkpoints import export
 from ..engine.measuring import equivariance_error, use_branches
 from ..engine.state import Ace
-from ..engine.status import status
 from ..patch.constructors import attach
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..report.status import status
 from ..symmetry.measuring import Call, EquivarianceError
 from .importable import make_importable
 

@@ -14,13 +14,13 @@ from ..checkout.layout import layout
 from ..contract.sites import Site, Stem
 from ..contract.upstreams import Upstream, class_path
 from ..engine.measuring import equivariance_error
-from ..engine.status import status
 from ..errors import AceError, AdapterError
 from ..patch.constructors import attach
 from ..patch.shims import REPAIRS, would_act
 from ..plugins.claims import claims
 from ..plugins.plugin import Plugin, one_line
 from ..plugins.registry import registry, sees
+from ..report.status import status
 from ..symmetry.measuring import Call, EquivarianceError
 from .importable import make_importable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import os
@@ -85,6 +86,24 @@ def test_tensorboard_without_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [step for step, _ in found["ace/error/relative"]] == [1, 2, 4]
     assert (tmp_path / ".ace" / ".gitignore").read_text() == "*\n"
     assert not (tmp_path / "runs").exists()
+
+
+def test_steps_go_on_after_an_earlier_checkpoint_is_loaded(tmp_path: Path) -> None:
+    needs("tensorboard")
+    model = attach(Layered(), log="tensorboard", trace_every=2, error_every=3)
+    train(model, 2)
+    earlier = copy.deepcopy(model.state_dict())
+    train(model, 3)
+    model.load_state_dict(earlier)
+    train(model, 4)
+    (folder,) = (tmp_path / "runs").iterdir()
+    steps = [line["step"] for line in read_trace(folder)]
+    found = events(folder)
+    assert [step for step, _ in found["ace/gamma/layers.0"]] == steps == sorted(set(steps))
+    assert [step for step, _ in found["ace/error/relative"]] == [
+        line["step"] for line in read_trace(folder) if "error" in line
+    ]
+    assert steps[-1] == 9
 
 
 def test_of_processes_that_train_together_one_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy import Layered
 
-from ace_plugins import attach, project
+from ace_plugins import attach, project, status
 from ace_plugins.engine.duals import Duals
 from ace_plugins.report.recorder import RECORDER
 from ace_plugins.report.tables import print_run
@@ -65,6 +65,18 @@ def test_advice_that_is_followed_helps(first: dict[str, Any]) -> None:
     assert "was taken for" not in better["verdict"]
     far, near = (max(abs(site["gamma"]) for site in run["sites"]) for run in (told, better))
     assert near < far
+
+
+def test_status_has_the_verdicts_of_the_table() -> None:
+    model = trained(60, **FIT, budget=60)
+    told, run = status(model), RECORDER.of(model).to_dict()
+    assert [site.verdict for site in told.sites] == [site["verdict"] for site in run["sites"]]
+    assert {site.verdict for site in told.sites} <= {"fits", "too short"}, "sixty steps break no symmetry"
+    assert str(told).splitlines()[1].endswith(told.sites[0].verdict)
+    early = status(trained(20, **FIT, budget=1000))
+    assert {site.verdict for site in early.sites} <= {"too short", "moving"}, "of twenty steps nothing can be said"
+    assert early.verdict in str(early)
+    assert status(attach(Layered())).sites[0].verdict == ""
 
 
 def test_a_strict_run_that_did_not_converge_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:

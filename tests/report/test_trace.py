@@ -18,6 +18,7 @@ from toy import Free, Layered
 
 from ace_plugins import AceError, AceWarning, attach, equivariance_error, hookimpl, project, read_trace
 from ace_plugins.plugins.registry import registry
+from ace_plugins.report.recorder import RECORDER
 
 
 def train(model: Any, steps: int, *args: Any) -> None:
@@ -235,3 +236,80 @@ def test_observers_hear_everything() -> None:
     finally:
         registry().remove("listener")
     assert heard == ["attached", 1, 2, 3, "finished"]
+
+
+def test_a_line_has_the_loss_its_gradient_at_gamma_and_the_rates(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = attach(Layered(), trace_every=1)
+    rest = [p for name, p in model.named_parameters() if not name.startswith("layers")]
+    optimizer = torch.optim.Adam([{"params": model.layers.parameters(), "lr": 0.5}, {"params": rest}])
+    printed, gradients = [], []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 3)).square().mean()
+        loss.backward()
+        printed.append(loss.item())
+        gradients.append(model.ace.gamma.grad.tolist())
+        optimizer.step()
+    lines = trace_of(model)
+    assert [line["loss"] for line in lines] == printed
+    assert [line["gradient"] for line in lines] == gradients
+    assert [line["lr"] for line in lines] == [[0.5, 1e-3]] * 3
+
+
+def trace_of(model: Any) -> list[dict[str, Any]]:
+    folder = RECORDER.of(model).folder
+    assert folder is not None
+    return read_trace(folder)
+
+
+def test_the_loss_is_the_scripts_own_under_a_grad_scaler() -> None:
+    torch.manual_seed(0)
+    model = attach(Layered(), trace_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    loss = model(torch.randn(8, 3)).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert trace_of(model)[0]["loss"] == loss.item()
+
+
+def test_what_is_no_loss_is_not_taken_for_one() -> None:
+    model = attach(Layered(), trace_every=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model(torch.randn(8, 3)).backward(torch.ones(8, 1))
+    optimizer.step()
+    assert "loss" not in trace_of(model)[0]
+
+
+def test_the_trace_never_runs_backwards() -> None:
+    """A checkpoint of an earlier step is loaded: training goes on from it, or it is what is tested in the end."""
+    torch.manual_seed(0)
+    model = attach(Layered(), trace_every=1)
+    train(model, 3)
+    kept = copy.deepcopy(model.state_dict())
+    train(model, 3)
+    model.load_state_dict(kept)
+    train(model, 2)
+    lines = trace_of(model)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [line.get("event") for line in lines] == [None] * 6 + ["a checkpoint of step 3 was loaded", None]
+    model.load_state_dict(kept)
+    folder = RECORDER.of(model).folder
+    assert folder is not None
+    project(model)
+    last = read_trace(folder)[-1]
+    assert (last["step"], last["finished"], last["event"]) == (8, True, "a checkpoint of step 3 was loaded")
+
+
+def test_what_a_record_says_of_its_run() -> None:
+    torch.manual_seed(123)
+    model = attach(Layered())
+    train(model, 1)
+    folder = RECORDER.of(model).folder
+    assert folder is not None
+    about = json.loads((folder / "run.json").read_text())
+    assert about["seed"] == 123
+    assert about["versions"]["torch"] == torch.__version__
+    assert about["versions"]["ace-plugins"]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ace_plugins import Config
 from ace_plugins.engine.duals import Duals
 from ace_plugins.report.recorder import History
-from ace_plugins.report.verdicts import FEWEST, NEAR, meaning, verdict
+from ace_plugins.report.verdicts import FEWEST, FEWEST_TO_BREAK, NEAR, meaning, verdict
 
 Curve = Callable[[float], float]
 
@@ -41,7 +41,7 @@ def growing(t: float) -> float:
     return 3 * t
 
 
-@pytest.mark.parametrize("points", [FEWEST, 13, 40, 257])
+@pytest.mark.parametrize("points", [FEWEST_TO_BREAK, 65, 100, 257])
 @pytest.mark.parametrize(
     ("gamma", "lambda_", "said"),
     [
@@ -251,3 +251,8 @@ def test_every_verdict_is_in_the_readme() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     words = ("fits", "moving", "breaks", "cut", "too short", "diverged")
     assert [word for word in words if f"`{word}`" not in readme] == []
+
+
+def test_a_gamma_that_has_hardly_begun_to_move_breaks_nothing() -> None:
+    """Twenty steps of a slow gamma look like one that is held: lambda grows, and gamma stays."""
+    assert strict(lambda t: 1 - 0.001 * t, lambda t: t, 20) == "moving"

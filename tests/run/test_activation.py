@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,23 @@ def test_another_importer_of_a_marked_file_gets_the_exception(clone: Clone) -> N
         "-c", "from ace_plugins import AceError\ntry:\n    import train\nexcept AceError: print('told')"
     )
     assert done.stdout == "told\n", done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
+def test_what_a_cluster_sends_ends_with_the_summary(clone: Clone, number: signal.Signals) -> None:
+    """And with the end that whoever waits for the process expects."""
+    clone.write(TRAIN + f"import os\nbuild_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')")
+    done = clone.python("train.py")
+    assert done.returncode == -number
+    assert "ACE strict, 20 steps" in done.stderr
+    assert "never" not in done.stdout
+    (trace,) = clone.root.glob(".ace/runs/*/trace.jsonl")
+    assert '"finished": true' in trace.read_text().splitlines()[-1]
+
+
+def test_a_handler_of_the_scripts_own_stays(clone: Clone) -> None:
+    own = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *a: print('mine'))\n"
+    clone.write(own + TRAIN + "build_and_train()\nos.kill(os.getpid(), signal.SIGTERM)\nprint('goes on')")
+    done = clone.python("train.py")
+    assert done.returncode == 0
+    assert done.stdout.split("\n")[:2] == ["mine", "goes on"]

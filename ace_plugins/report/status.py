@@ -9,12 +9,13 @@ from typing import Any
 from torch import nn
 
 from ..contract.sites import Stem
-from .state import find, unwrapped
+from ..engine.state import find, unwrapped
+from .recorder import RECORDER
 
 
 @dataclass(frozen=True)
 class SiteStatus:
-    """One site: its gamma, lambda and u, and how many parameters its branch has."""
+    """One site: its gamma, lambda and u, how many parameters its branch has, and a verdict."""
 
     name: str
     module: str
@@ -22,6 +23,8 @@ class SiteStatus:
     lambda_: float
     u: float
     branch_parameters: int
+    verdict: str = ""
+    """As in the table at the end of a run; empty before the first step."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Status:
     ace_parameters: int
     stem_parameters: int
     sites: tuple[SiteStatus, ...]
+    verdict: str = ""
+    """Of the whole: what the user should know, with what to do; empty if there is nothing to say."""
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -47,8 +52,11 @@ class Status:
             f"ACE {self.mode} ({self.adapter}), {self.steps:,} steps{landed}, "
             f"{self.upstream_parameters:,} + {self.ace_parameters:,} parameters"
         )
-        rows = (f"  {s.name:{width}}  gamma {s.gamma:8.4f}  lambda {s.lambda_:8.4f}  u {s.u:7.4f}" for s in self.sites)
-        return "\n".join([head, *rows])
+        rows = (
+            f"  {s.name:{width}}  gamma {s.gamma:8.4f}  lambda {s.lambda_:8.4f}  u {s.u:7.4f}  {s.verdict}".rstrip()
+            for s in self.sites
+        )
+        return "\n".join([head, *rows, *([self.verdict] if self.verdict else [])])
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with lambda under its own name."""
@@ -66,12 +74,17 @@ def status(model: nn.Module) -> Status:
         return Status("", "off", 0, False, total, 0, 0, ())
     added = sum(p.numel() for p in ace.parameters())
     values = zip(ace.gamma.tolist(), ace.duals.lambda_.tolist(), ace.duals.u.tolist(), strict=True)
+    run = RECORDER.of(model).to_dict() if ace.duals.count else None
+    verdicts = [site["verdict"] for site in run["sites"]] if run else [""] * len(ace.sites)
     sites = tuple(
-        SiteStatus(site.name, site.module, gamma, lambda_, u, _count(ace.branch(site.name)))
-        for site, (gamma, lambda_, u) in zip(ace.sites, values, strict=True)
+        SiteStatus(site.name, site.module, gamma, lambda_, u, _count(ace.branch(site.name)), word)
+        for site, (gamma, lambda_, u), word in zip(ace.sites, values, verdicts, strict=True)
     )
     stems = sum(_count(ace.branch(name)) for name, node in ace.nodes.items() if isinstance(node, Stem))
-    return Status(ace.adapter, ace.config.mode, ace.duals.count, ace.landed, total - added, added, stems, sites)
+    steps, plain = ace.duals.count, total - added
+    return Status(
+        ace.adapter, ace.config.mode, steps, ace.landed, plain, added, stems, sites, run["verdict"] if run else ""
+    )
 
 
 def _count(module: nn.Module) -> int:
