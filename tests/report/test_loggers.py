@@ -6,6 +6,7 @@ import copy
 import gc
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -115,11 +116,11 @@ def test_of_processes_that_train_together_one_logs(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_forked_process_has_a_log_of_its_own(tmp_path: Path) -> None:
-    """And ends without ending its parent's: the thread that writes it is not there."""
+def test_a_forked_process_has_a_log_of_its_own_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
+    """In a forked process the thread that writes its parent's log is not there."""
     needs("tensorboard")
     code = (
-        "import os, sys, torch; sys.path.insert(0, 'tests')\n"
+        "import os, signal, sys, torch; sys.path.insert(0, 'tests')\n"
         "from ace_plugins import attach\nfrom ace_plugins.plugins.registry import registry\n"
         "from toy import Layered, LayeredAdapter\nregistry().add(LayeredAdapter(), 'layered')\n"
         "torch.set_num_threads(1)\n"
@@ -127,10 +128,10 @@ def test_a_forked_process_has_a_log_of_its_own(tmp_path: Path) -> None:
         "def step():\n    m(torch.randn(8, 3)).square().mean().backward(); o.step(); o.zero_grad()\n"
         "step(); child = os.fork()\n"
         "step()\n"
-        "if child:\n    assert os.waitpid(child, 0)[1] == 0; step()\n"
+        "if child:\n    assert os.waitpid(child, 0)[1] == 0; step(); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = python(Path(__file__).parents[2], "-c", code, ACE_RUNS=str(tmp_path / "runs"))
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == -signal.SIGKILL, done.stderr
     steps = [[step for step, _ in events(folder)["ace/gamma/layers.0"]] for folder in (tmp_path / "runs").iterdir()]
     assert sorted(steps) == [[1, 2, 3], [2]]
 
@@ -353,6 +354,20 @@ def test_a_logger_that_fails_is_told_once_and_costs_no_training(
         project(model)
     assert len(caught) == 1
     assert failing.calls == calls
+
+
+def test_the_end_of_a_forked_process_does_not_end_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing("never")
+    monkeypatch.setitem(loggers.KINDS, "wandb", failing)
+    monkeypatch.setattr(plugin, "_importable", lambda package: True)
+    model = attach(Layered(), log="wandb")
+    train(model, 1)
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        loggers.LOGGERS.logs[model].close()
+    assert failing.calls == ["open", "log 1"]
+    project(model)
+    assert failing.calls == ["open", "log 1", "close"]
 
 
 def test_a_log_waits_for_the_device_only_where_it_logs(monkeypatch: pytest.MonkeyPatch) -> None:
