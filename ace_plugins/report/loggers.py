@@ -22,7 +22,7 @@ from ..errors import AceWarning
 from ..settings.config import NONE
 from ..settings.sources import HOME
 from .recorder import RECORDER, Record
-from .trace import fresh
+from .trace import fresh, keep_out_of_git
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,6 +69,7 @@ class Wandb:
         if self.wandb.run is None:
             folder = Path(os.environ.get("WANDB_DIR") or RECORDER.home / HOME)
             folder.mkdir(parents=True, exist_ok=True)
+            keep_out_of_git(folder)
             project = os.environ.get("WANDB_PROJECT", PROJECT)
             self.own = self.wandb.init(project=project, dir=str(folder), config=dataclasses.asdict(self.record.config))
         run = self.wandb.run

@@ -56,12 +56,17 @@ def fresh(runs: Path, adapter: str) -> Path:
         folder = runs / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
-            ignore = runs.parent / ".gitignore"
-            if runs.parent.name == HOME and not ignore.exists():  # runs are not the work of whoever's checkout this is
-                ignore.write_text("*\n", encoding="utf-8")
+            keep_out_of_git(runs.parent)
             return folder.resolve()
         except FileExistsError:
             number += 1
+
+
+def keep_out_of_git(folder: Path) -> None:
+    """What runs leave behind is not the work of whoever's checkout this is."""
+    ignore = folder / ".gitignore"
+    if folder.name == HOME and not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")
 
 
 def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -192,6 +192,16 @@ def test_wandb_gets_a_run_of_its_own(tmp_path: Path, wandb: Any) -> None:
     assert ["ace/error/relative" in row for row in found] == [True, False, True, False]
 
 
+def test_wandb_without_a_trace(tmp_path: Path, wandb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_DIR")
+    monkeypatch.setattr(RECORDER, "home", tmp_path)
+    model = attach(Layered(), log="wandb", trace=False)
+    train(model, 1)
+    project(model)
+    assert [row["ace/step"] for row in rows(tmp_path / ".ace")] == [1]
+    assert (tmp_path / ".ace" / ".gitignore").read_text() == "*\n"
+
+
 @pytest.mark.parametrize(("numbered", "steps"), [(False, [4, 12, 16]), (True, [12, 16, None])])
 def test_the_scripts_own_run_of_wandb_is_used_and_loses_nothing(
     tmp_path: Path, wandb: Any, numbered: bool, steps: list[int | None]
