@@ -97,7 +97,7 @@ def test_the_surface_is_what_it_says() -> None:
 def test_adapters_and_what_needs_no_torch_do_not_import_it() -> None:
     light = [name for name in KNOWN if house.folder(name) in ("contract", "settings", "plugins", "checkout")]
     plugins = [f"ace_{p.parent.name}.plugin" for p in sorted(ROOT.glob("adapters/*/pyproject.toml"))]
-    names = [*light, *plugins, "ace_plugins.cli.main", "ace_plugins.run.launch", "ace_plugins.report.recorder"]
+    names = [*light, *plugins, "ace_plugins.cli.main", "ace_plugins.run.launch", "ace_plugins.report.loggers"]
     code = f"import sys, importlib\nfor name in {names}: importlib.import_module(name)\n"
     code += "print(*sorted({'torch', 'torch_geometric', 'e3nn'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

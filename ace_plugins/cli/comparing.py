@@ -25,19 +25,22 @@ from ..plugins.registry import registry
 from ..report.trace import relative
 from ..report.words import duration
 from ..telling import say
+from .completing import ScriptCommand, adapters_or_files
 from .options import as_json, print_json
 
 RUNS = "off,strict,resilient"
 
 
-class CompareCommand(click.Command):
+class CompareCommand(ScriptCommand):
     """ADAPTER or FILE and options first; after '--' every word is the script's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ours, dashes, words = _split(args)
         rest = super().parse_args(ctx, ours)
         ctx.params["words"] = tuple(words)
-        if dashes and not words:
+        if dashes:
+            self.begin_script(ctx)
+        if dashes and not words and not ctx.resilient_parsing:
             raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
         return rest
 
@@ -50,7 +53,7 @@ def _split(args: list[str]) -> tuple[list[str], bool, list[str]]:
 
 
 @click.command(cls=CompareCommand, options_metavar="[OPTIONS]")
-@click.argument("what", metavar="ADAPTER|FILE.toml")
+@click.argument("what", metavar="ADAPTER|FILE.toml", shell_complete=adapters_or_files)
 @click.option("--seeds", default=None, metavar="N|A,B,C", help="How many seeds, or which.  [default: 3]")
 @click.option(
     "--runs",

@@ -16,6 +16,7 @@ from .. import __version__
 from ..errors import AceError, AceWarning, CheckoutError, one_of
 from ..later import later
 from ..plugins.registry import registry
+from .completing import Items, matching
 
 COMMANDS = {
     "audit": ("models", "audit", "How equivariant a model is, as a whole and by layer."),
@@ -32,6 +33,11 @@ COMMANDS = {
     "watch": ("reports", "watch", "A run under way, live in the terminal."),
 }
 """Module and name of each, and what it is for. Every adapter whose upstream people clone has a command besides."""
+
+COMPLETION = """\b
+TAB completes commands, adapters, options and their values, with this line in ~/.bashrc:
+  eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"
+zsh and fish have zsh_source and fish_source; in fish: ... | source"""
 
 
 class Commands(click.Group):
@@ -58,21 +64,44 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
-        rows = [(p.name, f"Patch a checkout of {p.patches.title}.") for p in registry().with_checkouts]
-        if rows:
+            formatter.write_dl(_commands())
+        if _checkouts():
             with formatter.section("Checkouts"):
-                formatter.write_dl(rows)
+                formatter.write_dl(_checkouts())
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
+        """Words alone: to load every command for what it is for would take longer than people wait for TAB."""
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*matching([*_commands(), *_checkouts()], incomplete), *options]
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
+        if ctx.resilient_parsing:  # the shell asks: an error would be printed into the line that is being typed
+            try:
+                found = self.get_command(ctx, name)
+            except AceError:
+                found = None
+            return name, found or click.Command(name, add_help_option=False), args[1:]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             known = [*COMMANDS, *(p.name for p in registry().with_checkouts)]
             raise AceError(one_of("command", name, known, do="see 'ace-patch --help'"))
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+def _commands() -> list[tuple[str, str]]:
+    return [(name, text) for name, (_, _, text) in COMMANDS.items()]
+
+
+def _checkouts() -> list[tuple[str, str]]:
+    return [(p.name, f"Patch a checkout of {p.patches.title}.") for p in registry().with_checkouts]
+
+
+@click.group(
+    cls=Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=COMPLETION,
+)
 @click.version_option(__version__, prog_name="ace-patch")
 @click.pass_context
 def cli(ctx: click.Context) -> None:

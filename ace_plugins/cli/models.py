@@ -1,4 +1,7 @@
-"""The commands of ``ace-patch`` that work on models, and so need torch: ``audit``, ``doctor`` and ``export``."""
+"""The commands of ``ace-patch`` that work on models: ``audit``, ``doctor`` and ``export``.
+
+They need torch, but only once they are called: the shell asks for their options too.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,15 @@ from pathlib import Path
 
 import click
 
-from ..engine.checkpoints import exported
 from ..errors import AceWarning
-from ..testing.auditing import audit_example
-from ..testing.doctor import diagnose
+from ..later import later
+from .completing import adapters
 from .options import as_json, print_json
 from .tables import print_audit, print_diagnosis
 
 
 @click.command()
-@click.argument("adapter")
+@click.argument("adapter", shell_complete=adapters)
 @click.argument("checkout", type=click.Path(path_type=Path), required=False)
 @as_json
 def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
@@ -25,7 +27,7 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
 
     An upstream that is cloned is looked for in CHECKOUT, or in the current folder.
     """
-    found = diagnose(adapter, checkout=checkout)
+    found = later("ace_plugins.testing.doctor").diagnose(adapter, checkout=checkout)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -35,7 +37,7 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("adapter")
+@click.argument("adapter", shell_complete=adapters)
 @click.argument("checkout", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--checkpoint", type=click.Path(path_type=Path), help="Weights for the example, as torch.save wrote them."
@@ -63,7 +65,8 @@ def audit(
     with your preprocessing in it, is audited by ace_plugins.audit(model, batch).
     """
     on = None if branches is None else branches == "on"
-    found = audit_example(adapter, checkout=checkout, checkpoint=checkpoint, branches_on=on, average=averaged)
+    audited = later("ace_plugins.testing.auditing").audit_example
+    found = audited(adapter, checkout=checkout, checkpoint=checkpoint, branches_on=on, average=averaged)
     if as_json:
         print_json(found.to_dict())
     else:
@@ -78,7 +81,7 @@ def export(checkpoint: str, output: str, as_json: bool) -> None:
     """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AceWarning)
-        done = exported(checkpoint, output)
+        done = later("ace_plugins.engine.checkpoints").exported(checkpoint, output)
     notices = [str(warning.message) for warning in caught if issubclass(warning.category, AceWarning)]
     if as_json:
         told = {"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed}

@@ -11,6 +11,7 @@ import click
 from ..settings.config import KINDS, SETTINGS
 from ..settings.kinds import Choice, Flag, Kind
 from ..settings.sources import option
+from .completing import choices, presets
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
@@ -37,10 +38,22 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             added = click.option(f"{name}/--no-{name[2:]}", field.name, default=None, help=text)
         else:
             metavar = "|".join(kind.choices) if isinstance(kind, Choice) else kind.metavar
-            added = click.option(name, field.name, type=_parser(kind), metavar=metavar, default=None, help=text)
+            offered = choices(kind.choices if isinstance(kind, Choice) else ())
+            added = click.option(
+                name,
+                field.name,
+                type=_parser(kind),
+                metavar=metavar,
+                default=None,
+                help=text,
+                shell_complete=offered,
+            )
         command = added(command)
     command = click.option("--cpu", is_flag=True, default=None, help="The same as --device cpu.")(command)
-    return click.option("--preset", default=None, help="The adapter's named settings to start from.")(command)
+    named = click.option(
+        "--preset", default=None, help="The adapter's named settings to start from.", shell_complete=presets
+    )
+    return named(command)
 
 
 def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class Demos(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = self.list_commands(ctx)
+        if ctx.resilient_parsing and (not args or args[0] not in names):  # the shell asks for names
+            return super().parse_args(ctx, args)
         if not names:
             raise AceError("no installed adapter has a demo: expected one that implements ace_demo, such as ace-schnet")
         if args and args[0] not in names and not args[0].startswith("-"):
@@ -83,7 +85,7 @@ class Datasets(click.Group):
         return _datasets().get(name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] not in _datasets() and not args[0].startswith("-"):
+        if args[0] not in _datasets() and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise AceError(one_of("data set", args[0], _datasets(), do="installed adapters make these"))
         return super().resolve_command(ctx, args)
 

@@ -13,6 +13,7 @@ from ..checkout.state import state
 from ..errors import AceError
 from ..plugins.registry import registry
 from ..run.launch import launch
+from .completing import Items, ScriptCommand, adapters, files
 from .options import as_json, config_options, given_settings, print_json
 from .tables import print_patching, print_state
 
@@ -102,7 +103,7 @@ def status(checkout: Path, as_json: bool) -> None:
         sys.exit(1)
 
 
-class RunCommand(click.Command):
+class RunCommand(ScriptCommand):
     """ADAPTER and options first; from the script's name on, every word is the script's, with or without '--'."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -111,6 +112,11 @@ class RunCommand(click.Command):
         rest = super().parse_args(ctx, args[1:] if named else args)
         words = list(ctx.params["words"])
         adapter = args[0] if named else words.pop(0) if words else None
+        if words or "--" in args or (adapter is not None and not named):  # options are not for after both
+            self.begin_script(ctx)
+        if ctx.resilient_parsing:  # the shell asks what could come next: nothing is wrong yet
+            ctx.params["words"] = () if adapter is None else (adapter, *words)
+            return rest
         if adapter is None:
             raise AceError("no adapter given: expected ace-patch run ADAPTER -- script.py; 'ace-patch list' shows them")
         if words and words[0].startswith("-") and words[0] not in ("--", "-m", "-c"):
@@ -119,10 +125,16 @@ class RunCommand(click.Command):
         return rest
 
 
+def _adapter_or_script(ctx: click.Context, param: Any, incomplete: str) -> Items:
+    return (files if ctx.params["words"] else adapters)(ctx, param, incomplete)
+
+
 @click.command(cls=RunCommand, options_metavar="ADAPTER [OPTIONS]")
 @config_options
 @as_json
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...")
+@click.argument(
+    "words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...", shell_complete=_adapter_or_script
+)
 def run(as_json: bool, words: tuple[str, ...], **options: Any) -> None:
     """Run a training script with every model of ADAPTER attached. Nothing of it is changed on disk.
 

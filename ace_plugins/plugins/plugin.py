@@ -13,7 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from ..contract.upstreams import AnyShim, Example, Shim, Upstream
 from ..errors import AceError, AdapterError, ConfigError
-from ..settings.config import Config, build
+from ..settings.config import LOGGERS, Config, build
 
 UPSTREAM_EXTRA = "upstream"
 
@@ -96,6 +96,11 @@ class Plugin:
         if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
             text = "dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim"
             raise ConfigError(problems=[("dual_optimizer", text)])
+        if config.log in LOGGERS and not _importable(config.log):
+            text = (
+                f"log {config.log!r} needs {config.log}, found none installed; pip install 'ace-plugins[{config.log}]'"
+            )
+            raise ConfigError(problems=[("log", text)])
         if config.device not in {"auto", *(shim.device for shim in self.shims if isinstance(shim, Shim))}:
             text = (
                 f"device {config.device!r}: adapter {self.name!r} redirects no CUDA calls, as {self.patches.title} "
@@ -159,6 +164,12 @@ def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTR
 
 def _applies(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+def _importable(package: str) -> bool:
+    # Without an origin it is a mere folder of that name: wandb makes a folder "wandb" beside the script.
+    spec = find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _installed(distribution: str) -> str | None:

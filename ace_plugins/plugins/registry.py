@@ -216,9 +216,10 @@ def registry() -> Registry:
 
 
 def tell(hook: str, **arguments: Any) -> None:
-    """Call an observer hook of every plugin that has it. What one raises becomes a warning with its name: a logger that
-    fails must not cost anyone a training run."""
-    for impl in getattr(registry().manager.hook, hook).get_hookimpls():
+    """Call an observer hook of every plugin that has it, in pluggy's order: the last registered first, and ``tryfirst``
+    and ``trylast`` hold. What one raises becomes a warning with its name: a logger that fails must not cost anyone a
+    training run."""
+    for impl in reversed(getattr(registry().manager.hook, hook).get_hookimpls()):
         try:
             impl.function(*(arguments[name] for name in impl.argnames))
         except Exception as error:

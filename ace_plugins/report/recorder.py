@@ -25,6 +25,7 @@ from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..later import later
 from ..plugins.registry import registry
+from ..settings.config import NONE
 from ..settings.sources import RUNS
 from .trace import TraceFile, finite, relative
 from .verdicts import sites_verdicts, whole_verdict
@@ -89,6 +90,8 @@ class Record:
         self.trace: TraceFile | None = None
         self.begun = False
         """It has made a step."""
+        self.leads = False
+        """It is of the process that writes and logs, of those that train together. Known once it has begun."""
         self.errors: list[dict[str, Any]] = []
         """The equivariance errors that were measured."""
         self.measurable = True
@@ -110,6 +113,17 @@ class Record:
             self.loaded = step - 1
             self.offset = self.position + 1 - step
         self.position = step + self.offset
+
+    @property
+    def read(self) -> bool:
+        """Whether anyone reads what is measured: a trace or a log."""
+        return self.trace is not None or (self.leads and self.config.log != NONE)
+
+    @property
+    def error_now(self) -> dict[str, Any] | None:
+        """The equivariance error after the last step, if it was measured."""
+        last = self.errors[-1] if self.errors else None
+        return last if last is not None and last["step"] == self.steps else None
 
     def snapshot(self) -> Tensor:
         """gamma, lambda and u of every site now, [3, sites]."""
@@ -234,8 +248,10 @@ class Recorder:
         record.pass_step(step)
         record.history.record(record.position, record.snapshot())
         batch, ace.batch = ace.batch, None
-        if record.trace is not None and not record.finished and (batch is not None or ace.config.traces(step)):
-            error = None if batch is None else _measured(model, record, batch)
+        if record.finished or not record.read:
+            return
+        error = None if batch is None else _measured(model, record, batch)
+        if record.trace is not None and (batch is not None or ace.config.traces(step)):
             record.write(**_observed(ace), **({} if error is None else {"error": error}))
 
     @hookimpl
@@ -247,8 +263,8 @@ class Recorder:
     def _begin(self, model: nn.Module, record: Record) -> None:
         """At the first step: by then processes that train together have found each other."""
         record.begun = True
-        first = later("ace_plugins.engine.distributed").rank() == 0
-        if first and record.config.trace and os.environ.get("ACE_TRACE") != "0":
+        record.leads = later("ace_plugins.engine.distributed").rank() == 0
+        if record.leads and record.config.trace and os.environ.get("ACE_TRACE") != "0":
             record.open_trace(Path(os.environ.get("ACE_RUNS") or self.home / RUNS), self.about)
             # Holds the record, never the model: a model dropped inside a function still gets its last line.
             weakref.finalize(model, record.finish)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError
-from ..settings.sources import RUNS
+from ..settings.sources import HOME, RUNS
 
 ABOUT, LINES = "run.json", "trace.jsonl"
 
@@ -25,7 +25,7 @@ class TraceFile:
 
     def __init__(self, runs: Path, adapter: str, about: Mapping[str, Any]) -> None:
         self.started = time.time()
-        self.folder = _fresh(runs, f"{time.strftime('%Y%m%d-%H%M%S')}-{adapter}")
+        self.folder = fresh(runs, adapter)
         (self.folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -48,19 +48,25 @@ def relative(path: str | os.PathLike[str]) -> str:
         return os.fspath(path)
 
 
-def _fresh(runs: Path, name: str) -> Path:
-    """A folder that did not exist: runs that start in the same second do not share one."""
+def fresh(runs: Path, adapter: str) -> Path:
+    """A folder for a run that starts now. Runs that start in the same second do not share one."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{adapter}"
     number = 1
     while True:
         folder = runs / (name if number == 1 else f"{name}-{number}")
         try:
             folder.mkdir(parents=True)
-            ignore = runs.parent / ".gitignore"
-            if runs.match(RUNS) and not ignore.exists():  # runs are not the work of whoever's checkout this is
-                ignore.write_text("*\n", encoding="utf-8")
+            keep_out_of_git(runs.parent)
             return folder.resolve()
         except FileExistsError:
             number += 1
+
+
+def keep_out_of_git(folder: Path) -> None:
+    """What runs leave behind is not the work of whoever's checkout this is."""
+    ignore = folder / ".gitignore"
+    if folder.name == HOME and not ignore.exists():
+        ignore.write_text("*\n", encoding="utf-8")
 
 
 def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ SHORT = "short"
 """What `FIT` has taken the place of."""
 NONE = "none"
 """In place of a preset's name: no preset."""
+LOGGERS = ("tensorboard", "wandb", "trackio")
+"""What `Config.log` can name. Each is also the package it needs, and the extra of ace-plugins that installs it."""
 UNBOUNDED = (
     "the branches stay in the deployed model and nothing bounds them, so that a branch can grow as its gamma shrinks: "
     "gamma and u do not say how far the model is from equivariant, and no bound on its equivariance error holds"
@@ -106,7 +108,14 @@ class Config:
     trace: bool = _setting(True, Flag(), "write gamma, lambda and u to .ace/runs/")
     trace_every: int = _setting(10, Number(low=1, whole=True), "steps between two lines of the trace")
     error_every: int = _setting(
-        0, COUNT, "steps between two measurements of the equivariance error, which go to the trace; 0 for none"
+        0,
+        COUNT,
+        "steps between two measurements of the equivariance error, which go to the trace and the log; 0 for none",
+    )
+    log: str = _setting(
+        NONE,
+        Choice((NONE, *LOGGERS)),
+        "also log gamma, lambda and u, every trace_every steps; into the script's own run of wandb or trackio, if any",
     )
 
     def __post_init__(self) -> None:
@@ -131,9 +140,13 @@ class Config:
         """Whether this step gets a line of the trace."""
         return self.trace and _due(step, self.trace_every)
 
+    def logs(self, step: int) -> bool:
+        """Whether this step is logged, with a trace or without."""
+        return self.log != NONE and _due(step, self.trace_every)
+
     def measures(self, step: int) -> bool:
         """Whether the equivariance error is measured after this step."""
-        return self.trace and self.error_every > 0 and _due(step, self.error_every)
+        return (self.trace or self.log != NONE) and self.error_every > 0 and _due(step, self.error_every)
 
     @property
     def paced(self) -> bool:

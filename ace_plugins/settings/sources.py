@@ -14,7 +14,9 @@ from ..errors import ConfigError
 from .config import KINDS, SETTINGS, Config, build, preset
 from .file import SettingsFile
 
-RUNS = ".ace/runs"
+HOME = ".ace"
+"""The folder of what runs leave behind."""
+RUNS = f"{HOME}/runs"
 """Where traces go, unless ACE_RUNS names another folder."""
 OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIFT")
 """Variables that are not settings of a model."""

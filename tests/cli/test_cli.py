@@ -17,7 +17,7 @@ pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip instal
 from torch_geometric.nn import SchNet
 
 from ace_plugins import project
-from ace_plugins.cli.main import main
+from ace_plugins.cli.main import COMMANDS, main
 from ace_plugins.run import launch
 from ace_plugins.testing.examples import attached_example
 
@@ -119,8 +119,10 @@ def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
 def test_without_a_word_the_command_shows_its_help(call: Any) -> None:
     for words in ((), ("--help",)):
         done = call(*words)
-        assert "Commands:\n  audit " in done.stdout + done.stderr
-        assert "Checkouts:\n  egno " in done.stdout + done.stderr
+        shown = done.stdout + done.stderr
+        assert f"Commands:\n  {next(iter(COMMANDS))} " in shown
+        assert "Checkouts:\n  egno " in shown
+        assert 'eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"\n' in shown
 
 
 def test_the_scripts_own_options_are_its_own(folder: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:

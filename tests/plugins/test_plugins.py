@@ -120,6 +120,28 @@ def test_observers_are_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         registry.adapter("watcher")
 
 
+def test_observers_are_told_in_the_order_they_ask_for() -> None:
+    told: list[str] = []
+
+    def observer(name: str, **options: bool) -> object:
+        class Observer:
+            @hookimpl(**options)
+            def ace_attached(self, model: Any) -> None:
+                told.append(name)
+
+        return Observer()
+
+    observers = {"last": {"trylast": True}, "early": {}, "first": {"tryfirst": True}, "late": {}}
+    for name, options in observers.items():
+        registry().add(observer(name, **options), name)
+    try:
+        attach(Layered())
+    finally:
+        for name in observers:
+            registry().remove(name)
+    assert told == ["first", "late", "early", "last"], "among equals the last that came"
+
+
 def test_a_missing_hook_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, "ace-half", "half", GOOD)
     plugin = loaded(tmp_path, monkeypatch).adapter("half")

@@ -117,6 +117,9 @@ def test_what_is_no_budget(value: Any) -> None:
 def test_when_things_happen() -> None:
     assert [step for step in range(1, 13) if Config(trace_every=5).traces(step)] == [1, 5, 10]
     assert [step for step in range(1, 13) if Config(error_every=6).measures(step)] == [1, 6, 12]
+    assert [step for step in range(1, 13) if Config(log="wandb", trace=False, trace_every=5).logs(step)] == [1, 5, 10]
+    assert not Config().logs(1)
+    assert Config(log="wandb", trace=False, error_every=1).measures(1)
     assert not Config(trace=False, error_every=1).measures(1)
     assert not Config().measures(1)
     assert [Config(land_at=7).has_landed(steps) for steps in (6, 7)] == [False, True]
