@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from contextlib import redirect_stdout
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -186,7 +189,8 @@ def _carried_out(store: Store, tasks: dict[Trial, Task], machine: Machine, jobs:
         backend = later("ace_plugins.compare.cluster").Cluster(where, jobs)
     events = backend.carry_out(store, tasks)
     try:
-        with progress, redirect_stdout(sys.stderr):  # Ray tells its news there, and stdout is for the answer
+        # What a cluster sends is as good as Ctrl-C. Ray tells its news on stdout, which is for the answer.
+        with _interrupted_by(signal.SIGTERM), progress, redirect_stdout(sys.stderr):
             for event in events:
                 progress.hear(event)
     except KeyboardInterrupt:
@@ -195,6 +199,23 @@ def _carried_out(store: Store, tasks: dict[Trial, Task], machine: Machine, jobs:
         say(f"stopped; {done} of {len(store.comparison.trials)} runs are finished: call it again to go on", anyway=True)
         sys.exit(130)
     return progress
+
+
+@contextmanager
+def _interrupted_by(number: signal.Signals) -> Iterator[None]:
+    """A signal is a KeyboardInterrupt, for the length of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _list(comparison: Comparison, store: Store, machine: Machine, jobs: int) -> None:
