@@ -11,10 +11,14 @@ import torch
 from toy import ADAPTERS
 
 from ace_plugins.plugins.registry import registry
+from ace_plugins.report.announcer import ANNOUNCER
 
 # Models of this size are fastest on one thread, and tests often share a machine. Subprocesses inherit it.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What is told of every attached model would drown what tests tell, also when the process ends.
+ANNOUNCER.silent = True
 
 # Somebody's test_cls.py is a script, not a test.
 collect_ignore = ["upstreams"]

@@ -15,7 +15,6 @@ import sys
 import threading
 import traceback
 import warnings
-import weakref
 from functools import cached_property
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -26,14 +25,12 @@ from torch import nn
 from ..checkout.layout import layout
 from ..contract.hookspecs import hookimpl
 from ..engine.distributed import rank
-from ..engine.state import find
 from ..errors import AceError, AceWarning
 from ..later import later
 from ..patch.constructors import patch_models
-from ..patch.shims import REPAIRS
 from ..plugins.registry import registry
+from ..report.announcer import ANNOUNCER, banner
 from ..report.recorder import RECORDER, Record
-from ..report.status import status
 from ..report.trace import relative
 from ..settings.config import Config
 from ..telling import quiet, say
@@ -55,7 +52,7 @@ class ProcessRun:
         self.rank: int | None = None
         """Known from the first step on, also after the script has ended its process group."""
         self._told = False
-        self._budgets_told: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        ANNOUNCER.silent = True
         self.patch = patch_models(self.plugin, self.config)
         registry().manager.register(self, name="ace_plugins.run")
         self._plain_warning = warnings.showwarning
@@ -113,17 +110,6 @@ class ProcessRun:
                 found = f" ({relative(file)} line {line})"
         return found
 
-    def _banner(self, model: nn.Module) -> str:
-        now = status(model)
-        ace = find(model)
-        assert ace is not None
-        shims = ", ".join(shim.name for shim in REPAIRS.active(self.plugin))
-        return (
-            f"{now.adapter}{self._commit}: attached to {type(model).__name__}, {len(now.sites)} sites, "
-            f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, {ace.config.summary}"
-            + (f"; shims: {shims}" if shims else "")
-        )
-
     @cached_property
     def _commit(self) -> str:
         """Which state of its upstream the models come from."""
@@ -140,24 +126,17 @@ class ProcessRun:
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
         if rank() == 0:
-            say(self._banner(model))
+            say(banner(model, self._commit))
         self._know(model)
 
     @hookimpl
     def ace_stepped(self, model: nn.Module, step: int) -> None:
         if self.training_in != os.getpid():
             self._begin_training()
-        self._tell_budget(model, step)
+        if self.rank == 0:
+            ANNOUNCER.tell_budget(model, step)
         # A model may come by pickle or by fork from the process that built it, and so be new here.
         self._know(model)
-
-    def _tell_budget(self, model: nn.Module, step: int) -> None:
-        ace = find(model)
-        if ace is None or not ace.config.paced or model in self._budgets_told or not ace.budget.settled(step):
-            return
-        self._budgets_told.add(model)
-        if self.rank == 0:
-            say(f"budget: {ace.budget}")
 
     def _know(self, model: nn.Module) -> None:
         record = RECORDER.of(model)

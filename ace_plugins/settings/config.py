@@ -105,6 +105,11 @@ class Config:
         "cpu: where upstream insists on a GPU, run it on the CPU; auto: as upstream has it",
     )
     shims: bool = _setting(True, Flag(), "repair what upstream needs and today's stack has not")
+    tell: bool = _setting(
+        True,
+        Flag(),
+        "say on stderr what is attached, and at the end what came of it; ACE_QUIET=1 is for whole processes",
+    )
     trace: bool = _setting(True, Flag(), "write gamma, lambda and u to .ace/runs/")
     trace_every: int = _setting(10, Number(low=1, whole=True), "steps between two lines of the trace")
     error_every: int = _setting(

@@ -12,6 +12,7 @@ from toy import Layered
 
 from ace_plugins import attach, project, status
 from ace_plugins.engine.duals import Duals
+from ace_plugins.report.announcer import ANNOUNCER
 from ace_plugins.report.recorder import RECORDER
 from ace_plugins.report.tables import print_run
 from ace_plugins.settings.config import Config
@@ -130,3 +131,20 @@ def test_slack_starts_where_it_is_told(mode: str, slack: float) -> None:
     config = Config(mode=mode, u_init=0.3, epsilon=0.1)
     duals = Duals(2, config, dtype=torch.float64, device=torch.device("cpu"))
     assert duals.u.tolist() == [slack, slack]
+
+
+def test_attach_tells_what_the_command_tells_and_can_be_silenced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ANNOUNCER, "silent", False)
+    model = trained(60, **FIT, budget=60)
+    project(model)
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("ace: layered: attached to Layered, 3 sites, ")
+    assert told[1] == "ace: budget: 60 steps (the setting budget)"
+    assert told[2].startswith("ACE strict, landed at step ")
+    assert any("layers.0" in line and ("fits" in line or "too short" in line) for line in told)
+    project(trained(60, **FIT, budget=60, tell=False))
+    monkeypatch.setenv("ACE_QUIET", "1")
+    project(trained(60, **FIT, budget=60))
+    assert capsys.readouterr().err == ""
