@@ -66,7 +66,7 @@ MODES = ["strict", "bounded", "resilient", "scheduled", "off"]
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("ace-patch re", ["revert"]),
+        ("ace-patch re", ["report", "revert"]),
         ("ace-patch --v", ["--version"]),
         ("ace-patch run nam", ["named"]),
         ("ace-patch run --mode off nam", ["named"]),
@@ -181,6 +181,6 @@ def test_in_bash(tmp_path: Path) -> None:
     registered, *lines = done.stdout.splitlines()
     assert registered.endswith("-F _ace_patch_completion ace-patch")
     here = {"named", "broken", *ADAPTERS}
-    assert lines[0] == "revert"
+    assert lines[0] == "report revert"
     assert lines[1].split() == [plugin.name for plugin in registry().adapters if plugin.name not in here]
     assert lines[2] == "resilient"

@@ -198,7 +198,8 @@ def test_another_importer_of_a_marked_file_gets_the_exception(clone: Clone) -> N
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
 def test_what_a_cluster_sends_ends_with_the_summary(clone: Clone, number: signal.Signals) -> None:
     """And with the end that whoever waits for the process expects."""
-    clone.write(TRAIN + f"import os\nbuild_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')")
+    usual = f"import signal\nsignal.signal({int(number)}, signal.SIG_DFL)\n"  # under nohup it is ignored
+    clone.write(usual + TRAIN + f"import os\nbuild_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')")
     done = clone.python("train.py")
     assert done.returncode == -number
     assert "ACE strict, 20 steps" in done.stderr
