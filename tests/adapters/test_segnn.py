@@ -231,10 +231,11 @@ def preprocessing() -> dict[str, Any]:
         mean = pos.view(3, 5, 3).mean(1)
         return model(made(pos, vel, mean[batch.batch]))
 
-    transform = O3Transform(1)
+    transform, each = O3Transform(1), torch.randn(15, 1).double()
 
     def upstreams(pos: Any, vel: Any) -> Any:
-        graph = Data(pos=pos, vel=vel, edge_index=ends, edge_attr=charges, batch=batch.batch)
+        # The real one wants the charges of particles, ours their products along edges.
+        graph = Data(pos=pos, vel=vel, edge_index=ends, edge_attr=charges, charges=each, batch=batch.batch)
         return model(transform(graph))
 
     pos, vel = torch.randn(2, 15, 3).double()
