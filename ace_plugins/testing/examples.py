@@ -50,5 +50,5 @@ def attached_example(name: str, seed: int = 0, *, checkout: Path | None = None) 
     example = plugin.example(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the same branches, and so the same numbers, each time
-        model = attach(example.model, plugin.name, trace=False)
+        model = attach(example.model, plugin.name, trace=False, tell=False)
     return Attached(plugin, root, example, model)

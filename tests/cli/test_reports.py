@@ -6,6 +6,7 @@ import builtins
 import json
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+# Before click 8.2 the two streams were one unless asked.
+RUNNER = CliRunner(**({"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}))  # type: ignore[arg-type]
+
+
 def call(*words: str) -> Result:
-    return CliRunner().invoke(cli, words)
+    return RUNNER.invoke(cli, words)
 
 
 def test_the_newest_run_without_a_word(here: Path) -> None:

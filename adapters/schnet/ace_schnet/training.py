@@ -131,7 +131,7 @@ def start(name: str, settings: Mapping[str, Any], steps: int, seed: int, device:
         torch.default_generator.manual_seed(seed)
         model = schnet().to(device)
         if settings:
-            attach(model, adapter="schnet", trace=False, **settings)
+            attach(model, adapter="schnet", trace=False, tell=False, **settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     return Run(name, model, optimizer, schedule, settings)
