@@ -39,6 +39,7 @@ def draw(comparison: Comparison, results: Sequence[Result], path: Path) -> bool:
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -55,6 +56,10 @@ def draw(comparison: Comparison, results: Sequence[Result], path: Path) -> bool:
             axes.plot(range(1, length + 1), mean, color=colour, linewidth=2, label=label)
     if values and min(values) > 0 and max(values) > 5 * min(values):
         axes.set_yscale("log")
+        plain = FuncFormatter(lambda value, _: f"{value:g}")
+        axes.yaxis.set_major_formatter(plain)
+        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        axes.yaxis.set_minor_formatter(plain)
         # A few evaluations that exploded, or the first ones, are not to flatten all others.
         ordered = sorted(values)
         axes.set_ylim(0.9 * ordered[0], 1.1 * ordered[min(len(ordered) - 1, int(0.98 * len(ordered)))])
