@@ -15,7 +15,7 @@ import click
 from ..compare import picture as drawing
 from ..compare.answer import Answer
 from ..compare.experiment import read
-from ..compare.live import Lines, Progress, Screen
+from ..compare.live import Lines, Screen
 from ..compare.local import Local, Machine
 from ..compare.outputs import parse_metric
 from ..compare.plan import FOLDER, Comparison, Trial, parse_seeds, planned
@@ -172,7 +172,8 @@ def _compared(
         told = f"{len(finished)} of {len(comparison.trials)} runs were finished before, in {relative(store.folder)}"
         say(told, anyway=True)
     before = comparison.contents.state_of_data()
-    progress = _carried_out(store, tasks, machine, at_once, where)
+    progress = (Screen if sys.stderr.isatty() else Lines)(comparison, finished, at_once)
+    _carry_out(store, tasks, progress, machine, where)
     if comparison.contents.state_of_data() != before:
         say(f"a run wrote to data in {comparison.contents.root}, which all runs share: look at it", anyway=True)
     results = list(progress.done.values())
@@ -181,12 +182,10 @@ def _compared(
     return Answer(comparison, results, failed, folder=store.folder, picture=drawn)
 
 
-def _carried_out(store: Store, tasks: dict[Trial, Task], machine: Machine, jobs: int, where: str) -> Progress:
-    finished = store.finished()
-    progress = (Screen if sys.stderr.isatty() else Lines)(store.comparison, finished, jobs)
-    backend: Any = Local(jobs, machine.devices)
+def _carry_out(store: Store, tasks: dict[Trial, Task], progress: Lines | Screen, machine: Machine, where: str) -> None:
+    backend: Any = Local(progress.jobs, machine.devices)
     if where != "here":
-        backend = later("ace_plugins.compare.cluster").Cluster(where, jobs)
+        backend = later("ace_plugins.compare.cluster").Cluster(where, progress.jobs)
     events = backend.carry_out(store, tasks)
     try:
         # What a cluster sends is as good as Ctrl-C. Ray tells its news on stdout, which is for the answer.
@@ -198,7 +197,6 @@ def _carried_out(store: Store, tasks: dict[Trial, Task], machine: Machine, jobs:
         done = len(store.finished())
         say(f"stopped; {done} of {len(store.comparison.trials)} runs are finished: call it again to go on", anyway=True)
         sys.exit(130)
-    return progress
 
 
 @contextmanager

@@ -6,35 +6,20 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..errors import AceError
+from ..report.picture import check as check  # the same for all pictures
+from ..report.picture import save
+from ..report.words import plural
 from .plan import Comparison
-from .results import Result
+from .results import Result, curves_of, mean_curve
 
 COLOURS = ("#4c4c4c", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Told apart by everyone (Okabe and Ito), upstream in grey."""
-ENDINGS = (".png", ".pdf", ".svg")
-
-
-def check(path: Path) -> None:
-    """Before hours are spent: what can be drawn, and where."""
-    if path.suffix not in ENDINGS:
-        raise AceError(f"picture {path}: expected a name that ends in {', '.join(ENDINGS)}")
-    if not path.absolute().parent.is_dir():
-        raise AceError(f"picture {path}: there is no folder {path.absolute().parent}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise AceError("picture: matplotlib is not installed; pip install matplotlib, or leave it out") from None
 
 
 def draw(comparison: Comparison, results: Sequence[Result], path: Path) -> bool:
     """Draw what there is. Says whether there was anything."""
     metric = comparison.metrics[0]
-    curves = {
-        run: [result.curves[metric.name] for result in results if result.run == run and metric.name in result.curves]
-        for run in comparison.runs
-    }
-    curves = {run: [curve for curve in found if len(curve) > 1] for run, found in curves.items()}
+    curves = {run: curves_of(results, run, metric.name) for run in comparison.runs}
     if not any(curves.values()):
         return False
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -50,10 +35,9 @@ def draw(comparison: Comparison, results: Sequence[Result], path: Path) -> bool:
         for curve in found:
             axes.plot(range(1, len(curve) + 1), [value for _, value in curve], color=colour, alpha=0.35, linewidth=0.8)
         if found:
-            length = min(map(len, found))
-            mean = [sum(curve[i][1] for curve in found) / len(found) for i in range(length)]
-            label = f"{run} ({len(found)} seed{'s' if len(found) > 1 else ''})"
-            axes.plot(range(1, length + 1), mean, color=colour, linewidth=2, label=label)
+            mean = mean_curve(found)
+            label = f"{run} ({plural(len(found), 'seed')})"
+            axes.plot(range(1, len(mean) + 1), mean, color=colour, linewidth=2, label=label)
     if values and min(values) > 0 and max(values) > 5 * min(values):
         axes.set_yscale("log")
         plain = FuncFormatter(lambda value, _: f"{value:g}")
@@ -70,8 +54,5 @@ def draw(comparison: Comparison, results: Sequence[Result], path: Path) -> bool:
     axes.legend(frameon=False)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise AceError(f"picture {path} cannot be written: {error.strerror or error}") from None
+    save(figure, path)
     return True

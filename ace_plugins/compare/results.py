@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +35,17 @@ class Result:
         times = [point[0] for point in max(self.curves.values(), key=len, default=[])]
         gaps = sorted(after - before for before, after in pairwise(times))
         return gaps[len(gaps) // 2] if len(gaps) > 1 else None
+
+
+def curves_of(results: Sequence[Result], run: str, metric: str) -> list[list[list[float]]]:
+    """The curve of every seed of a run that has more than a point of it."""
+    curves = [result.curves.get(metric, []) for result in results if result.run == run]
+    return [curve for curve in curves if len(curve) > 1]
+
+
+def mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[float]:
+    """Their mean, evaluation by evaluation, as far as all of them go."""
+    return [sum(curve[i][1] for curve in curves) / len(curves) for i in range(min(map(len, curves)))]
 
 
 class Store:

@@ -14,6 +14,7 @@ from ..report.trace import relative
 from ..report.words import MINUS, number
 from .answer import Answer, change_in_words
 from .reading import Found
+from .results import curves_of, mean_curve
 
 
 def comparison_section(found: Found) -> str:
@@ -76,13 +77,10 @@ def _curves(answer: Answer) -> list[str]:
     for metric in answer.comparison.metrics:
         series = []
         for run in answer.comparison.runs:
-            curves = [
-                r.curves[metric.name] for r in answer.results if r.run == run and len(r.curves.get(metric.name, ())) > 1
-            ]
+            curves = curves_of(answer.results, run, metric.name)
             if curves:
-                length = min(map(len, curves))
-                means = [sum(curve[i][1] for curve in curves) / len(curves) for i in range(length)]
-                series.append(Series(run, [(float(i), mean) for i, mean in enumerate(means, 1)], noisy=True))
+                points = [(float(number), mean) for number, mean in enumerate(mean_curve(curves), 1)]
+                series.append(Series(run, points, noisy=True))
         drawable = [each for each in series if any(math.isfinite(value) for _, value in each.points)]
         if drawable and len(drawable) <= LINES_AT_MOST:
             chart = line_chart(metric.name, drawable, across="evaluation")

@@ -14,14 +14,13 @@ from torch import nn
 
 from ..contract.sites import Site, Tap
 from ..errors import ConfigError
-from ..plugins.registry import registry
 from ..symmetry.actions import Action, GroupAction
 from ..symmetry.layers import Features, Layer, by_layer
 from ..symmetry.measuring import EquivarianceError, as_call, evaluate, forward_names, measure, untouched
 from ..symmetry.parts import positional, tensors_in
 from .copies import in_double, unwatched
 from .forwards import chosen_output
-from .measuring import use_branches
+from .measuring import adapter_of, use_branches
 from .state import Ace, find, unwrapped
 from .taps import Argument, resolve
 
@@ -118,8 +117,7 @@ def audit(
     model = unwrapped(fn_or_model) if isinstance(fn_or_model, nn.Module) else _Function(fn_or_model)
     sites: Iterable[Any] = ()
     if action is None:
-        ace = find(model)
-        plugin = registry().adapter(ace.adapter) if ace is not None else registry().claiming(model)
+        ace, plugin = find(model), adapter_of(model)
         action = plugin.call("ace_group_action", model=model)
         assert action is not None
         sites = ace.sites if ace is not None else plugin.call("ace_layers", model=model)

@@ -9,8 +9,10 @@ from typing import Any
 from torch import nn
 
 from ..errors import AttachError, ConfigError
+from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..symmetry.measuring import EquivarianceError, measure
+from .copies import unwatched
 from .frames import Averaged
 from .state import NAME, Ace, find, unwrapped
 
@@ -47,6 +49,12 @@ def _force(ace: Ace, model: nn.Module, on: bool | None) -> None:
         ace.hooks.sync(ace)
 
 
+def adapter_of(model: nn.Module) -> Plugin:
+    """The adapter that has attached this model, or that claims it."""
+    ace = find(model)
+    return registry().adapter(ace.adapter) if ace is not None else registry().claiming(model)
+
+
 def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
     """A module that gives the mean of the model's outputs over so many random frames, in the caller's frame.
 
@@ -54,9 +62,8 @@ def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
     """
     if samples < 1:
         raise ConfigError(f"samples: expected at least 1, found {samples}")
-    ace = find(unwrapped(model))
-    plugin = registry().adapter(ace.adapter) if ace is not None else registry().claiming(unwrapped(model))
-    return Averaged(model, plugin.call("ace_group_action", model=unwrapped(model)), samples, seed)
+    inner = unwrapped(model)
+    return Averaged(model, adapter_of(inner).call("ace_group_action", model=inner), samples, seed)
 
 
 def equivariance_error(
@@ -69,14 +76,7 @@ def equivariance_error(
     on plain upstream models too, as long as an adapter claims them.
     """
     model = unwrapped(model)
-    ace = find(model)
-    plugin = registry().adapter(ace.adapter) if ace is not None else registry().claiming(model)
-    action = plugin.call("ace_group_action", model=model)
-    with nullcontext() if ace is None or branches_on is None else use_branches(model, branches_on):
-        if ace is None:
-            return measure(model, action, batch, samples=samples, seed=seed)
-        ace.budget.watching = False  # model.eval() in there is not the script's
-        try:
-            return measure(model, action, batch, samples=samples, seed=seed)
-        finally:
-            ace.budget.watching = True
+    action = adapter_of(model).call("ace_group_action", model=model)
+    forced = branches_on is not None and find(model) is not None
+    with use_branches(model, bool(branches_on)) if forced else nullcontext(), unwatched(model):
+        return measure(model, action, batch, samples=samples, seed=seed)

@@ -49,6 +49,10 @@ def draw(runs: Sequence[Run], path: Path) -> None:
         _curve(row[3], "training loss", run.loss)
         _curve(row[4], f"equivariance error {run.group}".strip(), run.errors)
         row[0].set_ylabel(f"{run.title}\n{run.name}", fontsize=9)
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path)
     except OSError as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from .outcome import outcome
+from .outcome import Outcome, outcome
 from .runs import Run
 from .scales import columns, spans
 from .tables import console, table_of
@@ -58,7 +58,7 @@ def print_report(run: Run) -> None:
     for text in run.missing:
         out.print(f"[yellow]note[/]: {escape(text)}")
     if found.layers:
-        out.print(_layers(run), soft_wrap=False)
+        out.print(_layers(run, found), soft_wrap=False)
     for word, text in found.meanings.items():
         out.print(f"{escape(word)}: {escape(text)}")
     for what, points, more in (("loss", run.loss, ""), ("equivariance error", run.errors, run.group)):
@@ -75,9 +75,9 @@ def print_report(run: Run) -> None:
         out.print(escape(found.whole))
 
 
-def _layers(run: Run) -> Table:
+def _layers(run: Run, found: Outcome) -> Table:
     table = table_of("site", "gamma", "over time", "lambda", "u", "verdict", numbers=("gamma", "lambda", "u"))
-    for layer, gamma in zip(outcome(run).layers, run.values["gamma"], strict=True):
+    for layer, gamma in zip(found.layers, run.values["gamma"], strict=True):
         table.add_row(
             escape(layer.name),
             number(layer.gamma),
