@@ -190,10 +190,8 @@ class Record:
         """How the run ended, with a verdict on each site and on the whole."""
         history = self.history.per_site(now=self.snapshot())
         landed = self.duals.landed_sites
-        held, mean_of = (
-            self.duals.held().tolist(),
-            later("ace_plugins.engine.pace").averaged_over(self.budget.share * self.budget.taken_for),
-        )
+        held = self.duals.held().tolist()
+        mean_of = later("ace_plugins.engine.pace").averaged_over(self.budget.share * self.budget.taken_for)
         verdicts = sites_verdicts(self.config, history, landed=landed, held=held, gradients=mean_of)
         now = [tuple(values[-1] for values in site) for site in history]
         errors = [self.errors[0], self.errors[-1]] if len(self.errors) > 1 else self.errors

@@ -58,7 +58,7 @@ class Config:
     frames: str = _setting(
         "auto",
         Choice(("auto", "on", "off")),
-        "train the branches under random group elements; auto: in strict mode of the fitted loop",
+        "train the branches under random group elements; auto: in strict mode of the fitted loop, and by schedule",
     )
     dual_optimizer: str = _setting(
         "sgd",
