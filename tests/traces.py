@@ -59,6 +59,7 @@ def write_run(
         }
         if loss:
             line["loss"] = 0.02 + 1.5 * fall * math.exp(generator.gauss(0, 0.25)) + 0.01 * abs(generator.gauss(0, 1))
+            line["gradient"] = [(0.1 - 0.5 * end) * fall * generator.gauss(1, 0.3) for end in ends]
         if rates:
             line["lr"] = [5e-4 * (1 + math.cos(math.pi * share)) / 2, 5e-4 * (1 + math.cos(math.pi * share)) / 2]
         if errors and number % max(1, lines // errors) == 0:

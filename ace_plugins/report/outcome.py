@@ -8,16 +8,10 @@ from dataclasses import dataclass
 
 from ..settings.config import Config
 from .runs import QUANTITIES, Run
-from .verdicts import DIVERGED, meaning, sites_verdicts, whole_verdict
+from .verdicts import DIVERGED, LANDED, meaning, sites_verdicts, whole_verdict
 
 POINTS = 256
 """Of a history, as many as the run itself keeps for its verdicts."""
-LANDED = "landed"
-"""gamma is at 0 for good, and the trace does not say how hard lambda has to hold it there."""
-_LANDED = (
-    "gamma has arrived at 0 and stays there. Whether the data break the symmetry here is told when a run comes to its "
-    "end, and this one has not"
-)
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,7 @@ def outcome(run: Run) -> Outcome:
     words, whole = _told(run) or _found(run)
     now = (run.now(name) for name in QUANTITIES)
     layers = [Layer(*values) for values in zip(run.sites, *now, words, strict=True)]
-    meanings = {word: _LANDED if word == LANDED else _meaning(word, run.mode) for word in dict.fromkeys(words) if word}
+    meanings = {word: _meaning(word, run.mode) for word in dict.fromkeys(words) if word}
     return Outcome(layers, whole, meanings)
 
 
@@ -72,10 +66,11 @@ def _found(run: Run) -> tuple[list[str], str]:
     history = [
         [[run.values[name][site][point] for point in kept] for name in QUANTITIES] for site in range(len(run.sites))
     ]
-    landed = frozenset(number for number, (gamma, _, _) in enumerate(history) if _landed(config, run, gamma))
-    # What lambda has to hold is not in the trace, so a site that has landed by itself gets no verdict from here.
-    unknown = landed if config.paced else frozenset()
-    words = sites_verdicts(config, history, landed=landed, held=[0.0] * len(history))
+    landed = frozenset(number for number, (gamma, _, _) in enumerate(history) if _landed(config, run, number, gamma))
+    unknown = landed - run.landings.keys() if config.paced else frozenset()
+    held = [run.landings.get(number, 0.0) for number in range(len(history))]
+    turned = bool(run.about.get("frames", config.turns))
+    words = sites_verdicts(config, history, landed=landed, held=held, gradients=run.averaged, turned=turned)
     words = [LANDED if n in unknown and word != DIVERGED else word for n, word in enumerate(words)]
     budget = config.budget if isinstance(config.budget, int) else None
     finite = all(math.isfinite(value) for site in history for values in site for value in values)
@@ -85,10 +80,10 @@ def _found(run: Run) -> tuple[list[str], str]:
     return words, whole_verdict(config, run.sites, history, words, run.length, landed=everywhere, budget=budget)
 
 
-def _landed(config: Config, run: Run, gamma: Sequence[float]) -> bool:
+def _landed(config: Config, run: Run, number: int, gamma: Sequence[float]) -> bool:
     """A strict gamma that arrives at 0 by itself stays there; under the printed loop all land at one step."""
     if config.mode == "strict" and config.paced:
-        return len(gamma) > 1 and gamma[-1] == 0 and gamma[-2] == 0
+        return gamma[-1] == 0 and (number in run.landings or (len(gamma) > 1 and gamma[-2] == 0))
     return config.has_landed(run.length)
 
 

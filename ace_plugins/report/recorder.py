@@ -79,6 +79,8 @@ class Record:
         self.gamma = ace.gamma
         self.duals = ace.duals
         self.budget = ace.budget
+        self.turned = ace.action is not None
+        """It trains in random frames."""
         self.process = os.getpid()
         self.position = 0
         """Steps as the trace counts them. It never runs backwards, as the model's own count does when a checkpoint of
@@ -96,6 +98,8 @@ class Record:
         """The equivariance errors that were measured."""
         self.measurable = True
         self.finished = False
+        self.landings: frozenset[int] = frozenset()
+        """Sites whose landing is in the trace."""
         self.history = History()
         self._warned = False
 
@@ -125,6 +129,16 @@ class Record:
         last = self.errors[-1] if self.errors else None
         return last if last is not None and last["step"] == self.steps else None
 
+    @property
+    def gradients(self) -> float:
+        """Of how many gradients at 0 a site that has landed knows the mean."""
+        averaged: float = later("ace_plugins.engine.pace").averaged_over(self.budget.share * self.budget.taken_for)
+        return averaged
+
+    def new_landings(self) -> frozenset[int]:
+        """Sites that have landed by themselves since the last line of the trace."""
+        return self.duals.landed_sites - self.landings if self.config.paced else frozenset()
+
     def snapshot(self) -> Tensor:
         """gamma, lambda and u of every site now, [3, sites]."""
         return self.duals.snapshot(self.gamma)
@@ -135,6 +149,7 @@ class Record:
             "adapter": self.adapter,
             "sites": self.sites,
             "config": dataclasses.asdict(self.config),
+            "frames": self.turned,
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": later("torch").initial_seed(),
@@ -159,6 +174,12 @@ class Record:
         if self.loaded is not None:
             more["event"] = f"a checkpoint of step {self.loaded:,} was loaded"
             self.loaded = None
+        if new := sorted(self.new_landings()):
+            # What verdicts are made of, in case that the run does not come to its end.
+            held = self.duals.held().tolist()
+            told = [finite(held[site]) for site in new]
+            more["landed"] = {"sites": new, "held": told, "gradients": self.gradients}
+            self.landings = self.duals.landed_sites
         try:
             self.trace.write({"step": self.steps, "gamma": gamma, "lambda": lambda_, "u": u, **more})
         except OSError as error:
@@ -191,8 +212,9 @@ class Record:
         history = self.history.per_site(now=self.snapshot())
         landed = self.duals.landed_sites
         held = self.duals.held().tolist()
-        mean_of = later("ace_plugins.engine.pace").averaged_over(self.budget.share * self.budget.taken_for)
-        verdicts = sites_verdicts(self.config, history, landed=landed, held=held, gradients=mean_of)
+        verdicts = sites_verdicts(
+            self.config, history, landed=landed, held=held, gradients=self.gradients, turned=self.turned
+        )
         now = [tuple(values[-1] for values in site) for site in history]
         errors = [self.errors[0], self.errors[-1]] if len(self.errors) > 1 else self.errors
         return {
@@ -249,7 +271,7 @@ class Recorder:
         if record.finished or not record.read:
             return
         error = None if batch is None else _measured(model, record, batch)
-        if record.trace is not None and (batch is not None or ace.config.traces(step)):
+        if record.trace is not None and (batch is not None or ace.config.traces(step) or record.new_landings()):
             record.write(**_observed(ace), **({} if error is None else {"error": error}))
 
     @hookimpl

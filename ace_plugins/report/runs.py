@@ -82,6 +82,12 @@ class Run:
     """The relative equivariance error, with branches."""
     group: str = ""
     """Under which it was measured."""
+    gradients: list[tuple[int, list[float]]] = field(default_factory=list)
+    """Of the loss at gamma, one for every site."""
+    landings: dict[int, float] = field(default_factory=dict)
+    """Sites that have landed by themselves, with how hard lambda has to hold them, as the mean of ``averaged``
+    gradients."""
+    averaged: float = math.inf
     events: list[tuple[int, str]] = field(default_factory=list)
     end: Mapping[str, Any] | None = None
     """The last line of a run that came to its end."""
@@ -160,6 +166,10 @@ class Run:
             self.loss.append((step, _number(line["loss"])))
         if isinstance(line.get("lr"), list):
             self.rates.append((step, [_number(value) for value in line["lr"]]))
+        gradient = line.get("gradient")
+        if isinstance(gradient, list) and len(gradient) == len(self.sites):
+            self.gradients.append((step, [_number(value) for value in gradient]))
+        self._land(line.get("landed"))
         error = line.get("error")
         if isinstance(error, dict):
             self.errors.append((step, _number(error.get("relative"))))
@@ -168,6 +178,12 @@ class Run:
             self.events.append((step, str(line["event"])))
         if line.get("finished"):
             self.end = line
+
+    def _land(self, told: Any) -> None:
+        sites, held = (told.get("sites"), told.get("held")) if isinstance(told, dict) else (None, None)
+        if isinstance(sites, list) and isinstance(held, list) and len(sites) == len(held):
+            self.landings |= {int(site): _number(value) for site, value in zip(sites, held, strict=True)}
+            self.averaged = _number(told.get("gradients"))
 
 
 def read_run(folder: Path, label: str = "") -> Run:

@@ -73,11 +73,23 @@ def _where(found: Outcome, word: str) -> str:
 
 
 def _layers_over_time(run: Run) -> list[str]:
-    return [page.figure(name, WHAT_IS[name], _quantity(run, name)) for name in WHAT_IS] if run.steps else []
+    if not run.steps:
+        return []
+    made = [
+        page.figure(name, what, _by_layer(run, name, run.steps, run.values[name])) for name, what in WHAT_IS.items()
+    ]
+    if run.gradients:
+        steps = [step for step, _ in run.gradients]
+        values = [list(site) for site in zip(*(row for _, row in run.gradients), strict=True)]
+        chart = _by_layer(run, "gradient", steps, values, noisy=True)
+        made.append(page.figure("gradient", "of the loss at gamma: below 0 a larger gamma would help", chart))
+    return made
 
 
-def _quantity(run: Run, name: str) -> str:
-    values = run.values[name]
+def _by_layer(
+    run: Run, name: str, steps: Sequence[int], values: Sequence[Sequence[float]], *, noisy: bool = False
+) -> str:
+    """``values``: of every site one for every step."""
     finite = [value for site in values for value in site if math.isfinite(value)]
     if not finite:
         return "Not in the trace."
@@ -85,8 +97,10 @@ def _quantity(run: Run, name: str) -> str:
         return f"{number(finite[0])} for every layer, throughout."
     title = f"{name} of {plural(len(run.sites), 'layer')} over {plural(run.length, 'step')}"
     if len(run.sites) > LINES_AT_MOST:
-        return heat_map(title, run.sites, run.steps, values)
-    series = [Series(site, list(zip(run.steps, at, strict=True))) for site, at in zip(run.sites, values, strict=True)]
+        return heat_map(title, run.sites, steps, values)
+    series = [
+        Series(site, list(zip(steps, at, strict=True)), noisy) for site, at in zip(run.sites, values, strict=True)
+    ]
     return line_chart(title, series, zero=True, events=[(step, 0.0) for step, _ in run.events])
 
 

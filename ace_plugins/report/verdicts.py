@@ -27,8 +27,18 @@ FEWEST = 12
 FEWEST_TO_BREAK = 64
 """Points below which a gamma that stays where it is may just not have begun to move."""
 
+DRIFT = 0.25
+"""How far lambda may still move in half a run, beside its size, for u to say roughly how much: it drifts as long as the
+loss falls."""
+
 FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
 UNASKED = "scheduled"
+LANDED, SETTLED = "landed", "settled"
+"""gamma is at 0 for good, or at rest, and what the data want was not seen."""
+_UNSEEN = (
+    "whether the data break the symmetry was not seen, since in random frames no branch can learn what breaks it "
+    "(mode resilient with frames off tells)"
+)
 _MEANING = {
     ("strict", FITS): "gamma is at 0: the symmetry fits the data, the branch can go",
     ("bounded", FITS): "|gamma| is below epsilon",
@@ -47,7 +57,7 @@ _MEANING = {
         "strict",
         CUT,
     ): "gamma was set to 0 from far away: this is plain upstream again, but the branch was cut off "
-    "rather than learnt away; land later, or let gamma move faster (gamma_lr)",
+    "rather than learnt away; preset 'fit' lets gamma arrive by itself",
 }
 
 
@@ -55,6 +65,10 @@ def meaning(word: str, mode: str) -> str:
     """A verdict in a sentence."""
     if word == SHORT:
         return "too few steps to tell"
+    if word == LANDED:
+        return f"gamma is at 0: what is left is upstream's model, the branch can go; {_UNSEEN}"
+    if word == SETTLED:
+        return f"gamma and u have come to rest; {_UNSEEN}"
     if word == UNASKED:
         return "gamma follows the schedule, whatever the data say: nothing is known of the symmetry here"
     return "gamma or lambda is not finite: lower the learning rate" if word == DIVERGED else _MEANING[mode, word]
@@ -67,11 +81,12 @@ def sites_verdicts(
     landed: Collection[int] = (),
     held: Sequence[float] = (),
     gradients: float = math.inf,
+    turned: bool = False,
 ) -> list[str]:
     """A word per site, from the gammas, lambdas and us of each.
 
     ``landed`` are the sites that have; ``held`` says of each site how hard lambda has to hold gamma, in units of the
-    loss's gradient there, as the mean of so many ``gradients``.
+    loss's gradient there, as the mean of so many ``gradients``. ``turned``: the run trained in random frames.
     """
     words = []
     for number, (gamma, lambda_, u) in enumerate(history):
@@ -83,7 +98,9 @@ def sites_verdicts(
             word = MOVING  # at its own pace it arrives, or the run was too short for it
         if held and not math.isfinite(held[number]):
             word = DIVERGED
-        if there and word in (FITS, CUT) and config.paced:  # there gamma arrives by itself
+        if turned and config.paced and word in (FITS, CUT, BREAKS):
+            word = LANDED if there else SETTLED
+        elif there and word in (FITS, CUT) and config.paced:  # there gamma arrives by itself
             word = FITS if held[number] <= HELD else BREAKS if gradients >= FEWEST_GRADIENTS else SHORT
         words.append(word)
     return words
@@ -108,7 +125,7 @@ def verdict(mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: 
     if mode == "bounded":
         return BREAKS if now > 0.9 * bound else FITS
     unused = bound > NEAR and now < 0.5 * bound  # slack that gamma leaves goes, if slowly
-    if unused or _spread(lambda_, 4) > 0.1 * _size(lambda_):  # u follows lambda
+    if unused or _spread(lambda_, 4) > DRIFT * _size(lambda_):  # u follows lambda
         return FITS if now <= NEAR and (unused or bound <= NEAR) else MOVING
     return FITS if bound < 0.01 else BREAKS
 

@@ -99,9 +99,9 @@ def test_a_page_has_all_that_was_asked_for(tmp_path: Path) -> None:
         "the data breaks the symmetry here: u says how much",
     ):
         assert told in page.words, told
-    assert page.tags.count("figure") == 6
+    assert page.tags.count("figure") == 7
     assert text.count('class="word breaks"') == 2, "once in the table, once with what it means"
-    assert text.count('<text class="c1"') == 3, "the second layer is labelled in each of its charts"
+    assert text.count('<text class="c1"') == 4, "the second layer is labelled in each of its charts"
 
 
 def test_nothing_that_is_read_becomes_markup(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_many_layers_are_maps_and_few_are_lines(tmp_path: Path) -> None:
     few = page_of([read_run(write_run(tmp_path / "a", sites=8))])
     many = page_of([read_run(write_run(tmp_path / "b", sites=9))])
     assert few.count('<g class="heat" transform') == 0
-    assert many.count('<g class="heat" transform') == 3
+    assert many.count('<g class="heat" transform') == 4
     checked(many)
 
 

@@ -11,7 +11,7 @@ import pytest
 from traces import write_run
 
 from ace_plugins import AceError, attach
-from ace_plugins.report.outcome import LANDED, outcome
+from ace_plugins.report.outcome import outcome
 from ace_plugins.report.runs import Follower, find_run, read_run
 
 
@@ -120,7 +120,9 @@ def test_the_runs_own_verdicts_go_before_those_from_the_trace(tmp_path: Path) ->
     assert ([layer.verdict for layer in found.layers], found.whole) == (["fits", "breaks"], "layers.9 says it")
     assert "try mode resilient" in found.meanings["breaks"]
     found = outcome(read_run(write_run(tmp_path / "b", sites=2, mode="strict", finished=False)))
-    assert [layer.verdict for layer in found.layers] == [LANDED, "moving"], "how hard lambda holds is not in the trace"
+    assert [layer.verdict for layer in found.layers] == ["landed", "moving"], (
+        "how hard lambda holds is not in the trace"
+    )
     assert found.whole == ""
 
 

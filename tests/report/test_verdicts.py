@@ -133,7 +133,7 @@ WORDS["resilient"] = WORDS["bounded"]
 
 def test_every_verdict_is_explained_in_every_mode() -> None:
     for mode, words in WORDS.items():
-        for word in (*words, "too short", "diverged"):
+        for word in (*words, "too short", "landed", "settled", "scheduled", "diverged"):
             assert meaning(word, mode)
             assert "\n" not in meaning(word, mode)
 
@@ -249,7 +249,7 @@ def test_a_history_keeps_copies() -> None:
 
 def test_every_verdict_is_in_the_readme() -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    words = ("fits", "moving", "breaks", "cut", "too short", "diverged")
+    words = ("fits", "landed", "settled", "moving", "breaks", "cut", "too short", "scheduled", "diverged")
     assert [word for word in words if f"`{word}`" not in readme] == []
 
 
