@@ -12,8 +12,8 @@ from ..settings.config import KINDS
 KNOWN: Mapping[str, Mapping[str, Any]] = {
     "off": {"mode": "off"},
     "strict": {"mode": "strict"},
-    "bounded": {"mode": "bounded", "spectral_norm": True},
-    "resilient": {"mode": "resilient", "spectral_norm": True},
+    "bounded": {"mode": "bounded"},
+    "resilient": {"mode": "resilient"},
     "scheduled": {"mode": "scheduled"},
     "paper": {"preset": "paper"},
     "fit": {"preset": "fit"},

@@ -131,5 +131,5 @@ def _branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) -> nn.
     branch = default_branches.mlp(node) if branch is None else branch
     if config.mode == "scheduled":
         return relaxed(node, branch)  # its penalties keep it small: nothing is to be bounded
-    bounded = config.spectral_norm and not (isinstance(node, Stem) and not node.bounded)
+    bounded = config.bounds_branches and not (isinstance(node, Stem) and not node.bounded)
     return bound(branch) if bounded else branch

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AceWarning, ConfigError, one_of
-from .kinds import Budget, Choice, Flag, Kind, Number, Price, Rate, Start
+from .kinds import Budget, Choice, Flag, Kind, Number, Perhaps, Price, Rate, Start
 
 FIT = "fit"
 """The preset that is used unless another is named: the loop that fits the run. Every adapter has it."""
@@ -95,7 +95,11 @@ class Config:
     nupi_ki: float = _setting(1.0, Number(low=0), "nupi: integral gain", printed=True)
     nupi_nu: float = _setting(0.0, Number(low=0, high=1), "nupi: smoothing of the constraint", printed=True)
     land_at: int = _setting(0, COUNT, "strict: the step after which gamma is 0 for good; 0 for never", printed=True)
-    spectral_norm: bool = _setting(False, Flag(), "divide every linear map of the branches by its spectral norm")
+    spectral_norm: bool | str = _setting(
+        "auto",
+        Perhaps(),
+        "divide every linear map of the branches by its spectral norm; auto: in the fitted loop, where branches stay",
+    )
     eval_branches: str = _setting(
         "auto", Choice(("auto", "on", "off")), "branches in model.eval(): auto (strict off, others on), on, off"
     )
@@ -164,9 +168,17 @@ class Config:
         return self.mode in ("bounded", "resilient")
 
     @property
+    def bounds_branches(self) -> bool:
+        """Whether branches are normalised by their spectral norm. Those that stay have to be, for gamma to say anything;
+        the printed loop does what is printed."""
+        if self.spectral_norm != "auto":
+            return bool(self.spectral_norm)
+        return self.deploys_branches and self.loop == "fitted"
+
+    @property
     def cautions(self) -> tuple[str, ...]:
         """What these settings cost, where people may not expect it."""
-        if self.deploys_branches and not self.spectral_norm:
+        if self.deploys_branches and not self.bounds_branches:
             return (f"mode {self.mode!r} without spectral_norm: {UNBOUNDED}; set spectral_norm = true",)
         return ()
 

@@ -88,6 +88,18 @@ class Flag(Kind):
         return _WORDS[text.lower()]
 
 
+class Perhaps(Flag):
+    """Yes, no, or "auto"."""
+
+    expected = "true, false or 'auto'"
+
+    def holds(self, value: Any) -> bool:
+        return value == "auto" or super().holds(value)
+
+    def parse(self, text: str) -> Any:
+        return text if text == "auto" else super().parse(text)
+
+
 class Rate(Kind):
     """A learning rate: a number, or a multiple of the live one, as "1x"."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +109,14 @@ def test_what_is_warned_of_is_told_once_in_a_line(call: Any, tmp_path: Path) -> 
 def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
     # Tests that run in the background of a shell inherit that SIGINT is ignored.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    text = SCRIPT.replace("sys.exit(7)", f"{heard}; os.kill(os.getpid(), signal.SIGINT)")
-    (folder / "train.py").write_text(text)
+    ends = f"{heard}; os.kill(os.getpid(), signal.SIGINT)"
+    (folder / "train.py").write_text(SCRIPT.replace("sys.exit(7)", ends))
+    # Libraries that import something at exit make Python forget what ended it: 1 instead of -2, without us too.
+    (folder / "plain.py").write_text(f"import os; from torch_geometric.nn import SchNet; {ends}")
+    plain = subprocess.run([sys.executable, "plain.py"], cwd=folder, capture_output=True)
     done = ace(folder, "run", "schnet", "--no-trace", "--", "train.py")
-    assert done.returncode == -2, done.stderr
+    assert done.returncode == plain.returncode, done.stderr
+    assert plain.returncode in (-2, 1)
     assert "ACE strict, 3 steps\n" in done.stderr, "the table comes all the same, and without a trace"
     assert not (folder / ".ace").exists()
 

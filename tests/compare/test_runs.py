@@ -19,7 +19,7 @@ def test_names_and_settings() -> None:
     assert list(runs) == ["off", "strict", "mine", "resilient"]
     assert runs["mine"] == {"horizon": 0.1, "rho": "2x", "spectral_norm": True}
     assert runs["off"] == {"mode": "off"}
-    assert runs["resilient"] == {"mode": "resilient", "spectral_norm": True}
+    assert runs["resilient"] == {"mode": "resilient"}
     assert runs_of({"off": {}, "mine": {"horizon": 0.1}}) == {"off": {"mode": "off"}, "mine": {"horizon": 0.1}}
 
 
