@@ -169,7 +169,7 @@ class Config:
 
     @property
     def bounds_branches(self) -> bool:
-        """Whether branches are normalised by their spectral norm. Those that stay have to be, for gamma to say anything;
+        """Whether branches are divided by their spectral norm. Those that stay have to be for gamma to say anything;
         the printed loop does what is printed."""
         if self.spectral_norm != "auto":
             return bool(self.spectral_norm)
