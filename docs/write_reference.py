@@ -20,9 +20,9 @@ SETTINGS_HEAD = f"""\
 
 {WRITTEN}
 Settings are given to `attach` and `patched` by name, to `ace-patch` as options (`--budget`), in a patched clone in
-`ace.toml`, and over that by environment variables (`ACE_BUDGET`). Defaults are those of preset `fit`, which is used unless
-another is named: the loop that fits the run, with what the adapter adds (EGNO: resilient, `rho = "2.5x"`, gamma starting
-at 1). `paper` is what the authors ran, exactly as printed; `none` has the defaults of the printed loop.
+`ace.toml`, and over that by environment variables (`ACE_BUDGET`). Defaults are those of preset `fit`, which is used
+unless another is named: the loop that fits the run, with what the adapter adds (EGNO: resilient, `rho = "2.5x"`, gamma
+starting at 1). `paper` is what the authors ran, exactly as printed; `none` has the defaults of the printed loop.
 `ace-patch doctor ADAPTER` shows an adapter's presets.
 """
 PRINTED_HEAD = """

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from ..errors import AceWarning
+from ..errors import AceError, AceWarning
 from ..later import later
 from .completing import adapters
 from .options import as_json, print_json
@@ -76,9 +76,12 @@ def audit(
 @click.command()
 @click.argument("checkpoint", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="Where the checkpoint without ACE goes.")
+@click.option("--overwrite", is_flag=True, help="Replace a file that exists.")
 @as_json
-def export(checkpoint: str, output: str, as_json: bool) -> None:
+def export(checkpoint: str, output: str, overwrite: bool, as_json: bool) -> None:
     """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
+    if Path(output).exists() and not overwrite:
+        raise AceError(f"{output!r} exists already: choose another name, or --overwrite")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AceWarning)
         done = later("ace_plugins.engine.checkpoints").exported(checkpoint, output)

@@ -84,6 +84,8 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
     for change in () if dry_run else plan.changed:
         click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'the marked line is gone'}")
     if not plan.changed:
+        if not plan.kept:
+            state(checkout)  # says so where this is no checkout at all
         click.echo(f"nothing to revert in {plan.root}", err=dry_run)
     for kept in plan.kept:
         click.echo(f"kept {kept}", err=True)

@@ -14,7 +14,7 @@ from ..contract.upstreams import StandIn
 from ..patch.shims import would_act
 from ..plugins.plugin import Plugin
 from ..report.tables import console, table_of
-from ..settings.config import Config
+from ..settings.config import FIT, Config
 
 if TYPE_CHECKING:
     from ..testing.auditing import ExampleAudit
@@ -67,7 +67,7 @@ def print_diagnosis(found: Diagnosis) -> None:
         )
     for name, settings in found.presets.items():
         said = ", ".join(f"{key}={value}" for key, value in settings.items())
-        default = " (default)" if name == "paper" else ""
+        default = " (default)" if name == FIT else ""
         out.print(f"preset {escape(name)}{default}: {escape(said)}")
     for shim in found.shims:
         state = "applied" if shim.applied else "not needed here"

@@ -15,6 +15,7 @@ from .lines import LINES_AT_MOST, Series, line_chart
 from .outcome import Outcome, outcome
 from .runs import Run
 from .scales import Point, Scale, scale_of, thinned, wants_log
+from .tables import shown
 from .trace import relative
 from .words import duration, number, plural
 
@@ -148,18 +149,17 @@ def _finite(points: Sequence[Point]) -> bool:
 
 
 def _table(run: Run, found: Outcome) -> str:
+    keys = shown(run.mode)
     rows = [
         [
             f"<code>{escape(layer.name)}</code>",
-            *map(number, (layer.gamma, layer.lambda_, layer.u)),
+            *map(number, (layer.gamma, layer.lambda_, layer.u)[: len(keys)]),
             _spark(list(zip(run.steps, gamma, strict=True))),
             page.word(layer.verdict),
         ]
         for layer, gamma in zip(found.layers, run.values["gamma"], strict=True)
     ]
-    return page.table(
-        ("layer", "gamma", "lambda", "u", " gamma over time", "verdict"), rows, numbers=("gamma", "lambda", "u")
-    )
+    return page.table(("layer", *keys, " gamma over time", "verdict"), rows, numbers=keys)
 
 
 def _spark(points: Sequence[Point]) -> str:

@@ -11,6 +11,7 @@ from torch import nn
 from ..contract.sites import Stem
 from ..engine.state import find, unwrapped
 from .recorder import RECORDER
+from .tables import shown
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,13 @@ class Status:
             f"{self.upstream_parameters:,} + {self.ace_parameters:,} parameters"
         )
         rows = (
-            f"  {s.name:{width}}  gamma {s.gamma:8.4f}  lambda {s.lambda_:8.4f}  u {s.u:7.4f}  {s.verdict}".rstrip()
+            f"  {s.name:{width}}  gamma {s.gamma:8.4f}  lambda {s.lambda_:8.4f}{self._slack(s)}  {s.verdict}".rstrip()
             for s in self.sites
         )
         return "\n".join([head, *rows, *([self.verdict] if self.verdict else [])])
+
+    def _slack(self, site: SiteStatus) -> str:
+        return f"  u {site.u:7.4f}" if "u" in shown(self.mode) else ""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, with lambda under its own name."""

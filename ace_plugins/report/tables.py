@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,10 +12,21 @@ from rich.table import Table
 
 from .verdicts import meaning
 
+WIDEST = 500
+"""Letters of a table where there is no terminal to fit it to: a name that is broken cannot be searched for."""
+
 
 def console(stderr: bool = False) -> Console:
     """Lines are as long as they are, so that people can search and paste them; tables fit the terminal."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    made = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = WIDEST
+    return made
+
+
+def shown(mode: str) -> tuple[str, ...]:
+    """What there is to see of a site. Strict and scheduled mode have no slack."""
+    return ("gamma", "lambda", "u") if mode in ("bounded", "resilient") else ("gamma", "lambda")
 
 
 def table_of(*columns: str, numbers: Sequence[str] = ()) -> Table:
@@ -36,9 +48,10 @@ def print_run(run: Mapping[str, Any]) -> None:
     steps = f"landed at step {run['steps']:,}" if run["landed"] else steps
     where = f", trace in {run['folder']}" if run["folder"] else ""
     out.print(f"ACE {run['mode']}, {steps}{escape(where)}")
-    table = table_of("site", "gamma", "lambda", "u", "verdict", numbers=("gamma", "lambda", "u"))
+    keys = shown(run["mode"])
+    table = table_of("site", *keys, "verdict", numbers=keys)
     for site in run["sites"]:
-        numbers = (_number(site[key], ".4f") for key in ("gamma", "lambda", "u"))
+        numbers = (_number(site[key], ".4f") for key in keys)
         table.add_row(escape(site["name"]), *numbers, site["verdict"])
     out.print(table, soft_wrap=False)
     for word in dict.fromkeys(site["verdict"] for site in run["sites"]):

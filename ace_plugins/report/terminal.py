@@ -11,7 +11,7 @@ from rich.markup import escape
 from .outcome import Outcome, outcome
 from .runs import Run
 from .scales import columns, spans
-from .tables import console, table_of
+from .tables import console, shown, table_of
 from .words import duration, number
 
 if TYPE_CHECKING:
@@ -76,14 +76,14 @@ def print_report(run: Run) -> None:
 
 
 def _layers(run: Run, found: Outcome) -> Table:
-    table = table_of("site", "gamma", "over time", "lambda", "u", "verdict", numbers=("gamma", "lambda", "u"))
+    more = shown(run.mode)[1:]
+    table = table_of("site", "gamma", "over time", *more, "verdict", numbers=("gamma", *more))
     for layer, gamma in zip(found.layers, run.values["gamma"], strict=True):
         table.add_row(
             escape(layer.name),
             number(layer.gamma),
             sparkline(run.steps, gamma, 16),
-            number(layer.lambda_),
-            number(layer.u),
+            *(number({"lambda": layer.lambda_, "u": layer.u}[name]) for name in more),
             escape(layer.verdict),
         )
     return table

@@ -1,0 +1,107 @@
+"""The manual is true: its code runs as printed, its commands exist, and nothing that exists is left out of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from ace_plugins.cli.main import COMMANDS, cli
+from ace_plugins.contract import hookspecs
+from ace_plugins.plugins.registry import registry
+from ace_plugins.report.verdicts import BREAKS, CUT, DIVERGED, FITS, LANDED, MOVING, SETTLED, SHORT, UNASKED
+from ace_plugins.settings.config import SETTINGS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+
+
+def text(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def loaded(script: str) -> Any:
+    spec = importlib.util.spec_from_file_location(script, DOCS / f"{script}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name_of)
+def test_the_code_of_a_page_runs_as_printed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch_geometric")
+    pytest.importorskip("ace_schnet")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for number, block in enumerate(blocks(page), 1):
+        exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of a page that call ``ace-patch``, those that go on joined."""
+    joined = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = re.findall(r"^ {4}(?:pip install \S+ && )?(ace-patch .*)$", joined, re.MULTILINE)
+    return [*lines, *re.findall(r"`(ace-patch [^`]*)`", joined)]
+
+
+@pytest.mark.parametrize(
+    ("page", "line"),
+    [(page, line) for page in PAGES for line in commands(page) if page.name != "commands.md"],
+    ids=lambda value: value if isinstance(value, str) else value.name,
+)
+def test_a_command_that_is_printed_exists_with_its_options(page: Path, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    if not words or words[0].isupper():
+        return
+    before = words[: words.index("--")] if "--" in words else words
+    context = click.Context(cli, info_name="ace-patch")
+    if words[0] in registry().plugins or words[0] in COMMANDS:
+        command = cli.get_command(context, words[0])
+    else:
+        pytest.fail(f"{name_of(page)}: no command {words[0]!r}")
+    if isinstance(command, click.Group) and len(before) > 1 and not before[1].startswith("-"):
+        command = command.get_command(click.Context(command), before[1])
+    assert command is not None, line
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    given = {word.partition("=")[0] for word in before[1:] if word.startswith("-")}
+    assert given <= known | {"--help"}, line
+
+
+def test_the_reference_is_up_to_date() -> None:
+    written = loaded("write_reference")
+    assert text("settings.md") == written.settings_page(), "run python docs/write_reference.py"
+    assert text("commands.md") == written.commands_page(), "run python docs/write_reference.py"
+
+
+def test_everything_has_a_place_in_the_manual() -> None:
+    settings, told = text("settings.md"), text("commands.md")
+    assert [name for name in SETTINGS if f" {name}\n" not in settings] == []
+    assert [name for name in COMMANDS if f"\n## {name}\n" not in told] == []
+    words = (FITS, LANDED, SETTLED, MOVING, BREAKS, CUT, SHORT, UNASKED, DIVERGED)
+    assert [word for word in words if f"| `{word}` |" not in text("how_to/watching.md")] == []
+    hooks = [name for name in vars(hookspecs) if name.startswith("ace_")]
+    assert len(hooks) > 10
+    assert [name for name in hooks if f"`{name}" not in text("adapters.md")] == []
+
+
+def test_every_page_can_be_found() -> None:
+    shown = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [name_of(page) for page in PAGES[1:] if f" {page.relative_to(DOCS).as_posix()}\n" not in shown] == []
