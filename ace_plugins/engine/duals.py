@@ -20,6 +20,8 @@ from ..errors import ConfigError
 from ..settings.config import Config
 
 ADAM_EPS = 1e-8
+BEYOND_HALF = 65_505
+"""The least number of steps that half precision cannot hold."""
 
 
 class Duals(nn.Module):
@@ -43,8 +45,7 @@ class Duals(nn.Module):
         self.config = config
         zeros = torch.zeros(sites, dtype=dtype, device=device)
         self.register_buffer("lambda_", zeros.clone())
-        slack = {"bounded": config.epsilon, "resilient": config.u_init}.get(config.mode, 0.0)
-        self.register_buffer("u", zeros + slack)
+        self.register_buffer("u", zeros + (config.u_init if config.mode == "resilient" else 0.0))
         self.register_buffer("steps", torch.zeros((), device=device))
         self.register_buffer("mean", zeros.clone())
         self.register_buffer("square", zeros.clone())
@@ -67,14 +68,14 @@ class Duals(nn.Module):
 
     def note_landed(self) -> None:
         """Which sites have landed, read off the buffers."""
-        if self.config.paced:
+        if self.config.paced and self.config.lands:
             self.landed_sites = frozenset((self.error < 0).nonzero().flatten().tolist())
-        elif self.config.has_landed(self.count):
-            self.landed_sites = frozenset(range(len(self.lambda_)))
+        else:
+            self.landed_sites = frozenset(range(len(self.lambda_)) if self.config.has_landed(self.count) else ())
 
     def snapshot(self, gamma: Tensor) -> Tensor:
         """gamma, lambda and u of every site, [3, sites], on their device: nothing waits for it."""
-        return torch.stack([gamma.detach(), self.lambda_, self.u])
+        return torch.stack([gamma.detach(), self.lambda_, self.bound])
 
     def price(self) -> Any:
         """rho, in units of the loss."""
@@ -84,9 +85,16 @@ class Duals(nn.Module):
         """How hard lambda pulls at each site, in units of the loss's gradient there; 0 where there is none."""
         return torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
 
+    @property
+    def bound(self) -> Tensor:
+        """What |gamma| may be, [sites]: u, which is learnt, or epsilon, which is a setting and no state."""
+        return torch.full_like(self.u, self.config.epsilon) if self.config.mode == "bounded" else self.u
+
     def slack(self, gamma: Tensor) -> Tensor:
         """The constraint's value: 0 wanted in strict mode, at most 0 in the others."""
-        return gamma if self.config.mode == "strict" else gamma.abs() - self.u
+        if self.config.mode == "strict":
+            return gamma
+        return gamma.abs() - (self.config.epsilon if self.config.mode == "bounded" else self.u)
 
     @torch.no_grad()
     def pull(self, gamma: Tensor) -> Tensor:
@@ -158,9 +166,11 @@ class Duals(nn.Module):
         super()._load_from_state_dict(*args)
         if not self.steps.is_meta:
             steps = float(self.steps)
-            if math.isfinite(steps):  # a checkpoint in half precision may not hold it
-                self.count = round(steps)
+            # Of a checkpoint in half precision that cannot hold them it is known how many they are at least.
+            self.count = round(steps) if math.isfinite(steps) else BEYOND_HALF
             self.steps.fill_(self.count)
+            if self.config.paced and not self.config.lands:  # what is told of a landing is no price of slack
+                self.error.copy_(torch.where(self.error < 0, self.square, self.error))
             self.note_landed()
         self._nupi = None
 

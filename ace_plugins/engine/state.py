@@ -18,7 +18,7 @@ from ..symmetry.measuring import Call
 from .bounded import maps
 from .budget import Budget
 from .distributed import is_distributed
-from .duals import Duals
+from .duals import BEYOND_HALF, Duals
 from .observed import Observed
 from .taps import Argument
 from .turns import Turns
@@ -114,6 +114,7 @@ class Ace(nn.Module):
         self.under_way: Any = None
         """The optimizer step between its two hooks, if one is."""
         self._root: weakref.ref[nn.Module] | None = None
+        self.register_load_state_dict_post_hook(_loaded)
 
     def forward(self, *args: Any) -> Any:
         """What comes in. In a model that is an ``nn.Sequential`` every submodule is a step, so this one is too."""
@@ -210,6 +211,16 @@ class Ace(nn.Module):
         super()._apply(precise, recurse=False)  # type: ignore[no-untyped-call]
         return self
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        steps, gamma = (state_dict.get(prefix + name) for name in ("duals.steps", "gamma"))
+        if not isinstance(steps, Tensor) or not isinstance(gamma, Tensor) or steps.dtype.itemsize >= 4:
+            return
+        # Half precision rounds the number of steps, or cannot hold it. Only a landing leaves every gamma at 0.
+        if self.config.land_at and not steps.is_meta and float(steps) > 0 and not gamma.any():
+            known = steps.float().nan_to_num(posinf=BEYOND_HALF)
+            state_dict[prefix + "duals.steps"] = known.clamp_min(self.config.land_at)
+
     def train(self, mode: bool = True) -> Ace:
         super().train(mode)
         self.budget.switched(mode, self.duals.count)
@@ -240,6 +251,15 @@ class Ace(nn.Module):
 
     def extra_repr(self) -> str:
         return f"adapter={self.adapter!r}, mode={self.config.mode!r}, sites={len(self.sites)}"
+
+
+def _loaded(ace: nn.Module, keys: Any) -> None:
+    """A checkpoint may be from beyond the landing: gamma is 0 from then on, whatever it says."""
+    assert isinstance(ace, Ace)
+    landed = sorted(ace.duals.landed_sites)
+    if landed and not ace.gamma.is_meta:
+        with torch.no_grad():
+            ace.gamma[landed] = 0.0
 
 
 def _tapped(node: Node, tap: Tap) -> str:

@@ -77,7 +77,7 @@ def status(model: nn.Module) -> Status:
     if ace is None:
         return Status("", "off", 0, False, total, 0, 0, ())
     added = sum(p.numel() for p in ace.parameters())
-    values = zip(ace.gamma.tolist(), ace.duals.lambda_.tolist(), ace.duals.u.tolist(), strict=True)
+    values = zip(*ace.duals.snapshot(ace.gamma).tolist(), strict=True)
     run = RECORDER.of(model).to_dict() if ace.duals.count else None
     verdicts = [site["verdict"] for site in run["sites"]] if run else [""] * len(ace.sites)
     sites = tuple(

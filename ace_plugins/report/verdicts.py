@@ -146,7 +146,7 @@ def whole_verdict(
     """
     if DIVERGED in verdicts or landed:
         return ""
-    lands = config.mode in ("strict", "scheduled")
+    lands = config.lands
     if config.paced and budget is not None and steps < (1 if lands else 0.9) * budget:
         bounds = [config.epsilon if config.mode == "bounded" else u[-1] for _, _, u in history]
         gammas = [abs(gamma[-1]) for gamma, _, _ in history]

@@ -163,6 +163,11 @@ class Config:
         return self.loop == "fitted" or self.mode == "scheduled"
 
     @property
+    def lands(self) -> bool:
+        """Whether gamma is to be 0 for good at last."""
+        return self.mode in ("strict", "scheduled")
+
+    @property
     def deploys_branches(self) -> bool:
         """Whether the branches are part of the model that training is for."""
         return self.mode in ("bounded", "resilient")

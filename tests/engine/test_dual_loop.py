@@ -44,7 +44,7 @@ def train(problem: Any, model: Any, optimizer: torch.optim.Optimizer, steps: int
         rows["gamma"].append(model.ace.gamma.detach().numpy().copy())
         rows["theta"].append(model.theta.detach().numpy().copy())
         rows["lambda_"].append(model.ace.duals.lambda_.numpy().copy())
-        rows["u"].append(model.ace.duals.u.numpy().copy())
+        rows["u"].append(model.ace.duals.bound.numpy().copy())
     return {name: np.array(values) for name, values in rows.items()}
 
 

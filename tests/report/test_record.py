@@ -130,7 +130,7 @@ def test_a_projected_model_begins_a_record_of_its_own_when_attached_again() -> N
 def test_slack_starts_where_it_is_told(mode: str, slack: float) -> None:
     config = Config(mode=mode, u_init=0.3, epsilon=0.1)
     duals = Duals(2, config, dtype=torch.float64, device=torch.device("cpu"))
-    assert duals.u.tolist() == [slack, slack]
+    assert duals.bound.tolist() == [slack, slack]
 
 
 def test_attach_tells_what_the_command_tells_and_can_be_silenced(

@@ -80,8 +80,7 @@ class Run:
         """gamma, lambda and u after the steps made so far."""
         ace = self.ace
         if ace is not None and (not self.records or self.records[-1][0] != self.step):
-            values = torch.stack([ace.gamma.detach(), ace.duals.lambda_, ace.duals.u]).tolist()
-            self.records.append((self.step, values))
+            self.records.append((self.step, ace.duals.snapshot(ace.gamma).tolist()))
 
 
 @dataclass(frozen=True)

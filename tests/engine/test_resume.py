@@ -1,0 +1,107 @@
+"""A run that goes on from a checkpoint: settings come from the user, state from the checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from toy import Layered
+
+from ace_plugins import attach, status
+
+BOUND = {"mode": "bounded", "dual_lr": 0.01, "trace": False}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "off"}
+
+
+def made(**config: Any) -> Any:
+    torch.manual_seed(0)
+    return attach(Layered().double(), **{"trace": False, **config})
+
+
+def trained(steps: int, model: Any = None, **config: Any) -> Any:
+    model = made(**config) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(12, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("earlier", [{**BOUND, "epsilon": 0.1}, {"mode": "strict"}, {"mode": "resilient"}])
+@pytest.mark.parametrize("loop", [{}, FIT])
+def test_epsilon_is_the_users_whatever_the_checkpoint_was_trained_with(earlier: Any, loop: Any) -> None:
+    """lambda of a bounded run grows by dual_lr * (|gamma| - epsilon), with the epsilon that is set now."""
+    settings = {"mode": "bounded", "epsilon": 0.5, **(loop or {"dual_lr": 0.01})}
+    before = {**{k: v for k, v in earlier.items() if not loop or k != "dual_lr"}, **loop}
+    resumed = made(**settings)
+    resumed.load_state_dict(trained(5, **before).state_dict())
+    assert [site.u for site in status(resumed).sites] == [0.5] * 3
+    gamma = torch.tensor([0.5, 0.75, 0.25], dtype=torch.float64)
+    assert torch.equal(resumed.ace.duals.slack(gamma), torch.tensor([0.0, 0.25, -0.25], dtype=torch.float64))
+    if not loop:
+        with torch.no_grad():
+            resumed.ace.gamma.copy_(gamma)
+        resumed.ace.duals.lambda_.fill_(1.0)
+        trained(1, resumed)
+        expected = torch.tensor([1.0, 1.0025, 0.9975], dtype=torch.float64)
+        assert torch.allclose(resumed.ace.duals.lambda_, expected, atol=1e-12)
+
+
+def test_a_bounded_checkpoint_leaves_no_epsilon_in_a_resilient_run() -> None:
+    resumed = made(mode="resilient")
+    resumed.load_state_dict(trained(5, **BOUND, epsilon=0.3).state_dict())
+    assert resumed.ace.duals.u.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("mode", ["bounded", "resilient"])
+def test_a_strict_run_that_has_landed_may_go_on_in_another_mode(mode: str) -> None:
+    """What the report advises where the data breaks the symmetry."""
+    strict = trained(300, **FIT, budget=300)
+    assert status(strict).landed
+    resumed = made(mode=mode, **FIT, budget=600)
+    resumed.load_state_dict(strict.state_dict())
+    assert not status(resumed).landed
+    trained(20, resumed)
+    values = resumed.ace.duals.snapshot(resumed.ace.gamma)
+    assert torch.isfinite(values).all()
+    assert resumed.ace.gamma.grad is not None
+
+
+def test_resuming_past_the_landing_lands() -> None:
+    resumed = made(land_at=100)
+    resumed.load_state_dict(trained(150).state_dict())
+    assert status(resumed).landed
+    assert resumed.ace.gamma.tolist() == [0.0] * 3
+    trained(2, resumed)
+    assert resumed.ace.gamma.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("steps", [1_001, 65_505, 100_001])
+def test_a_checkpoint_in_half_precision_stays_landed(half: torch.dtype, steps: int) -> None:
+    """Its step count is rounded, or beyond what half precision holds."""
+    landed = trained(3, land_at=3)
+    landed.ace.duals.steps.fill_(steps)
+    state = {name: value.to(half) for name, value in landed.state_dict().items()}
+    resumed = made(land_at=steps)
+    resumed.load_state_dict(state)
+    assert status(resumed).landed
+    assert status(resumed).steps >= steps
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_a_checkpoint_in_half_precision_before_the_landing_has_not_landed(half: torch.dtype) -> None:
+    for gamma_init in (1.0, 0.0):
+        state = {name: value.to(half) for name, value in made(gamma_init=gamma_init).state_dict().items()}
+        resumed = made(land_at=70_000, gamma_init=gamma_init)
+        resumed.load_state_dict(state)
+        assert not status(resumed).landed
+    going = trained(3)
+    going.ace.duals.steps.fill_(66_000)
+    resumed = made(land_at=70_000)
+    resumed.load_state_dict({name: value.to(half) for name, value in going.state_dict().items()})
+    assert not status(resumed).landed
+    assert status(resumed).steps == pytest.approx(66_000, rel=0.01)
