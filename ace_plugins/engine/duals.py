@@ -20,6 +20,8 @@ from ..errors import ConfigError
 from ..settings.config import Config
 
 ADAM_EPS = 1e-8
+DIVERGED_AFTER = 3
+"""Steps in a row without a finite gradient after which a run has diverged; in a very short one, half of its steps."""
 BEYOND_HALF = 65_505
 """The least number of steps that half precision cannot hold."""
 
@@ -54,6 +56,9 @@ class Duals(nn.Module):
         """``steps`` as a Python number, so that no step has to wait for the device to know it."""
         self.landed_sites: frozenset[int] = frozenset()
         """Sites that are upstream's for good, likewise."""
+        self.skipped: Tensor | None = None
+        """Steps whose gradient was not finite, on the device: how many, and how many of them were the last ones."""
+        self.skipped_told = False
         self._nupi: Any = None
 
     @property
@@ -65,6 +70,14 @@ class Duals(nn.Module):
         """One more step."""
         self.count += 1
         self.steps.fill_(self.count)
+
+    def count_skipped(self, skipped: Tensor) -> None:
+        """Whether the step that ends now was one whose gradient is not finite; a scalar."""
+        one = skipped.float()
+        if self.skipped is None or self.skipped.device != one.device:
+            self.skipped = torch.zeros(2, device=one.device)
+        self.skipped[1] *= one
+        self.skipped += one
 
     def note_landed(self) -> None:
         """Which sites have landed, read off the buffers."""
@@ -82,8 +95,14 @@ class Duals(nn.Module):
         return self.config.price(self.error.mean().sqrt() if self.config.loop == "fitted" else 1.0)
 
     def held(self) -> Tensor:
-        """How hard lambda pulls at each site, in units of the loss's gradient there; 0 where there is none."""
-        return torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
+        """How hard lambda pulls at each site, in units of the loss's gradient there; 0 where there is none.
+
+        NaN where that gradient has not been finite for a while.
+        """
+        held = torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
+        if self.skipped is None:
+            return held
+        return torch.where(self.skipped[1] >= min(DIVERGED_AFTER, (self.count + 1) // 2), torch.nan, held)
 
     @property
     def bound(self) -> Tensor:

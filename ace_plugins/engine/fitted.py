@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from .owned import Owned
 from .pace import advance, land
+from .skipping import Guard
 
 
 @dataclass
@@ -31,6 +32,8 @@ class Fitted(Owned):
             gradient = -gradient
         ace.budget.look_at(optimizer, ace.duals.count + 1)
         horizon = ace.budget.horizon(ace.duals.count)
+        guard = Guard(ace.duals, ace.gamma, before, gradient)
         ace.gamma.copy_(advance(ace.duals, before, gradient, horizon))
+        guard.put_back()
         if horizon is not None and land(ace.duals, horizon):
             ace.sync()

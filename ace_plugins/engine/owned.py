@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .observed import LOSSES
+from .skipping import tell_of_skipped
 from .state import Ace
 from .turns import Turns
 
@@ -83,6 +84,8 @@ class Owned(ABC):
         with torch.no_grad():
             if moves:
                 self.move(optimizer, before, gradient)
+                if self.ace.config.may_wait(self.ace.duals.count):
+                    tell_of_skipped(self.ace.duals)
             if self.ace.landed:
                 self.ace.gamma.zero_()
         return moves

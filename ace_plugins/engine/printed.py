@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from .owned import Owned
+from .skipping import Guard, is_finite
 
 
 @dataclass
@@ -33,7 +35,8 @@ class Printed(Owned):
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
             pull = pull * scale  # a fused optimizer divides by it inside its kernel
-        self.ace.gamma.grad = self.pulled = self.grad + pull
+        # One gradient that is not finite would stay in the optimizer's averages for good.
+        self.ace.gamma.grad = self.pulled = torch.where(is_finite(self.grad), self.grad + pull, 0.0)
         self.version = self.pulled._version
         self._separate(optimizer)
 
@@ -69,4 +72,6 @@ class Printed(Owned):
         self.pulled = self.params = self.own = None
 
     def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
+        guard = Guard(self.ace.duals, self.ace.gamma, before, gradient)
         self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
+        guard.put_back()

@@ -114,7 +114,7 @@ class Ace(nn.Module):
         self.under_way: Any = None
         """The optimizer step between its two hooks, if one is."""
         self._root: weakref.ref[nn.Module] | None = None
-        self.register_load_state_dict_post_hook(_loaded)
+        self.register_load_state_dict_post_hook(_loaded)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any) -> Any:
         """What comes in. In a model that is an ``nn.Sequential`` every submodule is a step, so this one is too."""

@@ -27,6 +27,7 @@ from .bounded import follow, maps
 from .observed import LOSSES
 from .owned import Owned
 from .ownership import Adoption, Ownership, look, seen
+from .skipping import tell_of_skipped
 from .state import LIVE
 
 
@@ -100,6 +101,7 @@ class Loop:
         for ace in list(LIVE.aces):
             model = ace.root
             if model is not None and ace.duals.count:
+                tell_of_skipped(ace.duals)
                 tell("ace_finished", model=model)
 
     def recover(self, optimizer: Optimizer, state: Any = None) -> None:

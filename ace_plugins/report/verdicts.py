@@ -71,7 +71,9 @@ def meaning(word: str, mode: str) -> str:
         return f"gamma and u have come to rest; {_UNSEEN}"
     if word == UNASKED:
         return "gamma follows the schedule, whatever the data say: nothing is known of the symmetry here"
-    return "gamma or lambda is not finite: lower the learning rate" if word == DIVERGED else _MEANING[mode, word]
+    if word == DIVERGED:
+        return "gamma, lambda or the loss's gradient is not finite: lower the learning rate"
+    return _MEANING[mode, word]
 
 
 def sites_verdicts(

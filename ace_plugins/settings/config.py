@@ -145,13 +145,17 @@ class Config:
         """Whether after so many steps gamma is 0 for good; in other modes than strict it need not be 0."""
         return self.mode == "strict" and 0 < self.land_at <= steps
 
+    def may_wait(self, step: int) -> bool:
+        """Whether the host may wait for the device after this step, to look at it or to write a line of the trace."""
+        return _due(step, self.trace_every)
+
     def traces(self, step: int) -> bool:
         """Whether this step gets a line of the trace."""
-        return self.trace and _due(step, self.trace_every)
+        return self.trace and self.may_wait(step)
 
     def logs(self, step: int) -> bool:
         """Whether this step is logged, with a trace or without."""
-        return self.log != NONE and _due(step, self.trace_every)
+        return self.log != NONE and self.may_wait(step)
 
     def measures(self, step: int) -> bool:
         """Whether the equivariance error is measured after this step."""
