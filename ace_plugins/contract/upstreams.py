@@ -54,6 +54,9 @@ class Upstream:
     matched by that file, whatever name it is imported under."""
     recognises: Callable[[nn.Module], bool] | None = None
     """For an adapter of many models: whether this one is among them. Asked after no adapter claims its class."""
+    evaluating: Mapping[str, Any] = field(default_factory=dict)
+    """For an upstream that does not call ``model.eval()``: arguments of the forward and the values, given or by
+    default, that together say that nothing is trained, as {"training": False}."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.models, (tuple, list)) or not (self.models or self.recognises):

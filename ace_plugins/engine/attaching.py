@@ -26,7 +26,7 @@ from .hooks import ModelHooks, install, uninstall
 from .measuring import attached
 from .schedule import relaxed
 from .state import NAME, Ace, find
-from .taps import Argument
+from .taps import Argument, conditions
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -95,7 +95,8 @@ def _made(
         # gamma and the duals take small steps for a long time: never in half precision.
         precise = torch.float64 if like.dtype == torch.float64 else torch.float32
         kind: Any = {"dtype": precise, "device": torch.device("cpu")}
-        ace = Ace(plugin.name, config, nodes, arguments, made, script=script, action=action, **kind)
+        told = conditions(plugin.patches.evaluating, model)
+        ace = Ace(plugin.name, config, nodes, arguments, made, script=script, action=action, evaluating=told, **kind)
     ace.branches.to(dtype=like.dtype)
     ace.to(device=like.device)
     settle(maps(ace.branches))

@@ -48,13 +48,13 @@ def _copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def unwatched(model: nn.Module) -> Iterator[None]:
-    """``model.eval()`` in here is not the script's, whose epochs are counted by it."""
+    """Evaluations in here are not the script's, whose epochs are counted by them."""
     aces = [module for module in model.modules() if isinstance(module, Ace)]
-    before = [ace.budget.watching for ace in aces]
+    before = [(ace.budget.watching, ace.evaluates) for ace in aces]
     for ace in aces:
         ace.budget.watching = False
     try:
         yield
     finally:
-        for ace, watching in zip(aces, before, strict=True):
-            ace.budget.watching = watching
+        for ace, (watching, evaluates) in zip(aces, before, strict=True):
+            ace.budget.watching, ace.evaluates = watching, evaluates

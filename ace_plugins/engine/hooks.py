@@ -29,6 +29,7 @@ class OpenHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
+        ace.look_at(args, kwargs)
         active = ace.active()
         ace.turns.frame = None
         replica = getattr(model, "_is_replica", False)  # of nn.DataParallel: it shares its model's hooks

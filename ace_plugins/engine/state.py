@@ -20,7 +20,7 @@ from .budget import Budget
 from .distributed import is_distributed
 from .duals import BEYOND_HALF, Duals
 from .observed import Observed
-from .taps import Argument
+from .taps import Argument, Condition
 from .turns import Turns
 
 NAME = "ace"
@@ -72,6 +72,7 @@ class Ace(nn.Module):
         *,
         script: Script | None = None,
         action: GroupAction | None = None,
+        evaluating: tuple[Condition, ...] = (),
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -103,6 +104,10 @@ class Ace(nn.Module):
         """Branches on or off whatever the mode says; None leaves it to the mode."""
         self.action = action
         """How the group acts on the model, where training forwards are turned into random frames."""
+        self.evaluating = evaluating
+        """What a forward's arguments say where upstream does not call ``model.eval()``; nothing where it does."""
+        self.evaluates = False
+        """The last forward was told by its arguments that nothing is trained."""
         self.turns = Turns()
         self.observed = Observed()
         """What the last step was made of."""
@@ -125,15 +130,27 @@ class Ace(nn.Module):
         """gamma was set to 0 for good: the model is plain upstream from here on."""
         return self.duals.landed
 
+    def look_at(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A forward begins with these arguments. Where they say whether it trains, that is like ``model.train()``."""
+        evaluates = bool(self.evaluating) and all(each.holds(args, kwargs) for each in self.evaluating)
+        if evaluates != self.evaluates:
+            self.evaluates = evaluates
+            self.budget.switched(self.learning, self.duals.count)
+
+    @property
+    def learning(self) -> bool:
+        """Whether the model is in training, by its flag and by what its last forward was told."""
+        return self.training and not self.evaluates
+
     def active(self) -> bool:
         """Whether the branches take part in a forward now."""
         if self.forced is not None:
             return self.forced
-        return (self.training or self.in_eval) and not self.landed
+        return (self.learning or self.in_eval) and not self.landed
 
     def trains(self) -> bool:
         """Whether the forward that begins now is one of training."""
-        return self.training and self.forced is None and torch.is_grad_enabled()
+        return self.learning and self.forced is None and torch.is_grad_enabled()
 
     def live(self) -> tuple[Site, ...]:
         """The sites whose branches take part in a forward now."""
@@ -183,7 +200,7 @@ class Ace(nn.Module):
 
     def wants_batch(self) -> bool:
         """Whether the step that this forward is for ends with a measurement."""
-        if not self.config.error_every or not self.training or self.landed or not self.gamma.requires_grad:
+        if not self.config.error_every or not self.learning or self.landed or not self.gamma.requires_grad:
             return False
         return self.config.measures(self.duals.count + 1) and torch.is_grad_enabled()
 
@@ -239,6 +256,7 @@ class Ace(nn.Module):
             **self.__dict__,
             "_root": None,
             "forced": None,
+            "evaluates": False,
             "batch": None,
             "under_way": None,
             "turns": Turns(),

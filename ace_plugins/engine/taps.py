@@ -1,4 +1,4 @@
-"""Taps resolved: which argument of which forward a branch reads."""
+"""Arguments of forwards: which one a branch reads, and which of them say that nothing is trained."""
 
 from __future__ import annotations
 
@@ -27,6 +27,28 @@ class Argument:
         for attribute in self.attributes:
             value = part_of(value, attribute, f"argument {self.name!r}")
         return value
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An argument of a forward that has a certain value, because the call says so or by default."""
+
+    argument: Argument
+    default: Any
+    value: Any
+
+    def holds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        given = self.argument.index < len(args) or self.argument.name in kwargs
+        return bool((self.argument.pick(args, kwargs) if given else self.default) == self.value)
+
+
+def conditions(wanted: Mapping[str, Any], module: nn.Module) -> tuple[Condition, ...]:
+    """What these values of arguments mean for the module's forward; nothing if it does not have all of them."""
+    parameters = inspect.signature(module.forward).parameters
+    if not wanted.keys() <= parameters.keys():
+        return ()
+    places = {name: Argument(index, name) for index, name in enumerate(parameters)}
+    return tuple(Condition(places[name], parameters[name].default, value) for name, value in wanted.items())
 
 
 def resolve(tap: Tap, module: nn.Module, where: str) -> Argument:

@@ -33,12 +33,14 @@ class SmallAdapter:
         branch: Callable[[ace.Node], nn.Module] | None = None,
         action: ace.GroupAction | None = None,
         example: Callable[[], ace.Example] | None = None,
+        evaluating: dict[str, Any] | None = None,
     ) -> None:
         self.model, self.layers, self.branch, self.action, self.example = model, layers, branch, action, example
+        self.evaluating = evaluating or {}
 
     @ace.hookimpl
     def ace_upstream(self) -> ace.Upstream:
-        return ace.Upstream(self.model.__name__, (class_path(self.model),))
+        return ace.Upstream(self.model.__name__, (class_path(self.model),), evaluating=self.evaluating)
 
     @ace.hookimpl
     def ace_preset(self) -> dict[str, dict[str, Any]]:
@@ -128,6 +130,48 @@ class Keywords(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.product(input2=x, input1=2 * x)
         return out
+
+
+class Flagged(nn.Module):
+    """A forward that is told whether it trains, as MACE's is; nobody calls ``model.eval()``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Layered()
+
+    def forward(self, x: Tensor, training: bool = False, force: bool = True) -> Tensor:
+        out: Tensor = self.inner(x)
+        return out
+
+
+def test_a_forward_that_is_told_whether_it_trains() -> None:
+    x = torch.randn(5, 3)
+    told = {"training": False, "force": True}
+    action = ace.GroupAction(ace.O3, {"x": ace.Vectors()}, ace.Invariant())
+    sites = [ace.Site("layers.0", "inner.layers.0", (8,), (8,))]
+    with adapter(Flagged, lambda model: sites, action=action, evaluating=told):
+        plain = Flagged()
+        expected = plain(x)
+        model = attach(
+            copy.deepcopy(plain), mode="strict", budget="99 epochs", loop="fitted", frames="off", trace=False
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for _ in range(2):
+            for _ in range(7):
+                optimizer.zero_grad()
+                model(x, training=True).sum().backward()
+                optimizer.step()
+            assert torch.equal(model(x), expected), "told to evaluate, by default"
+            assert torch.equal(model(x, False), expected)
+        assert model.ace.budget.epoch_steps == 7, "evaluations tell epochs apart"
+        assert model.training, "its own flag stays"
+        assert not torch.equal(model(x, True), expected)
+        ace.equivariance_error(model, (x,), branches_on=True, samples=1)
+        assert not model.ace.evaluates, "the host's own evaluations do not count"
+        assert not torch.equal(model(x, force=False), expected), "one of two is not enough"
+        assert torch.equal(copy.deepcopy(model).eval()(x, True), expected), "model.eval() goes over it"
+        resilient = attach(copy.deepcopy(plain), mode="resilient", spectral_norm=True, trace=False)
+        assert not torch.equal(resilient(x), expected), "where the branches are deployed they stay"
 
 
 def test_inputs_that_come_by_keyword() -> None:
