@@ -20,11 +20,14 @@ class Graphs:
 
     ``batch`` is a vector of whole numbers, the graph of every node, as PyTorch Geometric has it; or a tensor of
     another kind whose first dimension counts the graphs. ``edges`` are the inputs with a row for every edge, each
-    with the path of its edge index [2, edges]. All other inputs and outputs have a row for every node or graph.
+    with the path of its edge index [2, edges]. ``several`` are the inputs with more than one row for every graph, each
+    with how many: 3 for the lattice vectors of all graphs [3 graphs, 3]. All other inputs and outputs have a row for
+    every node or graph.
     """
 
     batch: str
     edges: Mapping[str, str] = field(default_factory=dict)
+    several: Mapping[str, int] = field(default_factory=dict)
 
     def look(self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rows | None:
         """The rows of this batch; None if it does not tell, as a single graph does not."""
@@ -34,7 +37,12 @@ class Graphs:
         if batch.is_floating_point():
             return Rows(torch.arange(len(batch), device=batch.device), {})
         edges = {path: _at(index, names, args, kwargs) for path, index in self.edges.items()}
-        return Rows(batch, {path: batch[index[0]] for path, index in edges.items() if isinstance(index, Tensor)})
+        rows = {path: batch[index[0]] for path, index in edges.items() if isinstance(index, Tensor)}
+        for path, count in self.several.items():
+            value = _at(path, names, args, kwargs)
+            if isinstance(value, Tensor):
+                rows[path] = torch.arange(len(value), device=value.device) // count
+        return Rows(batch, rows)
 
 
 def _at(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -52,10 +60,10 @@ def _at(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[
 
 @dataclass(frozen=True)
 class Rows:
-    """The graph of every node, and of every edge of the inputs that have a row for each."""
+    """The graph of every node, and of every row of the inputs whose rows are no nodes."""
 
     nodes: Tensor
-    edges: Mapping[str, Tensor]
+    others: Mapping[str, Tensor]
 
     @property
     def most(self) -> int:
@@ -74,14 +82,14 @@ class PerGraph:
         """The elements for the rows of a tensor: an input with its path, or an output."""
         if not isinstance(x, Tensor):
             return self.each  # the action will say that it wants one
-        if path in self.rows.edges:
-            return self.each.of(self.rows.edges[path])
+        if path in self.rows.others:
+            return self.each.of(self.rows.others[path])
         if len(x) == len(self.rows.nodes):
             return self.each.of(self.rows.nodes)
         if len(x) > self.rows.most:
             raise AdapterError(
                 f"expected a row for each of {self.rows.most} nodes or for each graph, found {len(x)}; "
-                "name inputs with a row for each edge in Graphs(edges=...)"
+                "name inputs with a row for each edge in Graphs(edges=...), with several for each graph in several"
             )
         return self.each.of(torch.arange(len(x), device=x.device))
 

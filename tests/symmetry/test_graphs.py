@@ -110,6 +110,19 @@ def test_a_batch_in_a_frame_per_graph() -> None:
     assert torch.allclose(graphs, torch.zeros(3, 3, dtype=torch.float64).index_add(0, NODES, graph.pos), atol=1e-12)
 
 
+def test_several_rows_for_each_graph() -> None:
+    """As many rows of lattice vectors as there are nodes, in another order: each goes with its graph all the same."""
+    graph = batch(batch=torch.tensor([0, 0, 0, 0, 0, 1]), cell=torch.eye(3, dtype=torch.float64).repeat(2, 1))
+    inputs = {"graph.pos": Positions(), "graph.cell": Vectors()}
+    action = GroupAction(E3, inputs, Invariant(), Graphs("graph.batch", several={"graph.cell": 3}))
+    frame = action.frame(torch.Generator().manual_seed(0), ["graph"], (graph,), {})
+    assert isinstance(frame, PerGraph)
+    (turned,), _ = action.act_on_inputs(frame, ["graph"], (graph,), {})
+    for number in range(2):
+        rows = slice(3 * number, 3 * number + 3)
+        assert torch.allclose(turned.cell[rows], frame.each.matrix[number].T, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("graph", "why"),
     [(batch(batch=None), "no batch vector"), ({"pos": torch.zeros(2, 3), "edge_vec": None}, "a dict without one")],
