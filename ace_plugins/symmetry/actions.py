@@ -176,7 +176,9 @@ class Irreps(_Rigidly):
 
 def _o3() -> Any:
     try:
-        from e3nn import o3
+        # e3nn 0.4 has slices in its file of constants, which torch reads only where they are named.
+        with torch.serialization.safe_globals([slice]):
+            from e3nn import o3
     except ImportError as error:
         raise AdapterError("Irreps: e3nn is not installed; pip install e3nn") from error
     return o3
@@ -327,9 +329,10 @@ class GroupAction:
     def mean(self, outputs: Sequence[Any]) -> Any:
         """One output, with the mean of every tensor that has an action. The rest is the first one's."""
         mean = outputs[0]
+        found = [self.compared(output) for output in outputs]
         for path, _ in self._output_paths(mean):
-            for_each = [self.compared(output)[_label(path)] for output in outputs]
-            mean = _put(mean, path, torch.stack(for_each).mean(0))
+            if _label(path) in found[0]:  # it may be one that the model leaves out
+                mean = _put(mean, path, torch.stack([each[_label(path)] for each in found]).mean(0))
         return mean
 
     def _output_paths(self, output: Any) -> list[tuple[list[str], Action]]:

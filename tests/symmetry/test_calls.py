@@ -154,6 +154,9 @@ def test_outputs_tensor_tuple_and_dict() -> None:
     close(both.act_on_outputs(g, pair).pos, Positions()(g, x))
     assert both.act_on_outputs(g, pair).z is None
     assert list(both.compared(pair)) == ["output.0"]
+    mean = both.mean([pair, Named(x + 2, None)])
+    close(mean.pos, x + 1)
+    assert mean.z is None, "what the model leaves out has no mean"
 
 
 @pytest.mark.parametrize(
