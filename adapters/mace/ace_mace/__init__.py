@@ -1,0 +1,1 @@
+"""ACE for MACE (PyPI mace-torch): an adapter for ace-plugins."""

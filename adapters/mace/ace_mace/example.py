@@ -1,0 +1,83 @@
+"""A small MACE, and a batch of a molecule and a crystal made from a seed instead of data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ace_plugins import Example
+
+ELEMENTS = (1, 6, 8)
+R_MAX = 3.5
+
+
+def small_example(seed: int, name: str = "ScaleShiftMACE", **options: Any) -> Example:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return Example(
+            small_model(name, **options), (batch(ELEMENTS, R_MAX),), {"training": True, "compute_stress": True}
+        )
+
+
+def small_model(name: str = "ScaleShiftMACE", *, hidden: str = "8x0e + 8x1o", **options: Any) -> Any:
+    import mace.modules as modules  # first: it knows how to load the constants of the e3nn it pins
+    import numpy as np
+    from e3nn.o3 import Irreps
+
+    layer = modules.interaction_classes["RealAgnosticResidualInteractionBlock"]
+    shifted = {"atomic_inter_scale": 1.0, "atomic_inter_shift": 0.0} if name == "ScaleShiftMACE" else {}
+    settings: dict[str, Any] = {
+        "r_max": R_MAX,
+        "num_bessel": 4,
+        "num_polynomial_cutoff": 5,
+        "max_ell": 2,
+        "interaction_cls": layer,
+        "interaction_cls_first": layer,
+        "num_interactions": 2,
+        "num_elements": len(ELEMENTS),
+        "hidden_irreps": Irreps(hidden),
+        "MLP_irreps": Irreps("8x0e"),
+        "gate": torch.nn.functional.silu,
+        "atomic_energies": np.array([-1.0, -3.0, -2.0]),
+        "avg_num_neighbors": 6.0,
+        "atomic_numbers": list(ELEMENTS),
+        "correlation": 2,
+        "radial_MLP": [16, 16],
+        **shifted,
+        **options,
+    }
+    return getattr(modules, name)(**settings)
+
+
+def batch(elements: tuple[int, ...], r_max: float, *, atoms: int = 6) -> dict[str, Tensor]:
+    """A molecule, and a crystal in a skew cell, as MACE's forward takes them; drawn from torch's stream."""
+    # As MACE's own reader has it, a molecule is in a box of its own, so large that no image is within reach.
+    molecule = _structure(min(1.2, 0.4 * r_max) * _corners(atoms), 20.0 * r_max * torch.eye(3), r_max)
+    crystal = _structure(0.5 * r_max * _corners(4), r_max * (1.3 * torch.eye(3) + 0.1 * torch.randn(3, 3)), r_max)
+    sizes = torch.tensor([len(part["positions"]) for part in (molecule, crystal)])
+    kinds = torch.arange(int(sizes.sum())) % len(elements)
+    crystal["edge_index"] += sizes[0]
+    return {
+        **{name: torch.cat([molecule[name], crystal[name]], 1 if name == "edge_index" else 0) for name in molecule},
+        "node_attrs": torch.nn.functional.one_hot(kinds, len(elements)).to(torch.get_default_dtype()),
+        "batch": torch.arange(2).repeat_interleave(sizes),
+        "ptr": torch.cat([torch.zeros(1, dtype=torch.long), sizes.cumsum(0)]),
+    }
+
+
+def _corners(count: int) -> Tensor:
+    """Some of a unit cube's, a little off."""
+    corners = torch.cartesian_prod(*[torch.arange(2)] * 3)[:count].to(torch.get_default_dtype())
+    return corners + 0.1 * torch.randn(count, 3)
+
+
+def _structure(positions: Tensor, cell: Tensor, r_max: float) -> dict[str, Tensor]:
+    """With every pair within reach, of which only next images can be part: the cell is larger than that."""
+    next_to = torch.arange(-1, 2)
+    images = torch.cartesian_prod(next_to, next_to, next_to).to(positions.dtype)
+    length = (positions[None, :, None] + images @ cell - positions[:, None, None]).norm(dim=-1)
+    sender, receiver, image = torch.nonzero((length < r_max) & (length > 1e-6), as_tuple=True)
+    between = {"edge_index": torch.stack([sender, receiver]), "unit_shifts": images[image]}
+    return {"positions": positions, "cell": cell, **between, "shifts": images[image] @ cell}
