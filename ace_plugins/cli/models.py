@@ -77,14 +77,15 @@ def audit(
 @click.argument("checkpoint", type=click.Path())
 @click.option("-o", "--output", required=True, type=click.Path(), help="Where the checkpoint without ACE goes.")
 @click.option("--overwrite", is_flag=True, help="Replace a file that exists.")
+@click.option("--trust", is_flag=True, help="Read models that were saved whole, too: code in the file runs.")
 @as_json
-def export(checkpoint: str, output: str, overwrite: bool, as_json: bool) -> None:
+def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: bool) -> None:
     """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
     if Path(output).exists() and not overwrite:
         raise AceError(f"{output!r} exists already: choose another name, or --overwrite")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AceWarning)
-        done = later("ace_plugins.engine.checkpoints").exported(checkpoint, output)
+        done = later("ace_plugins.engine.checkpoints").exported(checkpoint, output, trust=trust)
     notices = [str(warning.message) for warning in caught if issubclass(warning.category, AceWarning)]
     if as_json:
         told = {"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed}

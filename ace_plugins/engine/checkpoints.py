@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import AceWarning, CheckpointError
 from ..files import publish
+from .hooks import uninstall
 from .state import NAME, Ace, find
 
 MANIFEST = f"{NAME}.manifest"
@@ -88,13 +89,19 @@ def read_manifest(stored: object) -> dict[str, Any] | None:
         return None
 
 
-def export(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Any:
+def export(
+    source: Mapping[str, Any] | str | os.PathLike[str],
+    to: str | os.PathLike[str] | None = None,
+    *,
+    trust: bool = False,
+) -> Any:
     """A checkpoint without ACE, which plain upstream loads with ``strict=True``.
 
     ``source`` is a state_dict, or dicts and lists with state_dicts somewhere inside, or the path of either as
     ``torch.save`` wrote it. Returns the same structure without ACE's entries, and writes it to ``to`` if given.
+    ``trust`` reads files of pickled models, too, whose code runs when they are read.
     """
-    return exported(source, to).content
+    return exported(source, to, trust=trust).content
 
 
 @dataclass
@@ -111,10 +118,15 @@ class Exported:
     def clean(self, content: Any) -> Any:
         if isinstance(content, (list, tuple)) and type(content) in (list, tuple):
             return type(content)(self.clean(item) for item in content)
+        if isinstance(content, nn.Module):
+            return self._projected(content)
         if not isinstance(content, Mapping):
             self.kept += isinstance(content, Tensor)
             return content
         if {"state", "param_groups"} <= content.keys():
+            plain = _without_adopted(content)
+            if plain is not None:
+                return plain
             self.optimizers += 1
         # A wrapped model's keys have a prefix ("module.ace.gamma"); the manifest marks every ACE there is.
         marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
@@ -129,8 +141,34 @@ class Exported:
                 cleaned[name] = self.clean(value)  # type: ignore[index]
         return cleaned
 
+    def _projected(self, whole: nn.Module) -> nn.Module:
+        """A model that was pickled whole, plain again. It is nobody's but the export's."""
+        before = len(whole.state_dict())
+        for model in list(whole.modules()):
+            ace = find(model)
+            if ace is not None:
+                self.gammas.append(ace.gamma)
+                uninstall(ace, model)
+        left = len(whole.state_dict())
+        self.kept, self.removed = self.kept + left, self.removed + before - left
+        return whole
 
-def exported(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.PathLike[str] | None = None) -> Exported:
+
+def _without_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An optimizer's state without the group that ACE's parameters were adopted in; None if they are elsewhere."""
+    *groups, last = state["param_groups"] or [{}]
+    if last.get("name") != NAME:
+        return None
+    values = {number: value for number, value in state["state"].items() if number not in last["params"]}
+    return {**state, "param_groups": groups, "state": values}
+
+
+def exported(
+    source: Mapping[str, Any] | str | os.PathLike[str],
+    to: str | os.PathLike[str] | None = None,
+    *,
+    trust: bool = False,
+) -> Exported:
     """`export`, with the counts."""
     if isinstance(source, nn.Module):
         raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
@@ -140,7 +178,7 @@ def exported(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.Pa
     content: Any = source
     if isinstance(source, (str, os.PathLike)):
         where = str(source)
-        content = read_checkpoint(Path(source))
+        content = read_checkpoint(Path(source), trust=trust)
     result = Exported()
     result.content = result.clean(content)
     if not result.removed:
@@ -167,17 +205,22 @@ def exported(source: Mapping[str, Any] | str | os.PathLike[str], to: str | os.Pa
     return result
 
 
-def read_checkpoint(path: Path) -> Any:
-    """What ``torch.save`` wrote: tensors and containers alone, nothing that runs code."""
+def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
+    """What ``torch.save`` wrote: tensors and containers alone, nothing that runs code, unless it is trusted."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}: expected a file that torch.save wrote")
     try:
         with torch.serialization.safe_globals(numpy_numbers()):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:
+        if trust:
+            raise CheckpointError(
+                f"cannot read {path}: {type(error).__name__}: {' '.join(str(error).split())}"
+            ) from None
         raise CheckpointError(
             f"cannot read {path} as a checkpoint of tensors and containers ({type(error).__name__} in torch.load): "
-            "expected what torch.save(model.state_dict(), path) writes, alone or in a dict"
+            "expected what torch.save(model.state_dict(), path) writes, alone or in a dict; a model that was saved "
+            "whole runs code when it is read: if you trust it, add --trust (trust=True)"
         ) from None
 
 

@@ -302,7 +302,8 @@ def key(name: str) -> str:
 
 def find(model: nn.Module) -> Ace | None:
     """The model's ACE, if it is attached."""
-    ace = model._modules.get(NAME) if isinstance(model, nn.Module) else None
+    # Asked so, since a scripted module's parts are no dict.
+    ace = model._modules[NAME] if isinstance(model, nn.Module) and NAME in model._modules else None
     return ace if isinstance(ace, Ace) else None
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from toy import Layered, TwoOutputs, VectorMaps
 
-from ace_plugins import AceError, AceWarning, attach, export, status
+from ace_plugins import AceError, AceWarning, attach, export, status, use_branches
+from ace_plugins.engine.state import find
 
 
 def trained(**config: Any) -> Layered:
@@ -171,6 +172,45 @@ def test_export_tells_of_optimizers_and_nan() -> None:
     assert "still counts ACE's parameters" in told
 
 
+def test_export_of_models_that_were_saved_whole(tmp_path: Path) -> None:
+    """In containers, and inside another model."""
+    model = trained(mode="resilient", spectral_norm=True).eval()
+    x = torch.randn(4, 3)
+    with use_branches(model, False):
+        expected = model(x)
+    assert find(torch.jit.script(nn.Linear(1, 1))) is None, "a scripted part is no obstacle"
+    torch.save({"model": model, "more": [nn.Sequential(model)]}, tmp_path / "whole.pt")
+    with pytest.warns(AceWarning, match="exporting f_eq alone"):
+        plain = export(tmp_path / "whole.pt", tmp_path / "plain.pt", trust=True)
+    assert torch.equal(plain["model"](x), expected)
+    assert find(model) is not None, "the model that was saved is left alone"
+    assert b"ace_plugins" not in (tmp_path / "plain.pt").read_bytes()
+    again = torch.load(tmp_path / "plain.pt", weights_only=False)
+    assert torch.equal(again["more"][0][0](x), expected)
+
+
+def test_export_leaves_an_optimizer_that_plain_upstream_resumes_from() -> None:
+    """One that was built from a part of the model's parameters, in groups with names."""
+    model = attach(Layered(), trace=False)
+    parts = [{"name": name, "params": part.parameters()} for name, part in model.named_children() if name != "ace"]
+    optimizer = torch.optim.Adam(parts, amsgrad=True)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    plain = copy.deepcopy(quietly({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+    fresh = Layered()
+    fresh.load_state_dict(plain["model"])
+    parts = [{"name": name, "params": part.parameters()} for name, part in fresh.named_children()]
+    resumed = torch.optim.Adam(parts, amsgrad=True)
+    resumed.load_state_dict(plain["optimizer"])
+    assert len(resumed.state_dict()["state"]) == len(list(fresh.parameters()))
+    model.zero_grad()
+    for one, other in ((model, optimizer), (fresh, resumed)):
+        with use_branches(model, False):
+            one(torch.ones(4, 3)).sum().backward()
+        other.step()
+    assert all(torch.equal(p, q) for p, q in zip(fresh.parameters(), model.parameters(), strict=False))
+
+
 def test_export_over_itself_and_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     torch.save(trained(trace=False).state_dict(), path)
@@ -192,7 +232,8 @@ def test_export_refusals(tmp_path: Path) -> None:
             "cannot write .*: expected a file name in a folder that exists", lambda place=place: quietly(state, place)
         )
     torch.save(trained(), tmp_path / "whole.pt")
-    refused("cannot read .*whole.pt as a checkpoint of tensors", lambda: export(tmp_path / "whole.pt"))
+    refused("cannot read .*whole.pt as a checkpoint of tensors.*add --trust", lambda: export(tmp_path / "whole.pt"))
+    refused("cannot read .*text.pt: ", lambda: export(tmp_path / "text.pt", trust=True))
 
 
 def test_upstreams_own_errors_stay_upstreams() -> None:
