@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from ..symmetry.actions import Action, GroupAction
 from ..symmetry.layers import Features, Layer, by_layer
 from ..symmetry.measuring import EquivarianceError, as_call, evaluate, forward_names, measure, untouched
-from ..symmetry.parts import positional, tensors_in
+from ..symmetry.parts import positional, required, tensors_in
 from .copies import in_double, unwatched
 from .forwards import chosen_output
 from .measuring import adapter_of, use_branches
@@ -218,6 +218,6 @@ def _uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterator[st
     rest = [f"argument {number}" for number in range(len(names), len(args))]
     for name, value in [*zip([*names, *rest], args, strict=False), *kwargs.items()]:
         for path, tensor in tensors_in(value, name):
-            covered = any(f"{path}.".startswith(f"{said}.") for said in action.inputs)
+            covered = any(f"{path}.".startswith(f"{required(said)[0]}.") for said in action.inputs)
             if not covered and (tensor.is_floating_point() or tensor.is_complex()):
                 yield path

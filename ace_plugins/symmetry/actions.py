@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import AdapterError, one_of
 from .graphs import Graphs, PerGraph
 from .groups import Element, Euclidean, Group, Rigid, Rigids
-from .parts import part_of, positional, with_part
+from .parts import argument, has_part, part_of, positional, required, with_part
 
 X = TypeVar("X", Tensor, None)
 
@@ -256,8 +256,9 @@ class GroupAction:
     ``inputs`` are keyed by the forward's parameter name, or by a dotted path into one argument (``"graph.pos"``: a
     PyG graph, another object or a dict). What is not mentioned does not change. ``outputs`` is one action for a
     tensor, a sequence for a tuple, a mapping (keys or dotted paths) for a dict or object. None leaves an output as
-    it is, and it is not compared. ``graphs`` says which rows of a batch belong together, so that random frames can
-    have an element for each graph rather than one for the batch.
+    it is, and it is not compared. A path that ends in "?" (``"data.cell?"``) names a part that some calls go without.
+    ``graphs`` says which rows of a batch belong together, so that random frames can have an element for each graph
+    rather than one for the batch.
     """
 
     group: Group
@@ -298,9 +299,12 @@ class GroupAction:
         default stays there."""
         new_args, new_kwargs = list(args), dict(kwargs)
         by_position = positional(signature_names)
-        for path, action in self.inputs.items():
+        for said, action in self.inputs.items():
+            path, needed = required(said)
             name, *steps = path.split(".")
             where = f"input {path!r}"
+            if not needed and not has_part(argument(name, signature_names, args, kwargs), steps):
+                continue
             if name in new_kwargs:
                 new_kwargs[name] = _act_at(new_kwargs[name], steps, action, element, where, path)
             elif name not in signature_names:
@@ -339,12 +343,18 @@ class GroupAction:
         if isinstance(self.outputs, Action):
             return [([], self.outputs)]
         if isinstance(self.outputs, Mapping):
-            return [(path.split("."), action) for path, action in self.outputs.items() if action is not None]
+            found = []
+            for said, action in self.outputs.items():
+                path, needed = required(said)
+                steps = path.split(".")
+                if action is not None and (needed or has_part(output, steps)):
+                    found.append((steps, action))
+            return found
         expected = len(self.outputs)
         if not isinstance(output, (tuple, list)) or len(output) != expected:
             size = f" of {len(output)}" if isinstance(output, (tuple, list)) else ""
-            found = f"{type(output).__name__}{size}"
-            raise AdapterError(f"output: the action is for a tuple of {expected}, found {found}")
+            kind = f"{type(output).__name__}{size}"
+            raise AdapterError(f"output: the action is for a tuple of {expected}, found {kind}")
         return [([str(i)], action) for i, action in enumerate(self.outputs) if action is not None]
 
 
@@ -368,6 +378,8 @@ def _act_at(value: Any, steps: Sequence[str], action: Action, element: Element, 
         new = _act_at(old, steps[1:], action, element, where, path)
         return value if new is old else with_part(value, steps[0], new, where)
     try:
-        return action(element.at(value, path) if isinstance(element, PerGraph) else element, value)
+        if isinstance(element, PerGraph) and not isinstance(action, Invariant):
+            element = element.at(value, path)
+        return action(element, value)
     except AdapterError as error:
         raise AdapterError(f"{where}: {error}") from error

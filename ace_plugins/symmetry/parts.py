@@ -29,14 +29,38 @@ def argument(name: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Map
 
 def part_of(value: Any, step: str, where: str) -> Any:
     """One part; ``where`` says in errors what was being read."""
+    found = _part(value, step)
+    if found is _MISSING:
+        known = value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", ())
+        raise AdapterError(f"{where}: " + one_of(f"part of {type(value).__name__}", step, map(str, known)))
+    return found
+
+
+_MISSING = object()
+
+
+def _part(value: Any, step: str) -> Any:
     if isinstance(value, (tuple, list)) and step.isdecimal() and int(step) < len(value):
         return value[int(step)]
-    keyed = callable(getattr(value, "keys", None))
+    keys = getattr(value, "keys", None)
     # a PyG graph answers None for x, pos and others it does not hold, so its keys are asked, not hasattr
-    known = list(value.keys()) if keyed else list(getattr(value, "__dict__", ()))
-    if not (step in known if keyed else hasattr(value, step)):
-        raise AdapterError(f"{where}: " + one_of(f"part of {type(value).__name__}", step, map(str, known)))
+    if step not in keys() if callable(keys) else not hasattr(value, step):
+        return _MISSING
     return value[step] if isinstance(value, Mapping) else getattr(value, step)
+
+
+def required(path: str) -> tuple[str, bool]:
+    """A path without the question mark that ends it where its part may be missing, and whether it must be there."""
+    return path.removesuffix("?"), not path.endswith("?")
+
+
+def has_part(value: Any, steps: Sequence[str]) -> bool:
+    """Whether `part_of` finds something, step by step."""
+    for step in steps:
+        value = None if value is None else _part(value, step)
+        if value is None or value is _MISSING:
+            return False
+    return True
 
 
 def with_part(value: Any, step: str, new: Any, where: str) -> Any:

@@ -185,3 +185,24 @@ def test_a_group_action_pickles_and_owns_its_containers() -> None:
 def test_what_is_no_group_is_refused() -> None:
     with pytest.raises(AdapterError, match=r"group: expected name, identity\(\) and sample\(\), found str"):
         GroupAction("SO(3)", {}, Invariant())  # type: ignore[arg-type]
+
+
+def test_parts_that_some_calls_go_without() -> None:
+    g = E3.sample(generator(8))
+    pos, cell = normal(4, 3), normal(3, 3, seed=1)
+    outputs = {"energy": Invariant(), "forces?": Vectors(), "about.stress?": Vectors()}
+    action = GroupAction(E3, {"data.pos": Positions(), "data.cell?": Vectors()}, outputs)
+    (turned,), _ = action.act_on_inputs(g, ["data"], ({"pos": pos, "cell": cell},), {})
+    close(turned["cell"], Vectors()(g, cell))
+    (turned,), _ = action.act_on_inputs(g, ["data"], ({"pos": pos},), {})
+    assert turned.keys() == {"pos"}
+    _, kwargs = action.act_on_inputs(g, ["data"], (), {"data": {"pos": pos, "cell": None}})
+    assert kwargs["data"]["cell"] is None
+    energy = normal(2, 1, seed=2)
+    assert action.act_on_outputs(g, {"energy": energy}) == {"energy": energy}
+    both = {"energy": energy, "forces": pos, "about": {}}
+    assert action.compared(both).keys() == {"output.energy", "output.forces"}
+    close(action.act_on_outputs(g, both)["forces"], Vectors()(g, pos))
+    close(action.mean([both, {**both, "forces": -pos}])["forces"], torch.zeros_like(pos))
+    with pytest.raises(AdapterError, match=r"input 'data.pos'"):
+        action.act_on_inputs(g, ["data"], ({"cell": cell},), {})
