@@ -88,7 +88,8 @@ class Kit:
         if isinstance(output, Tensor):
             return [output]
         values = output.values() if isinstance(output, dict) else output
-        return [value for value in values if isinstance(value, Tensor)]
+        # Dicts of whole batches hold indices too, and empty tensors for what there is not.
+        return [v for v in values if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
 
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
         return self.tensors(model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs))))
