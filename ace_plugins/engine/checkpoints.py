@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import AceWarning, CheckpointError
 from ..files import publish
 from .hooks import uninstall
+from .numbered import renumbered
 from .state import NAME, Ace, find
 
 MANIFEST = f"{NAME}.manifest"
@@ -97,9 +98,10 @@ def export(
 ) -> Any:
     """A checkpoint without ACE, which plain upstream loads with ``strict=True``.
 
-    ``source`` is a state_dict, or dicts and lists with state_dicts somewhere inside, or the path of either as
-    ``torch.save`` wrote it. Returns the same structure without ACE's entries, and writes it to ``to`` if given.
-    ``trust`` reads files of pickled models, too, whose code runs when they are read.
+    ``source`` is a state_dict, or dicts and lists with state_dicts somewhere inside (a checkpoint of Lightning, say),
+    or the path of either as ``torch.save`` wrote it. Returns the same structure without ACE's entries, and writes it
+    to ``to`` if given. Averages of the weights that are kept by number beside them lose ACE's as well. ``trust`` reads
+    files of pickled models, too, whose code runs when they are read.
     """
     return exported(source, to, trust=trust).content
 
@@ -132,13 +134,17 @@ class Exported:
         marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
         prefixes = tuple(mark[: -len("manifest")] for mark in marks)
         self.gammas.extend(content[p + "gamma"] for p in prefixes if isinstance(content.get(p + "gamma"), Tensor))
-        cleaned = copy.copy(content)  # of the same kind, with torch's metadata
+        numbered = renumbered(content, prefixes) if prefixes else {}
+        cleaned: Any = copy.copy(content)  # of the same kind
+        cleaned.clear()
         for name, value in content.items():
-            if isinstance(name, str) and name.startswith(prefixes or ("\0",)):
+            if (isinstance(name, str) and name.startswith(prefixes or ("\0",))) or numbered.get(name, "") is None:
                 self.removed += 1
-                del cleaned[name]  # type: ignore[attr-defined]
             else:
-                cleaned[name] = self.clean(value)  # type: ignore[index]
+                cleaned[numbered.get(name, name)] = self.clean(value)
+        if prefixes and hasattr(cleaned, "_metadata"):  # torch's: a version for every submodule
+            known = cleaned._metadata
+            cleaned._metadata = type(known)((k, v) for k, v in known.items() if not f"{k}.".startswith(prefixes))
         return cleaned
 
     def _projected(self, whole: nn.Module) -> nn.Module:
