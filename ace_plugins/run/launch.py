@@ -118,7 +118,9 @@ def _command(words: Sequence[str]) -> list[str]:
         if getattr(sys.stdout, "write_through", False):  # -u, which it leaves out
             flags = [*flags, "-u"]
         return [sys.executable, *flags, *words]
-    program = None if os.path.dirname(first) else shutil.which(first)
+    # Commands that are installed beside this interpreter go first: those of another one would not know ACE.
+    beside = os.path.dirname(sys.executable)
+    program = None if os.path.dirname(first) else shutil.which(first, path=beside) or shutil.which(first)
     if program is None:
         folder, name = os.path.split(first)
         near = difflib.get_close_matches(name, [path.name for path in Path(folder).glob("*.py")], n=1)

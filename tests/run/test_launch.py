@@ -99,6 +99,18 @@ def test_programs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert found.argv[-len(words) :] == words
 
 
+def test_commands_installed_beside_the_interpreter_go_first(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(here / "bin" / "python"))
+    for folder in ("bin", "elsewhere"):
+        (here / folder).mkdir()
+        for name in ("toy-train", f"only-{folder}"):
+            (here / folder / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(here / "elsewhere"))
+    assert became("toy-train", "--fast").argv == [str(here / "bin" / "toy-train"), "--fast"]
+    assert became("only-bin").path == str(here / "bin" / "only-bin")
+    assert became("only-elsewhere").path == str(here / "elsewhere" / "only-elsewhere")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
