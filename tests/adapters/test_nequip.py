@@ -1,0 +1,378 @@
+"""The NequIP adapter on the real nequip: forces in every mode, and its own commands from training to deployment."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("nequip", reason="needs nequip: pip install nequip")
+
+from ace_nequip.command import METRICS, script
+from ace_nequip.example import batch, molecules_example, small
+from ace_plugins import AceError, attach, audit, averaged, equivariance_error, export, use_branches
+from ace_plugins.testing import CHECKS, Kit
+
+MODES = ("strict", "resilient", "bounded", "scheduled")
+Data = dict[str, Tensor]
+Model = Callable[[Data], Data]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_battery(check: Any) -> None:
+    check(Kit("nequip"))
+
+
+def data(periodic: bool = False, seed: int = 0) -> Data:
+    return batch(torch.Generator().manual_seed(seed), periodic=periodic)
+
+
+def relaxed(mode: str = "strict", gamma: float = 1.0, **settings: Any) -> Any:
+    """In float64, in eval mode, with every gamma at the same value."""
+    torch.manual_seed(0)
+    bounded = mode in ("resilient", "bounded")
+    quiet = {"trace": False, "tell": False, "spectral_norm": bounded}
+    model = attach(small(num_layers=3), mode=mode, **{**quiet, **settings}).eval()
+    with torch.no_grad():
+        model.ace.gamma.fill_(gamma)
+    return model
+
+
+# Where ACE goes in.
+
+
+def test_sites_are_the_convolutions_and_none_reads_scalars_alone() -> None:
+    ace = relaxed().ace
+    assert [site.name for site in ace.sites] == ["layer0", "layer1", "layer2"]
+    read = [site.reads.module.rpartition(".")[2] for site in ace.sites]
+    assert read == ["linear_2", "linear_2", "linear_1"], "the messages of the last convolution are scalars"
+    for site in ace.sites:
+        assert site.module.endswith("conv.linear_2")
+        assert "1o" in site.acts[0].irreps
+
+
+def test_one_layer_has_nothing_to_relax() -> None:
+    with pytest.raises(AceError, match="adapter 'nequip' finds no site in .*GraphModel"):
+        attach(small(num_layers=1))
+
+
+def test_models_that_torch_compile_traces_are_refused() -> None:
+    model = small(compile_mode="compile")
+    with pytest.raises(AceError, match="compile_mode 'compile': .* set compile_mode: eager in the config"):
+        attach(model)
+
+
+# Energies and forces.
+
+
+def energy(model: Model, atoms: Data) -> Tensor:
+    return model(copy.copy(atoms))["total_energy"].sum()
+
+
+def as_differentiated(model: Model, atoms: Data, step: float = 1e-4) -> Tensor:
+    """Minus the gradient of the energy by the positions, by central differences."""
+    found = torch.zeros_like(atoms["pos"])
+    for place in range(found.numel()):
+        shift = torch.zeros_like(found).view(-1)
+        shift[place] = step
+        ends = [energy(model, {**atoms, "pos": atoms["pos"] + sign * shift.view_as(found)}) for sign in (1, -1)]
+        found.view(-1)[place] = -float((ends[0] - ends[1]).detach()) / (2 * step)
+    return found
+
+
+def exported(model: Any) -> Any:
+    plain = small(num_layers=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain.load_state_dict(export(model.state_dict()), strict=True)
+    return plain.eval()
+
+
+@pytest.mark.parametrize("form", ["attached", "exported", "averaged"])
+@pytest.mark.parametrize("mode", MODES)
+def test_forces_are_minus_the_gradient_of_the_energy(mode: str, form: str) -> None:
+    model = relaxed(mode)
+    atoms = data()
+    made = {"attached": lambda: model, "exported": lambda: exported(model), "averaged": lambda: averaged(model, 3)}
+    judged = made[form]()
+    with use_branches(model, True):
+        forces = judged(copy.copy(atoms))["forces"]
+        assert float(forces.abs().max()) > 1e-2
+        torch.testing.assert_close(forces, as_differentiated(judged, atoms), rtol=1e-6, atol=1e-6)
+        net = torch.zeros(2, 3, dtype=forces.dtype).index_add(0, atoms["batch"], forces)
+        assert float(net.abs().max()) < 1e-12, "the net force on a molecule"
+
+
+def test_forces_of_a_training_step_in_random_frames_are_those_of_its_energy() -> None:
+    """The frame is another one each time, so the energy is differentiated by autograd, within one forward."""
+    model = relaxed("strict", frames="on").train()
+    atoms = data()
+    atoms["pos"].requires_grad_(True)
+    output = model(copy.copy(atoms))
+    (gradient,) = torch.autograd.grad(output["total_energy"].sum(), atoms["pos"])
+    torch.testing.assert_close(output["forces"], -gradient, rtol=1e-10, atol=1e-10)
+    assert equivariance_error(model, (data(),), branches_on=True).relative > 1e-3
+
+
+@pytest.mark.parametrize("periodic", [False, True], ids=["molecules", "cells"])
+@pytest.mark.parametrize("mode", MODES)
+def test_at_gamma_zero_energies_are_invariant_and_forces_turn(mode: str, periodic: bool) -> None:
+    atoms = data(periodic)
+    model = relaxed(mode, gamma=0.0)
+    error = equivariance_error(model, (atoms,), branches_on=True)
+    assert error.relative < 1e-9
+    names = {"output.total_energy", "output.atomic_energy", "output.forces", "output.virial", "output.stress"}
+    assert {each.name for each in audit(model, (atoms,), samples=2, layers=False).outputs} >= names - (
+        set() if periodic else {"output.stress"}
+    )
+    assert equivariance_error(relaxed(mode), (atoms,), branches_on=True).relative > 1e-3
+
+
+@pytest.mark.parametrize("periodic", [False, True], ids=["molecules", "cells"])
+def test_translations_change_nothing_with_branches(periodic: bool) -> None:
+    model, atoms = relaxed(), data(periodic)
+    moved = {**atoms, "pos": atoms["pos"] + torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64)}
+    with use_branches(model, True):
+        here, there = model(copy.copy(atoms)), model(moved)
+    for name in ("total_energy", "forces", "virial"):
+        torch.testing.assert_close(here[name], there[name], rtol=1e-10, atol=1e-10)
+
+
+def test_an_atom_alone_keeps_its_energy() -> None:
+    model = relaxed()
+    one = {
+        "pos": torch.zeros(1, 3, dtype=torch.float64),
+        "atom_types": torch.tensor([1]),
+        "edge_index": torch.zeros(2, 0, dtype=torch.long),
+    }
+    with use_branches(model, True):
+        energies = [float(model({**one, "atom_types": torch.tensor([kind])})["total_energy"]) for kind in range(3)]
+    assert energies == [
+        float(exported(model)({**one, "atom_types": torch.tensor([k])})["total_energy"]) for k in range(3)
+    ]
+
+
+def test_audit_of_a_periodic_model_finds_where_the_symmetry_ends() -> None:
+    model, atoms = relaxed("resilient"), data(periodic=True)
+    found = audit(model, (atoms,), samples=4)
+    assert not found.uncovered, "every input has an action: positions, cell and shifts"
+    assert found.error.relative > 1e-3
+    begins = [layer.name for layer in found.layers if layer.begins]
+    assert any("layer0_convnet.conv" in name for name in begins)
+    with use_branches(model, False):
+        assert audit(model, (atoms,), samples=4).error.relative < 1e-9
+
+
+# What nequip-train says.
+
+
+def test_results_are_read_off_lightnings_table() -> None:
+    table = (
+        "│        test0_epoch/forces_mae         │          0.2291300275984302          │\n"
+        "│    test0_epoch/per_atom_energy_mae    │         1.051053932246357e-05        │\n"
+        "    test0_epoch/forces_rmse         nan\n"
+    )
+    found = {metric.name: re.findall(metric.pattern, table) for metric in METRICS}
+    assert found["forces mae"] == ["0.2291300275984302"]
+    assert found["per atom energy mae"] == ["1.051053932246357e-05"]
+    assert found["forces rmse"] == ["nan"]
+    told = script(("/usr/bin/nequip-train", "-cn", "x.yaml"))
+    assert told is not None
+    assert (told.epochs, told.metrics) == (None, METRICS)
+    assert script(("nequip-package", "build")) is None
+
+
+# nequip's own commands, from data to deployment.
+
+CONFIG = """
+run: [train, test]
+hydra: {{run: {{dir: {out}}}}}
+data:
+  _target_: nequip.data.datamodule.ASEDataModule
+  seed: 1
+  split_dataset: {{file_path: {folder}/data.xyz, train: 12, val: 4, test: 4}}
+  transforms:
+    - _target_: nequip.data.transforms.ChemicalSpeciesToAtomTypeMapper
+      model_type_names: [H, C, O]
+      chemical_species_to_atom_type_map: {{H: H, C: C, O: O}}
+    - {{_target_: nequip.data.transforms.NeighborListTransform, r_max: 4.0}}
+  train_dataloader: {{_target_: torch.utils.data.DataLoader, batch_size: 4, shuffle: true}}
+  val_dataloader: {{_target_: torch.utils.data.DataLoader, batch_size: 4}}
+  test_dataloader: {{_target_: torch.utils.data.DataLoader, batch_size: 4}}
+trainer:
+  _target_: lightning.Trainer
+  accelerator: cpu
+  max_epochs: 5
+  enable_progress_bar: false
+  enable_model_summary: false
+  logger: false
+  callbacks:
+    - _target_: lightning.pytorch.callbacks.ModelCheckpoint
+      dirpath: {out}
+      filename: best
+      monitor: val0_epoch/weighted_sum
+      save_last: true
+training_module:
+  _target_: nequip.train.EMALightningModule
+  ema_decay: 0.9
+  loss: {{_target_: nequip.train.EnergyForceLoss, coeffs: {{total_energy: 1.0, forces: 1.0}}}}
+  val_metrics: {{_target_: nequip.train.EnergyForceMetrics, coeffs: {{total_energy_mae: 1.0, forces_mae: 1.0}}}}
+  test_metrics: {{_target_: nequip.train.EnergyForceMetrics, coeffs: {{total_energy_mae: 1.0, forces_mae: 1.0}}}}
+  optimizer: {{_target_: torch.optim.Adam, lr: 0.01}}
+  model:
+    _target_: nequip.model.NequIPGNNModel
+    seed: 1
+    model_dtype: float64
+    type_names: [H, C, O]
+    r_max: 4.0
+    num_layers: 2
+    l_max: 1
+    num_features: 4
+    radial_mlp_width: 8
+    avg_num_neighbors: 5.0
+    per_type_energy_scales: 1.0
+    per_type_energy_shifts: 0.0
+"""
+
+LOOK = """
+import json, sys
+from nequip.model.saved_models import load_saved_model
+from nequip.utils.global_state import set_global_state
+set_global_state()
+import torch
+atoms = torch.load(sys.argv[2])
+model = load_saved_model(sys.argv[1]).eval()
+output = model(atoms)
+print(json.dumps({
+    "ace": sorted(name for name in sys.modules if name.startswith("ace_")),
+    "modules": [name for name, _ in model.named_modules() if "ace" in name.split(".")],
+    "energy": output["total_energy"].tolist(),
+    "forces": output["forces"].tolist(),
+}))
+"""
+ACE = (sys.executable, "-m", "ace_plugins")
+COMMANDS = Path(sys.executable).parent
+
+
+class Folder:
+    """A data set of pairs on springs, and what nequip's commands make of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        frames = []
+        for seed in range(20):
+            atoms = batch(torch.Generator().manual_seed(seed), molecules=1)
+            pos = atoms["pos"].requires_grad_(True)
+            lengths = (pos[:, None] - pos[None])[~torch.eye(len(pos), dtype=torch.bool)].norm(dim=-1)
+            total = (lengths - 2).square().sum() / 20
+            (gradient,) = torch.autograd.grad(total, pos)
+            rows = zip([("H", "C", "O")[kind] for kind in atoms["atom_types"]], pos.tolist(), (-gradient).tolist())
+            lines = [" ".join([kind, *map(str, [*where, *force])]) for kind, where, force in rows]
+            about = f'Properties=species:S:1:pos:R:3:forces:R:3 energy={total.item()} pbc="F F F"'
+            frames.append("\n".join([str(len(pos)), about, *lines]))
+        (path / "data.xyz").write_text("\n".join(frames) + "\n")
+        torch.save(data(), path / "atoms.pt")
+
+    def run(self, *words: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONWARNINGS": "ignore"}
+        told: Any = {"cwd": self.path, "env": environment, "capture_output": True, "text": True, "timeout": 600}
+        done = subprocess.run(list(words), check=False, **told)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        return done
+
+    def train(self, name: str, *before: str) -> tuple[Path, str]:
+        """The checkpoint at the end of training, and what was printed."""
+        (self.path / f"{name}.yaml").write_text(CONFIG.format(folder=self.path, out=self.path / name))
+        command = COMMANDS / "nequip-train" if not before else "nequip-train"
+        done = self.run(*before, command, "-cp", self.path, "-cn", f"{name}.yaml")
+        return self.path / name / "last.ckpt", done.stdout + done.stderr
+
+    def look(self, path: Path, *before: str) -> dict[str, Any]:
+        """What nequip makes of a saved model, in a process of its own."""
+        words = ("-c", LOOK, str(path), "atoms.pt")
+        done = self.run(*before, *words) if before else self.run(sys.executable, *words)
+        found: dict[str, Any] = json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return Folder(tmp_path_factory.mktemp("nequip"))
+
+
+def table(printed: str) -> list[str]:
+    return re.findall(r"test0_epoch/\w+\W+[\d.e+-]+", printed)
+
+
+def states(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path, weights_only=True)["state_dict"]
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def test_off_is_the_unpatched_training_bit_for_bit(folder: Folder) -> None:
+    plain, printed = folder.train("plain")
+    off, off_printed = folder.train("off", *ACE, "run", "nequip", "--mode", "off", "--")
+    assert table(printed)
+    assert table(off_printed) == table(printed)
+    one, two = states(plain), states(off)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_strict_trains_lands_and_is_deployed_without_ace(folder: Folder) -> None:
+    run = (*ACE, "run", "nequip", "--mode", "strict", "--")
+    trained, printed = folder.train("strict", *run)
+    assert "budget: 15 steps (Lightning's trainer)" in printed
+    assert "ACE strict, landed at step" in printed
+    plain = trained.with_name("plain.ckpt")
+    told = folder.run(*ACE, "export", trained, "-o", plain).stdout
+    assert "of ACE removed" in told
+    assert not [name for name in states(plain) if "ace" in name.split(".")]
+    averages = [name for name in states(plain) if name.startswith("ema.")]
+    weights = [name for name in states(trained) if name.startswith("ema.")]
+    assert 0 < len(averages) < len(weights)
+    kept, alone = folder.look(trained, *run), folder.look(plain)
+    assert alone["ace"] == alone["modules"] == []
+    assert alone["energy"] == kept["energy"], "strict deploys f_eq"
+    assert alone["forces"] == kept["forces"]
+    package = folder.path / "strict.nequip.zip"
+    folder.run(COMMANDS / "nequip-package", "build", plain, package)
+    packaged = folder.look(package)
+    assert packaged["ace"] == packaged["modules"] == []
+    torch.testing.assert_close(packaged["forces"], alone["forces"], rtol=1e-10, atol=1e-10)
+
+
+def test_resilient_is_deployed_with_its_branches_or_without(folder: Folder) -> None:
+    run = (*ACE, "run", "nequip", "--mode", "resilient", "--spectral-norm", "--")
+    trained, _ = folder.train("resilient", *run)
+    kept = folder.look(trained, *run)
+    assert kept["modules"]
+    package = folder.path / "resilient.nequip.zip"
+    folder.run(*run, "nequip-package", "build", "--mode", "ace", trained, package)
+    packaged = folder.look(package)
+    assert packaged["modules"], "a package with branches refers to ace-plugins"
+    torch.testing.assert_close(packaged["forces"], kept["forces"], rtol=1e-10, atol=1e-10)
+    plain = trained.with_name("plain.ckpt")
+    folder.run(*ACE, "export", trained, "-o", plain)
+    alone = folder.look(plain)
+    assert alone["ace"] == alone["modules"] == []
+    assert alone["energy"] != kept["energy"]
+
+
+def test_the_example_is_the_same_each_time_and_leaves_the_process_as_it_was() -> None:
+    kind, state = torch.get_default_dtype(), torch.random.get_rng_state()
+    one, two = molecules_example(3), molecules_example(3)
+    assert all(torch.equal(a, b) for a, b in zip(one.args[0].values(), two.args[0].values(), strict=True))
+    assert torch.get_default_dtype() == kind
+    assert torch.equal(torch.random.get_rng_state(), state)
