@@ -107,9 +107,15 @@ def _action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | N
     """What random frames need; None where there are to be none."""
     if not config.turns:
         return None
-    action: GroupAction | None = (
-        plugin.call("ace_group_action", model=model) if plugin.has("ace_group_action") else None
-    )
+    action: GroupAction | None = None
+    if plugin.has("ace_group_action"):
+        try:
+            action = plugin.call("ace_group_action", model=model)
+        except AdapterError as error:
+            # What the adapter itself says of this model; what breaks inside it has a cause.
+            if config.frames == "on" or error.__cause__ is not None:
+                raise
+            warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=5)
     # Subclasses have forwards of their own, with arguments that the adapter does not know.
     known = action is not None and {path.partition(".")[0] for path in action.inputs} <= {*forward_names(model)}
     if not known and config.frames == "on":

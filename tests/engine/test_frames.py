@@ -9,7 +9,7 @@ import pytest
 import torch
 from toy import ADAPTERS, Layered, TwoOutputs, VectorMaps
 
-from ace_plugins import ConfigError, attach, averaged, equivariance_error
+from ace_plugins import AceWarning, AdapterError, ConfigError, attach, averaged, equivariance_error, hookimpl
 from ace_plugins.plugins.registry import registry
 
 ON: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "on", "budget": 400}
@@ -99,3 +99,25 @@ def test_resilient_mode_has_frames_only_when_asked_and_adapters_without_an_actio
     with pytest.raises(ConfigError, match="frames 'on': adapter 'free' does not tell how the group acts"):
         attach(model, **ON)
     assert attach(model, **{**ON, "frames": "auto"}).ace.action is None
+
+
+def test_an_adapter_that_cannot_tell_the_action_of_a_model_costs_its_frames_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def ask(error: Exception, **settings: Any) -> Any:
+        def fails() -> Any:
+            raise error
+
+        monkeypatch.setattr(adapter, "ace_group_action", hookimpl(fails))
+        registry().remove("layered")
+        registry().add(adapter, "layered")
+        return attach(Layered(), **{**ON, **settings})
+
+    adapter = ADAPTERS["layered"]()
+    cannot = AdapterError("Layered: not told; say it")
+    with pytest.warns(AceWarning, match="training without random frames: Layered: not told; say it"):
+        assert ask(cannot, frames="auto").ace.action is None
+    with pytest.raises(AdapterError, match="not told"):
+        ask(cannot)
+    with pytest.raises(AdapterError, match="ace_group_action failed: KeyError"):
+        ask(KeyError("broken"), frames="auto")
