@@ -1,0 +1,1 @@
+"""ACE for models built of e3nn modules."""
