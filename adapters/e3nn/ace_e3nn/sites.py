@@ -149,15 +149,15 @@ def _part(path: str, module: Any) -> Part | None:
     weighted = module.weight_numel > 0
     kind = MAP if weighted and module.internal_weights else PRODUCT
     if isinstance(module, o3.TensorSquare):
-        return Part(path, kind, 0, *_simple(module.irreps_in, module.irreps_out), weighted=weighted)
+        return Part(path, kind, 0, *_simple(module.irreps_in, module.irreps_out), weighted)
     # The features are the wider of the two: the other are attributes.
     reads = int(module.irreps_in2.dim > module.irreps_in1.dim)
     features = (module.irreps_in1, module.irreps_in2)[reads]
-    return Part(path, kind, reads, *_simple(features, module.irreps_out), weighted=weighted)
+    return Part(path, kind, reads, *_simple(features, module.irreps_out), weighted)
 
 
-def _simple(*irreps: Any) -> list[Any]:
-    return [each.simplify() for each in irreps]
+def _simple(takes: Any, gives: Any) -> tuple[Any, Any]:
+    return takes.simplify(), gives.simplify()
 
 
 def _own_input(model: nn.Module) -> Any:
