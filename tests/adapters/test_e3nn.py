@@ -210,12 +210,15 @@ def test_networks_of_e3nn(double: None) -> None:
         lmax=1,
     )
     assert [site.name for site in sites(model)] == ["mp.layers.0.second", "mp.layers.1.sc"]
+    edges = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 0, 4, 3]])
     data = {
         "pos": torch.randn(5, 3),
-        "edge_index": (1 - torch.eye(5)).nonzero().T,  # all pairs: e3nn 0.5.0 takes those within the radius
+        "edge_index": edges,
+        "edge_src": edges[0],  # these two for e3nn 0.5.0
+        "edge_dst": edges[1],
         "node_input": model.irreps_node_input.randn(5, -1),
         "node_attr": model.irreps_node_attr.randn(5, -1),
-        "edge_attr": model.irreps_edge_attr.randn(20, -1),
+        "edge_attr": model.irreps_edge_attr.randn(5, -1),
     }
     attach(model, gamma_init=1.0, **SILENT)
     found = [audit(model, (data,), branches_on=on) for on in (False, True)]
