@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
 from .errors import AceError
 
+ABANDONED = 60.0
+"""Seconds after which a part of a file is nobody's: its process was killed."""
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -24,6 +28,7 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
     """
     target = Path(os.path.realpath(path))
     fresh = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.part")  # long names have no room for more
+    sweep(target)
     try:
         like = target.stat() if target.exists() else None
         try:
@@ -46,3 +51,12 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
     except OSError as error:
         do = "make it writable or work on a copy" if error.errno in FORBIDDEN else "mend that and try again"
         raise AceError(f"{path} cannot be written, {error.strerror or error}; {do}") from error
+
+
+def sweep(target: Path) -> None:
+    """Remove the parts of this file that killed processes have left beside it."""
+    part = re.compile(rf"\.{re.escape(target.name[:40])}\.[0-9a-f]{{8}}\.part")
+    with contextlib.suppress(OSError):
+        for path in target.parent.iterdir():
+            if part.fullmatch(path.name) and time.time() - path.lstat().st_mtime > ABANDONED:
+                path.unlink(missing_ok=True)

@@ -10,10 +10,10 @@ import copy
 from typing import Any
 
 import torch
-from ace_nequip.example import batch, small
 from timing import Timed, interleaved
 from torch import Tensor
 
+from ace_nequip.example import batch, small
 from ace_plugins import attach
 
 

@@ -17,6 +17,8 @@ from ..errors import AceError
 LINE = "import ace_plugins.activate  # added by ace-patch; to undo, run 'ace-patch revert' or delete this line"
 _MARKED = re.compile(rb"([ \t]*)import[ \t]+ace_plugins\.activate[ \t]*(#[^\r\n]*)?[\r\n]*")
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
+LARGEST = 4_000_000
+"""Bytes of a script at most. Python needs minutes to parse larger ones, and nobody wrote them by hand."""
 
 
 def mark(source: bytes, name: str) -> bytes:
@@ -91,7 +93,8 @@ def _split(source: bytes) -> tuple[bytes, list[bytes]]:
 
 def _without(source: bytes, numbers: Collection[int]) -> bytes:
     bom, lines = _split(source)
-    kept = [line for number, line in enumerate(lines, 1) if number not in numbers]
+    gone = set(numbers)
+    kept = [line for number, line in enumerate(lines, 1) if number not in gone]
     if kept and len(lines) in numbers and not lines[-1].endswith((b"\r", b"\n")):
         kept[-1] = kept[-1].removesuffix(b"\n").removesuffix(b"\r")
     return bom + b"".join(kept)
@@ -100,9 +103,11 @@ def _without(source: bytes, numbers: Collection[int]) -> bytes:
 def _program(source: bytes, without: Collection[int] = ()) -> str | None:
     """What the source means, without the imports on these lines; None if it does not parse."""
 
+    gone = set(without)
+
     class Remove(ast.NodeTransformer):
         def visit_Import(self, node: ast.Import) -> ast.Import | None:
-            return None if node.lineno in without else node
+            return None if node.lineno in gone else node
 
     try:
         return ast.dump(Remove().visit(parse(source)))
@@ -111,7 +116,9 @@ def _program(source: bytes, without: Collection[int] = ()) -> str | None:
 
 
 def parse(source: bytes) -> ast.Module:
-    """Raises one of ``UNREADABLE`` for what is not Python."""
+    """Raises one of ``UNREADABLE`` for what is not Python, or too much of it."""
+    if len(source) > LARGEST:
+        raise ValueError(f"{len(source):,} bytes, expected a script of at most {LARGEST:,}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about their escapes and comparisons: not ours to tell
         return ast.parse(source)

@@ -62,6 +62,13 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     checkout = checkout_of(plugin)
     presets = plugin.presets
     resolve(presets, options=settings, environment={})
+    for name in (NAME, *checkout.scripts):
+        outside = leads_out(root, root / name)
+        if outside is not None:
+            raise CheckoutError(
+                f"{name} is a link that leads out of {root}, to {str(outside)!r}: patching would change a file that is "
+                "not the checkout's; put a copy in its place. Nothing was changed"
+            )
     before = content_of(root / NAME)
     file = _settings(root / NAME, before, plugin, settings)
     config = plugin.checked(resolve(presets, file=file, environment={}))
@@ -95,13 +102,18 @@ def reverting(root: Path, *, purge: bool = False) -> Plan:
     root = folder(root)
     changes, kept = [], []
     for path in scripts_in(root):
+        if leads_out(root, path) is not None:
+            continue  # never ours to change
         source = content_of(path) or b""
         if b"ace_plugins" in source and is_marked(source):  # most files are not, and parsing them takes long
             changes.append(Change(path, source, unmark(source, path.relative_to(root).as_posix())))
     content = content_of(root / NAME)
     if content is not None:
         text = content.decode("utf-8-sig", "replace")
-        if is_as_written(text) or (purge and is_ours(text)):
+        outside = leads_out(root, root / NAME)
+        if outside is not None:
+            kept.append(f"{NAME}: it is a link that leads out of the checkout, to {str(outside)!r}")
+        elif is_as_written(text) or (purge and is_ours(text)):
             changes.append(Change(root / NAME, content, None))
         elif is_ours(text):
             kept.append(f"{NAME}: it was edited; 'ace-patch revert --purge' removes it too")
@@ -121,6 +133,12 @@ def checkout_of(plugin: Plugin) -> Checkout:
             f"{plugin.name} -- your_script.py', or see 'ace-patch doctor {plugin.name}'"
         )
     return plugin.upstream.checkout
+
+
+def leads_out(root: Path, path: Path) -> Path | None:
+    """Where a link leads that leaves the checkout; None for everything else."""
+    target = Path(os.path.realpath(path))
+    return None if target.is_relative_to(os.path.realpath(root)) else target
 
 
 def folder(root: Path) -> Path:

@@ -6,6 +6,7 @@ Commands are loaded when they are called: torch is imported only by those that n
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Any
@@ -112,6 +113,11 @@ def cli(ctx: click.Context) -> None:
 
 def main(prog_name: str = "ace-patch") -> None:
     """The console script."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        click.echo("ace-patch: the current folder is gone: cd to one that exists", err=True)
+        sys.exit(2)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", AceWarning)

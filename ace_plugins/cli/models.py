@@ -25,7 +25,7 @@ from .tables import print_audit, print_diagnosis
 def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
     """Attach ADAPTER to a small model: sites, branches, parameters, symmetry at gamma = 0 and 1.
 
-    An upstream that is cloned is looked for in CHECKOUT, or in the current folder.
+    An upstream that is cloned is looked for in CHECKOUT, or in the current folder. Its code is imported and runs.
     """
     found = later("ace_plugins.testing.doctor").diagnose(adapter, checkout=checkout)
     if as_json:

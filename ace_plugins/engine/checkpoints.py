@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping, MutableMapping
@@ -21,6 +22,7 @@ from .numbered import renumbered
 from .state import NAME, Ace, find
 
 MANIFEST = f"{NAME}.manifest"
+SAFETENSORS = ".safetensors"
 
 
 class CheckpointHook:
@@ -186,7 +188,10 @@ def exported(
         where = str(source)
         content = read_checkpoint(Path(source), trust=trust)
     result = Exported()
-    result.content = result.clean(content)
+    try:
+        result.content = result.clean(content)
+    except RecursionError:
+        raise CheckpointError(f"{where} is nested too deeply, or holds itself: expected dicts and lists") from None
     if not result.removed:
         raise CheckpointError(
             f"{where} holds no ACE: expected keys such as {MANIFEST!r} and '{NAME}.gamma', "
@@ -194,7 +199,7 @@ def exported(
         )
     if to is not None:
         _write(result.content, Path(to))
-    largest = max((float(gamma.detach().abs().max()) for gamma in result.gammas), default=0.0)
+    largest = max(map(_largest, result.gammas), default=0.0)
     if not largest <= 1e-3:  # written so that nan is told too
         warnings.warn(
             f"exporting f_eq alone although max |gamma| is {largest:.3g}: the branches it leaves out still count",
@@ -215,6 +220,12 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
     """What ``torch.save`` wrote: tensors and containers alone, nothing that runs code, unless it is trusted."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}: expected a file that torch.save wrote")
+    if path.suffix == SAFETENSORS:
+        library = _safetensors()
+        try:
+            return library.load_file(path)
+        except Exception as error:
+            raise CheckpointError(f"cannot read {path} as safetensors: {' '.join(str(error).split())}") from None
     try:
         with torch.serialization.safe_globals(numpy_numbers()):
             return torch.load(path, map_location="cpu", weights_only=not trust)
@@ -248,7 +259,33 @@ def _write(content: Any, path: Path) -> None:
     """Whole or not at all."""
     if path.is_dir() or not path.parent.is_dir():
         raise CheckpointError(f"cannot write {str(path)!r}: expected a file name in a folder that exists")
-    publish(path, lambda file: torch.save(content, file))
+    if path.suffix != SAFETENSORS:
+        publish(path, lambda file: torch.save(content, file))
+        return
+    odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
+    if odd:
+        raise CheckpointError(
+            f"cannot write {str(path)!r}: safetensors holds tensors by name alone, found {_some(odd)} beside them; "
+            "choose a name such as plain.pt"
+        )
+    written = _safetensors().save({name: value.contiguous() for name, value in content.items()})
+    publish(path, written)
+
+
+def _safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise CheckpointError("files of safetensors need the package: pip install safetensors") from None
+    return safetensors.torch
+
+
+def _largest(gamma: Tensor) -> float:
+    """|gamma| at most; nan where its values are not there."""
+    if gamma.is_meta:
+        return math.nan
+    values = gamma.detach().to_dense().abs()
+    return float(values.max()) if values.numel() else 0.0
 
 
 def _same_shape(value: object, like: object) -> bool:

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,12 @@ def keep_out_of_git(folder: Path) -> None:
 
 
 def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a run. A last line cut off by a kill is left out."""
+    """The lines of a run. Those that a kill or a full disk has cut off are left out."""
     path = Path(folder) / LINES
     if not path.is_file():
         raise AceError(f"no trace in {folder}: expected {LINES}; runs are under {RUNS}")
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    told = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        with suppress(ValueError):
+            told.append(json.loads(line))
+    return [line for line in told if isinstance(line, dict)]

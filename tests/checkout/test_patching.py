@@ -242,6 +242,29 @@ def test_an_ace_toml_of_others_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "ace.toml").exists()
 
 
+def test_links_that_lead_out_are_never_followed(root: Path, tmp_path: Path) -> None:
+    """A script or settings shared by several clones are not one clone's to change, or to remove."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (root / "main.py").rename(shared / "main.py")
+    (root / "main.py").symlink_to(shared / "main.py")
+    before = files(tmp_path)
+    assert "main.py is a link that leads out of" in refused("segnn", root)
+    assert files(tmp_path) == before
+    (root / "main.py").unlink()
+    shutil.copy(shared / "main.py", root / "main.py")
+    patch(root)
+    (root / "ace.toml").rename(shared / "ace.toml")
+    (root / "ace.toml").symlink_to(shared / "ace.toml")
+    (root / "linked.py").symlink_to(shared / "other.py")
+    (shared / "other.py").write_text(f"{LINE}\n")
+    assert "ace.toml is a link that leads out of" in refused("segnn", root)
+    assert "kept ace.toml: it is a link that leads out of the checkout" in revert(root, "--purge").output
+    assert (shared / "ace.toml").is_file()
+    assert (shared / "other.py").read_text() == f"{LINE}\n"
+    assert LINE not in (root / "main.py").read_text()
+
+
 # Status
 
 

@@ -247,3 +247,11 @@ def test_mistakes_are_one_line_and_exit_code_2(folder: Path, call: Any, argument
     for part in message.split(".*"):
         assert part in line
     assert sorted(folder.rglob("*")) == before, "nothing changed"
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); from ace_plugins.cli.main import main; "
+    done = subprocess.run([sys.executable, "-c", code + "main()", "list"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "ace-patch: the current folder is gone: cd to one that exists\n")

@@ -268,3 +268,32 @@ def test_numbers_of_numpy_beside_the_weights(tmp_path: Path, core: str) -> None:
             changed.writestr(name, data)
     with pytest.warns(AceWarning, match="exporting f_eq alone"):
         assert export(content)["accuracy"] == 0.5
+
+
+def test_export_of_safetensors_is_safetensors(tmp_path: Path) -> None:
+    library = pytest.importorskip("safetensors.torch")
+    model = trained(trace=False)
+    library.save_file(
+        {name: value.contiguous() for name, value in model.state_dict().items()}, tmp_path / "a.safetensors"
+    )
+    quietly(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    plain = library.load_file(tmp_path / "b.safetensors")
+    Layered().load_state_dict(plain)
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in plain.items())
+    nested = {"model": model.state_dict(), "epoch": 3}
+    refused("safetensors holds tensors by name alone", lambda: quietly(nested, tmp_path / "c.safetensors"))
+    (tmp_path / "d.safetensors").write_bytes(b"no")
+    refused("cannot read .*d.safetensors as safetensors", lambda: export(tmp_path / "d.safetensors"))
+    assert not (tmp_path / "c.safetensors").exists()
+
+
+def test_export_of_strange_checkpoints() -> None:
+    state = trained(trace=False).state_dict()
+    empty, sparse, meta = torch.zeros(0), torch.zeros(3).to_sparse(), torch.zeros(3, device="meta")
+    assert set(export({**state, "ace.gamma": empty})) == set(Layered().state_dict())
+    assert set(export({**state, "ace.gamma": sparse})) == set(Layered().state_dict())
+    with pytest.warns(AceWarning, match="max .gamma. is nan"):
+        export({**state, "ace.gamma": meta})
+    held: list[Any] = [state]
+    held.append(held)
+    refused("nested too deeply, or holds itself", lambda: export({"model": held}))

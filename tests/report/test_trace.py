@@ -314,3 +314,8 @@ def test_what_a_record_says_of_its_run() -> None:
     assert about["seed"] == 123
     assert about["versions"]["torch"] == torch.__version__
     assert about["versions"]["ace-plugins"]
+
+
+def test_torn_lines_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "trace.jsonl").write_bytes(b'{"step": 1}\n{"st\n\xff\xfe\n3\n{"step": 2}\n{"step": 3')
+    assert read_trace(tmp_path) == [{"step": 1}, {"step": 2}]
