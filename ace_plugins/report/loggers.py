@@ -21,7 +21,8 @@ from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..settings.config import NONE
 from ..settings.sources import HOME
-from .recorder import RECORDER, Record
+from .record import Record
+from .recorder import RECORDER
 from .trace import fresh, keep_out_of_git
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..settings.config import Config
-from .runs import QUANTITIES, Run
+from .run import QUANTITIES, Run
 from .verdicts import DIVERGED, LANDED, meaning, sites_verdicts, whole_verdict
 
 POINTS = 256

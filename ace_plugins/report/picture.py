@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import AceError
 from .lines import LINES_AT_MOST, shortened
-from .runs import QUANTITIES, Run
+from .run import QUANTITIES, Run
 from .scales import beginning, columns, spans, wants_log
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b8f94")

@@ -7,7 +7,7 @@ from typing import Any
 
 from .outcome import outcome
 from .page import page
-from .runs import QUANTITIES, Run
+from .run import QUANTITIES, Run
 from .scales import evenly
 from .sections import run_section, side_by_side
 from .trace import finite

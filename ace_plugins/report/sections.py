@@ -13,7 +13,7 @@ from . import page
 from .heat import heat_map
 from .lines import LINES_AT_MOST, Series, line_chart
 from .outcome import Outcome, outcome
-from .runs import Run
+from .run import Run
 from .scales import Point, Scale, scale_of, thinned, wants_log
 from .tables import shown
 from .trace import relative

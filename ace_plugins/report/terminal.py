@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from .outcome import Outcome, outcome
-from .runs import Run
+from .run import Run
 from .scales import columns, spans
 from .tables import console, shown, table_of
 from .words import duration, number

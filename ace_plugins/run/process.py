@@ -30,7 +30,8 @@ from ..later import later
 from ..patch.constructors import patch_models
 from ..plugins.registry import registry
 from ..report.announcer import ANNOUNCER, banner
-from ..report.recorder import RECORDER, Record
+from ..report.record import Record
+from ..report.recorder import RECORDER
 from ..report.trace import relative
 from ..settings.config import Config
 from ..telling import quiet, say
