@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -265,6 +265,9 @@ class GroupAction:
     inputs: Mapping[str, Action]
     outputs: Action | Sequence[Action | None] | Mapping[str, Action | None]
     graphs: Graphs | None = None
+    beside: Collection[str] = ()
+    """Paths of outputs that are no part of a comparison: a constant in them would outweigh what is broken, as the
+    energies of single atoms do in a total energy."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, Group):
@@ -320,7 +323,12 @@ class GroupAction:
         return output
 
     def compared(self, output: Any) -> dict[str, Tensor]:
-        """The tensors of an output that have an action, by name (``output``, ``output.1``, ``output.x``)."""
+        """The tensors of an output that are compared, by name (``output``, ``output.1``, ``output.x``)."""
+        found = self._acted_on(output)
+        return {name: tensor for name, tensor in found.items() if name.partition(".")[2] not in self.beside}
+
+    def _acted_on(self, output: Any) -> dict[str, Tensor]:
+        """The tensors of an output that have an action."""
         found = {}
         for path, _ in self._output_paths(output):
             value = output
@@ -333,7 +341,7 @@ class GroupAction:
     def mean(self, outputs: Sequence[Any]) -> Any:
         """One output, with the mean of every tensor that has an action. The rest is the first one's."""
         mean = outputs[0]
-        found = [self.compared(output) for output in outputs]
+        found = [self._acted_on(output) for output in outputs]
         for path, _ in self._output_paths(mean):
             if _label(path) in found[0]:  # it may be one that the model leaves out
                 mean = _put(mean, path, torch.stack([each[_label(path)] for each in found]).mean(0))

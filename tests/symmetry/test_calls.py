@@ -149,6 +149,9 @@ def test_outputs_tensor_tuple_and_dict() -> None:
     assert by_key_turned["more"] is x
     assert given_out["force"] is v
     assert list(by_key.compared(given_out)) == ["output.force"]
+    energies = GroupAction(E3, {}, {"force": Vectors(), "energy": Invariant()}, beside=["energy"])
+    assert list(energies.compared(given_out)) == ["output.force"]
+    close(energies.mean([given_out, {**given_out, "energy": h + 2}])["energy"], h + 1)
     pair = Named(x, None)
     both = GroupAction(E3, {}, [Positions(), Vectors()])
     close(both.act_on_outputs(g, pair).pos, Positions()(g, x))
