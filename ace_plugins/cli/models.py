@@ -40,7 +40,12 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
 @click.argument("adapter", shell_complete=adapters)
 @click.argument("checkout", type=click.Path(path_type=Path), required=False)
 @click.option(
-    "--checkpoint", type=click.Path(path_type=Path), help="Weights for the example, as torch.save wrote them."
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="Weights for the example, as torch.save wrote them, or a model.",
+)
+@click.option(
+    "--trust", is_flag=True, help="Read a checkpoint that is a model saved whole, too: code in the file runs."
 )
 @click.option(
     "--branches",
@@ -54,6 +59,7 @@ def audit(
     adapter: str,
     checkout: Path | None,
     checkpoint: Path | None,
+    trust: bool,
     branches: str | None,
     averaged: int | None,
     every: bool,
@@ -66,7 +72,8 @@ def audit(
     """
     on = None if branches is None else branches == "on"
     audited = later("ace_plugins.testing.auditing").audit_example
-    found = audited(adapter, checkout=checkout, checkpoint=checkpoint, branches_on=on, average=averaged)
+    wanted = {"checkpoint": checkpoint, "trust": trust, "branches_on": on, "average": averaged}
+    found = audited(adapter, checkout=checkout, **wanted)
     if as_json:
         print_json(found.to_dict())
     else:

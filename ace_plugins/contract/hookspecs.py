@@ -59,8 +59,8 @@ def ace_script(argv: Sequence[str]) -> Script | None:
 
 
 @hookspec
-def ace_example(seed: int) -> Example:  # type: ignore[empty-body]
-    """A small model and batch made without data, for doctor, the test kit and the docs."""
+def ace_example(seed: int, model: nn.Module | None) -> Example:  # type: ignore[empty-body]
+    """A small model and batch made without data, for doctor, the test kit and the docs; or a batch for ``model``."""
 
 
 @hookspec

@@ -109,13 +109,18 @@ class Plugin:
             raise ConfigError(problems=[("device", text)])
         return config
 
-    def example(self, seed: int) -> Example:
-        """The adapter's own small model and batch."""
-        made = self.call("ace_example", seed=seed)
+    def example(self, seed: int, model: Any = None) -> Example:
+        """The adapter's own small model and batch, or a batch for a model that is given."""
+        made = self.call("ace_example", seed=seed, model=model)
         if not isinstance(made, Example) or not isinstance(made.args, tuple):
             raise AdapterError(
                 f"adapter {self.name!r}: ace_example returned {type(made).__name__}, expected Example(model, args as a "
                 "tuple, kwargs)"
+            )
+        if model is not None and made.model is not model:
+            raise AdapterError(
+                f"adapter {self.name!r} makes no batch for a model that is given ({type(model).__name__}): expected "
+                "ace_example(seed, model) to do so; call audit(model, batch) with a batch of your own"
             )
         return made
 

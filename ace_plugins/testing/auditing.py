@@ -1,4 +1,4 @@
-"""audit of an adapter's own example, as it is built or with the weights of a checkpoint."""
+"""audit of an adapter's own example, as it is built or with the weights of a checkpoint; or of a model saved whole."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from ..engine.audit import Audit, audit
 from ..engine.checkpoints import read_checkpoint
 from ..engine.measuring import averaged, use_branches
+from ..engine.state import find
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..plugins.plugin import one_line
 from ..symmetry.measuring import EquivarianceError
-from .examples import attached_example
+from .examples import attached_example, given_example
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def audit_example(
     *,
     checkout: Path | None = None,
     checkpoint: Path | None = None,
+    trust: bool = False,
     branches_on: bool | None = None,
     samples: int = 8,
     average: int | None = None,
@@ -56,16 +58,25 @@ def audit_example(
     """Build the adapter's example, load the checkpoint if one is given, and audit it.
 
     Without ``branches_on`` it is audited as its mode deploys it: strict mode without branches. ``average`` also
-    measures the mean over so many random frames.
+    measures the mean over so many random frames. A checkpoint that is a model saved whole is read if it is trusted,
+    and audited on a batch that the adapter makes for it.
     """
     if average is not None and average < 1:
         raise ConfigError(f"averaged {average}: expected at least 1 random frame")
-    built = attached_example(name, seed, checkout=checkout)
-    model = built.model.eval()
-    if checkpoint is not None:
-        load(model, checkpoint)
-    with nullcontext() if branches_on is None else use_branches(model, branches_on):
-        on = bool(model.ace.active())
+    content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
+    if isinstance(content, nn.Module):
+        built = given_example(name, content, seed, checkout=checkout)
+        model = built.model.eval()
+    else:
+        built = attached_example(name, seed, checkout=checkout)
+        model = built.model.eval()
+        if checkpoint is not None:
+            load(model, checkpoint, content)
+    ace = find(model)
+    if ace is None and branches_on:
+        raise ConfigError(f"branches on: the model in {checkpoint} has no ACE attached; leave that out")
+    with nullcontext() if branches_on is None or ace is None else use_branches(model, branches_on):
+        on = ace is not None and ace.active()
         try:
             found = audit(model, built.batch, samples=samples, seed=seed)
             mean = None
@@ -83,16 +94,16 @@ def audit_example(
         model=type(model).__name__,
         checkpoint="" if checkpoint is None else str(checkpoint),
         branches=on,
-        sites={site.name: site.module for site in model.ace.sites},
+        sites={site.name: site.module for site in built.sites},
         found=found,
         averaged=mean,
     )
 
 
-def load(model: nn.Module, path: Path) -> None:
+def load(model: nn.Module, path: Path, content: Any) -> None:
     """The model's weights from a checkpoint: a state_dict, or dicts and lists with one somewhere inside."""
     own = model.state_dict()
-    kinds = [state for state in _states(read_checkpoint(path)) if set(state) & set(own)]
+    kinds = [state for state in _states(content) if set(state) & set(own)]
     if not kinds:
         raise CheckpointError(
             f"{path} holds no weights of {type(model).__name__}, the adapter's example: expected names such as "

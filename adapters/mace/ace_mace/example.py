@@ -21,6 +21,16 @@ def small_example(seed: int, name: str = "ScaleShiftMACE", **options: Any) -> Ex
         )
 
 
+def example_for(model: Any, seed: int) -> Example:
+    """A batch of the elements that a model knows, in its precision."""
+    elements = tuple(int(number) for number in model.atomic_numbers)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        made = batch(elements, float(model.r_max))
+    data = {name: value.to(model.r_max.dtype) if value.is_floating_point() else value for name, value in made.items()}
+    return Example(model, (data,), {"compute_stress": True})
+
+
 def small_model(name: str = "ScaleShiftMACE", *, hidden: str = "8x0e + 8x1o", **options: Any) -> Any:
     import mace.modules as modules  # first: it knows how to load the constants of the e3nn it pins
     import numpy as np
