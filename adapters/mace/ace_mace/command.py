@@ -12,11 +12,14 @@ SCRIPTS = ("mace_run_train", "run_train.py")
 OPTION = "--max_num_epochs"
 DEFAULT = 2048
 _NUMBER = r"([-+.\de]+|nan|inf)"
-# The table of errors has a row for each set of test structures: | name | energy | force | relative |. The first counts.
-_ROW = r"Error-table on TEST:(?:\n.*){3}\n\|[^|\n]*\|"
+# The tables of errors have a row for each set of structures: | name | energy | force | relative |. Of the sets to test
+# on the last counts, and with two stages the second one's.
+_ROW = r"^\|\s*(?!train_|valid_|config_type)[^|]+\|"
 METRICS = (
-    ace.Metric("test force", rf"{_ROW}[^|\n]*\|\s*{_NUMBER}", rf"Epoch \d+: .*_F=\s*{_NUMBER}"),
-    ace.Metric("test energy", rf"{_ROW}\s*{_NUMBER}", rf"Epoch \d+: .*_E(?:_per_atom)?=\s*{_NUMBER}"),
+    ace.Metric("test force", rf"{_ROW}[^|]*\|\s*{_NUMBER}"),
+    ace.Metric("test energy", rf"{_ROW}\s*{_NUMBER}"),
+    ace.Metric("validation force", rf"Epoch \d+: .*_F=\s*{_NUMBER}"),
+    ace.Metric("validation energy", rf"Epoch \d+: .*_E(?:_per_atom)?=\s*{_NUMBER}"),
 )
 
 

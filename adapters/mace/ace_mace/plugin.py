@@ -72,8 +72,11 @@ def ace_group_action(model: Any) -> ace.GroupAction:
         "virials": ace.Tensors(),
         "stress": ace.Tensors(),
     }
-    # Features without parity can tell left from right.
-    return ace.GroupAction(ace.SE3 if getattr(model, "use_so3", False) else ace.E3, inputs, outputs, graphs)
+    if type(model).__name__ == "ScaleShiftMACE":  # others do not give it
+        outputs["interaction_energy"] = ace.Invariant()
+    group = ace.SE3 if getattr(model, "use_so3", False) else ace.E3  # features without parity tell left from right
+    # Total energies are those of single atoms for the most part, which nothing can break.
+    return ace.GroupAction(group, inputs, outputs, graphs, beside=("energy", "node_energy"))
 
 
 @ace.hookimpl
@@ -90,7 +93,7 @@ def ace_attached(model: Any) -> None:
 
 
 @ace.hookimpl
-def ace_example(seed: int) -> ace.Example:
-    from .example import small_example
+def ace_example(seed: int, model: nn.Module | None) -> ace.Example:
+    from .example import example_for, small_example
 
-    return small_example(seed)
+    return small_example(seed) if model is None else example_for(model, seed)
