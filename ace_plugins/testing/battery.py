@@ -34,7 +34,7 @@ from ..patch.shims import REPAIRS
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..report.status import status
-from ..symmetry.measuring import Call, EquivarianceError, mapped
+from ..symmetry.measuring import Call, EquivarianceError
 from .importable import make_importable
 
 SYMMETRIC = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -308,10 +308,13 @@ def _precision(kit: Kit) -> torch.dtype:
 
 
 def _as(dtype: torch.dtype, example: Example) -> Call:
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.to(dtype) if value.is_floating_point() else value
+        # A PyG Data object maps a function over its tensors.
+        return copy.copy(value).apply(cast) if hasattr(value, "apply") else value
 
-    return Call(mapped(example.args, cast), mapped(dict(example.kwargs), cast))
+    return Call(tuple(map(cast, example.args)), {name: cast(value) for name, value in example.kwargs.items()})
 
 
 def check_sites_are_named_for_people(kit: Kit) -> None:
