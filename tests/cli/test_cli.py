@@ -213,12 +213,12 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["audit", "schnt"], "unknown adapter 'schnt': expected one of .*(did you mean 'schnet'?)"),
+        (["audit", "schnt"], "unknown adapter 'schnt': .*did you mean 'schnet'?"),
         (["audit", "schnet", "--checkpoint", "none.pt"], "no checkpoint at 'none.pt'"),
         (["audit", "schnet", "--checkpoint", "train.py"], "cannot read train.py as a checkpoint"),
         (["audit", "schnet", "--averaged", "0"], "averaged 0: expected at least 1 random frame"),
         (["audit", "schnet", "--branches", "of"], "'of' is not one of 'on', 'off'"),
-        (["doctor", "schnt"], "unknown adapter 'schnt': expected one of .*(did you mean 'schnet'?)"),
+        (["doctor", "schnt"], "unknown adapter 'schnt': .*did you mean 'schnet'?"),
         (["run", "segn", "--", "train.py"], "unknown adapter 'segn'"),
         (["run", "schnet", "--mode", "strct", "--", "train.py"], "unknown mode 'strct': expected one of bounded, off"),
         (["run", "schnet", "--dual-lr", "-1", "--", "train.py"], "dual_lr -1.0: expected a finite number of at least"),
