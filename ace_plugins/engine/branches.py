@@ -49,9 +49,12 @@ class Norm(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
         training = self.training and rows.shape[0] > 1
-        self.seen += training
-        # Without a momentum, as torch.optim.swa_utils.update_bn has it, the statistics are plain averages.
-        factor = 1 / max(self.seen, 1) if self.momentum is None else self.momentum
+        factor = self.momentum
+        if factor is None:
+            # As torch.optim.swa_utils.update_bn has it: the statistics are averages. Only then batches are counted:
+            # to a compiler a number is a constant, and it would compile anew for every batch.
+            self.seen += training
+            factor = 1 / max(self.seen, 1)
         result = nn.functional.batch_norm(
             rows, self.running_mean, self.running_var, self.weight, self.bias, training, factor, self.eps
         )

@@ -39,6 +39,9 @@ class Duals(nn.Module):
     mean: Tensor
     square: Tensor
     error: Tensor
+    skipped: Tensor | None = None
+    """Steps whose gradient was not finite, on the device: how many, and how many of them were the last ones."""
+    skipped_told: bool = False
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -56,9 +59,6 @@ class Duals(nn.Module):
         """``steps`` as a Python number, so that no step has to wait for the device to know it."""
         self.landed_sites: frozenset[int] = frozenset()
         """Sites that are upstream's for good, likewise."""
-        self.skipped: Tensor | None = None
-        """Steps whose gradient was not finite, on the device: how many, and how many of them were the last ones."""
-        self.skipped_told = False
         self._nupi: Any = None
 
     @property

@@ -15,12 +15,15 @@ from torch import nn
 from ..symmetry.actions import GroupAction
 from ..symmetry.groups import Element
 from ..symmetry.measuring import forward_names
+from .compiling import outside_graphs
 from .distributed import rank
 from .state import NAME, Ace
 
-
 # Random numbers of its own, and matrices that compilers would take for constants.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+WHOLE = "for fullgraph=True: set frames = 'off'; random frames are no part of a graph"
+
+
+@outside_graphs(WHOLE)
 def turned(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The arguments of a training forward in a random frame, which is kept for `TurnBackHook`."""
     assert ace.action is not None
@@ -42,7 +45,7 @@ class TurnBackHook:
         return None if frame is None else _turned_back(ace.action, frame, output)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@outside_graphs(WHOLE)
 def _turned_back(action: Any, frame: Element, output: Any) -> Any:
     return action.act_on_outputs(frame.inverse(), output)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..contract.sites import Site, Tap
 from ..errors import AttachError
 from ..symmetry.measuring import Call, clone, mapped
+from .compiling import outside_graphs
 from .forwards import OPEN, Forward
 from .frames import TurnBackHook, turned
 from .state import LIVE, NAME, Ace
@@ -39,10 +40,13 @@ class OpenHook:
                 LIVE.add(ace)
             hooks = ace.hooks
             assert isinstance(hooks, ModelHooks)
-            if hooks.state != hooks.wanted(ace) or (active and not hooks.verified):
+            # A compiled forward takes the hooks as it finds them. What changes them (a landing, train and eval, a
+            # checkpoint) puts them in order itself, and a step looks after those that were not seen to be there.
+            compiling = torch.compiler.is_compiling()
+            if not compiling and (hooks.state != hooks.wanted(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
-            if ace.wants_batch():
-                ace.batch = _kept(args, kwargs)
+            if ace.config.error_every:
+                _keep_batch(ace, args, kwargs)
         OPEN.end_all(ace)
         fresh = None
         if active and not replica and ace.action is not None and ace.trains():
@@ -161,6 +165,13 @@ class RestoreHook:
         return forward.ace.branch(self.site).restore(output)  # type: ignore[operator]
 
 
+@outside_graphs("for fullgraph=True: set error_every = 0; the batch that is measured is kept outside of graphs")
+def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Where this step ends with a measurement. That hangs on the number of the step, a constant to a compiler."""
+    if ace.wants_batch():
+        ace.batch = _kept(args, kwargs)
+
+
 def _kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Exception:
     """A copy, since the script may go on to write into its batch; or why there can be none."""
     try:
@@ -203,7 +214,9 @@ class ModelHooks:
             self.landed = ace.duals.landed_sites
             ace.free()
         wanted = self.wanted(ace)
-        if wanted != self.state or not self._in_place(ace, model):
+        same = wanted == self.state
+        if not same or not self._in_place(ace, model):
+            ace.repaired += same
             self._remove()
             self.handles = _added(ace, model)
             self.state = wanted

@@ -75,3 +75,5 @@ class Printed(Owned):
         guard = Guard(self.ace.duals, self.ace.gamma, before, gradient)
         self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
         guard.put_back()
+        if self.ace.landed:
+            self.ace.sync()

@@ -53,6 +53,8 @@ LIVE = Live()
 class Hooks(Protocol):
     """The forward hooks of one attached model."""
 
+    verified: bool
+
     def sync(self, ace: Ace) -> None:
         """Hooks on the sites exactly while the branches take part."""
 
@@ -61,6 +63,8 @@ class Ace(nn.Module):
     """Everything ACE adds to one model. Registered as the submodule ``ace``, so state goes where the model goes."""
 
     manifest: Tensor
+    repaired: int = 0
+    """How often hooks were missing where they should have been: a submodule was replaced."""
 
     def __init__(
         self,
@@ -144,6 +148,7 @@ class Ace(nn.Module):
 
     def active(self) -> bool:
         """Whether the branches take part in a forward now."""
+        assert self.repaired >= 0  # compilers do not watch hooks; they watch this number
         if self.forced is not None:
             return self.forced
         return (self.learning or self.in_eval) and not self.landed
@@ -278,6 +283,7 @@ def _loaded(ace: nn.Module, keys: Any) -> None:
     if landed and not ace.gamma.is_meta:
         with torch.no_grad():
             ace.gamma[landed] = 0.0
+    ace.sync()
 
 
 def _tapped(node: Node, tap: Tap) -> str:

@@ -271,3 +271,27 @@ def test_equals_the_authors_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     two.sum().backward()
     expected = torch.stack([gamma.grad for gamma in theirs.get_gammas()])
     assert torch.allclose(ours.ace.gamma.grad, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of the compiler
+def test_compiled_training_makes_its_graphs_once() -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    example = registry().adapter("schnet").example(0)
+    model = attach(example.model, "schnet", preset="paper", trace=False)
+    twin = copy.deepcopy(model)
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+    graphs = []
+    optimizers = [torch.optim.Adam(m.parameters(), lr=1e-3) for m in (model, twin)]
+    for _ in range(4):
+        for forward, optimizer in zip((compiled, twin), optimizers, strict=True):
+            optimizer.zero_grad()
+            forward(*example.args, **example.kwargs).square().mean().backward()
+            optimizer.step()
+        graphs.append(counter.frame_count)
+    assert len(set(graphs)) == 1
+    for name in ("gamma", "duals.lambda_"):
+        found, expected = (m.ace.state_dict()[name] for m in (model, twin))
+        assert torch.allclose(found, expected, atol=1e-6), name
