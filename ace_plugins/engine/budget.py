@@ -51,13 +51,29 @@ class Budget:
         """The script calls ``model.train()`` before every step, so that only evaluations tell epochs apart."""
         self._single = 0
         """Epochs of one step that were evaluated."""
+        self._agreed: list[int | None] | None = None
+        """The facts that processes which train together have agreed on."""
+
+    def facts(self) -> list[int]:
+        """What is known here, as numbers that can be sent; -1 for what is not."""
+        known = self.steps, self.epochs, self.epoch_steps, self.begun, self._first
+        return [-1 if fact is None else fact for fact in known]
+
+    def agree(self, facts: list[int]) -> None:
+        """Go by these from now on, whatever else becomes known here."""
+        self._agreed = [None if fact < 0 else fact for fact in facts]
+
+    def _facts(self) -> list[int | None]:
+        own = [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
+        return own if self._agreed is None else self._agreed
 
     @property
     def total(self) -> int | None:
         """Steps of the whole run, once they are known."""
-        if self.steps is not None:
-            return self.steps
-        return self.epochs * self.epoch_steps if self.epochs and self.epoch_steps else None
+        steps, epochs, epoch_steps, _, _ = self._facts()
+        if steps is not None:
+            return steps
+        return epochs * epoch_steps if epochs and epoch_steps else None
 
     def horizon(self, count: int) -> float | None:
         """Steps in which gamma is to arrive; None while it is worth waiting to know."""
@@ -69,10 +85,12 @@ class Budget:
         if self.begun is None:
             self.begun = count
         known = self.total
-        if known is None and self.epochs:
-            if count - self.begun < LONG:
+        _, epochs, _, begun, first = self._facts()
+        begun = self.begun if begun is None else begun
+        if known is None and epochs:
+            if count - begun < LONG:
                 return None
-            known = self.epochs * (count - (self._first or self.begun))  # at least
+            known = epochs * (count - (first or begun))  # at least
         return known or ASSUMED
 
     def switched(self, training: bool, count: int) -> None:

@@ -181,8 +181,11 @@ class Duals(nn.Module):
         return made
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """The buffers come from a checkpoint: what is derived from them follows."""
         super()._load_from_state_dict(*args)
+        self.read_buffers()
+
+    def read_buffers(self) -> None:
+        """The buffers come from a checkpoint or from another process: what is derived from them follows."""
         if not self.steps.is_meta:
             steps = float(self.steps)
             # Of a checkpoint in half precision that cannot hold them it is known how many they are at least.

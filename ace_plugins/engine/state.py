@@ -59,12 +59,21 @@ class Hooks(Protocol):
         """Hooks on the sites exactly while the branches take part."""
 
 
+class Ranks(Protocol):
+    """The processes that train one model together."""
+
+    def meet(self, ace: Ace) -> None:
+        """Before each step."""
+
+
 class Ace(nn.Module):
     """Everything ACE adds to one model. Registered as the submodule ``ace``, so state goes where the model goes."""
 
     manifest: Tensor
     repaired: int = 0
     """How often hooks were missing where they should have been: a submodule was replaced."""
+    ranks: Ranks | None = None
+    """The processes that train the model together, where it is in a DistributedDataParallel."""
 
     def __init__(
         self,
@@ -260,6 +269,7 @@ class Ace(nn.Module):
         return {
             **self.__dict__,
             "_root": None,
+            "ranks": None,
             "forced": None,
             "evaluates": False,
             "batch": None,

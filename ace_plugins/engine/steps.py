@@ -27,6 +27,7 @@ from .bounded import follow, maps
 from .observed import LOSSES
 from .owned import Owned
 from .ownership import Adoption, Ownership, look, seen
+from .ranks import wrapping
 from .skipping import tell_of_skipped
 from .state import LIVE
 
@@ -47,6 +48,7 @@ class Loop:
             register_optimizer_step_pre_hook(self.before_step)
             register_optimizer_step_post_hook(self.after_step)
             wrapt.wrap_function_wrapper(Optimizer, "__init__", self._constructing)
+            wrapt.wrap_function_wrapper("torch.nn.parallel", "DistributedDataParallel.__init__", wrapping)
             LOSSES.install()
             atexit.register(self.finish)
 
@@ -66,6 +68,9 @@ class Loop:
             return None
         for each in owned:
             each.ace.forget_gradients()
+            # Not in the step of an optimizer inside this one, which other processes may not have.
+            if each.ace.ranks is not None and each.ace.under_way is None:
+                each.ace.ranks.meet(each.ace)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             for each in owned:

@@ -1,0 +1,96 @@
+"""Processes that train one model together: what they agree on, and what DistributedDataParallel is told.
+
+DistributedDataParallel makes gradients equal in all processes, so gamma and the duals move alike by themselves. Two
+things would part them. A checkpoint that one process loads before the model is wrapped: the wrapping sends parameters
+and buffers to all, but not what is derived from them. And the run's length, which each process finds out for itself,
+while often only the first one evaluates. So all take both from the first process, when the model is wrapped and every
+``trace_every`` steps.
+
+ACE's buffers are hidden from DistributedDataParallel. It would send them before every forward, also before one that
+only the first process makes: what plain upstream may do would hang.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import StepError
+from .state import Ace
+
+IGNORED = "_ddp_params_and_buffers_to_ignore"
+"""Where DistributedDataParallel looks for the names of what it is to leave alone."""
+
+
+class Ranks:
+    """The processes that train one model, seen from one of them."""
+
+    def __init__(self, wrapper: DistributedDataParallel) -> None:
+        self.group: Any = wrapper.process_group
+        self.wrapper = wrapper
+        self.steps = 0
+        """Since the model was wrapped. The model's own count may come from a checkpoint that not all have loaded."""
+
+    def meet(self, ace: Ace) -> None:
+        """Before each step: refuse what would let the processes make different numbers of them, and agree if due."""
+        if self.wrapper._join_config.enable:
+            raise StepError(
+                "torch.distributed's Join lets processes make different numbers of steps, and gamma and lambda would "
+                "part; give all processes equally many batches (DistributedSampler does), or attach with mode 'off'"
+            )
+
+        if ace.config.may_wait(self.steps):
+            self.agree(ace)
+        self.steps += 1
+
+    @torch.no_grad()
+    def agree(self, ace: Ace) -> None:
+        """Everything as the first process has it. Waits for the device."""
+        facts = torch.tensor(ace.budget.facts(), dtype=torch.float64, device=ace.gamma.device)
+        tensors = [facts, ace.gamma.detach(), *ace.buffers()]
+        for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
+            alike = [tensor for tensor in tensors if tensor.dtype == kind]
+            _broadcast(alike, self.group)
+        ace.budget.agree([round(fact) for fact in facts.tolist()])
+        ace.duals.read_buffers()
+        ace.sync()
+
+
+def _broadcast(tensors: list[Tensor], group: Any) -> None:
+    """From the first process, in one message."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    flat = flat.float() if flat.is_floating_point() and flat.dtype.itemsize < 4 else flat
+    distributed.broadcast(flat, distributed.get_global_rank(group, 0), group=group)
+    for tensor, sent in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        sent = sent.to(tensor.dtype)
+        if not torch.equal(tensor.flatten(), sent):  # writing to weights tells those who watch that they were set
+            tensor.copy_(sent.view_as(tensor))
+
+
+def wrapping(init: Any, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """In place of ``DistributedDataParallel.__init__``, around it."""
+    module = args[0] if args else kwargs.get("module")
+    found = _aces(module) if isinstance(module, nn.Module) else {}
+    if not found:
+        init(*args, **kwargs)
+        return
+    before = getattr(module, IGNORED, None)
+    names = [f"{prefix}.{name}" for prefix, ace in found.items() for name, _ in ace.named_buffers()]
+    setattr(module, IGNORED, [*(before or ()), *names])
+    try:
+        init(*args, **kwargs)
+    finally:
+        if before is None:
+            delattr(module, IGNORED)
+        else:
+            setattr(module, IGNORED, before)
+    for ace in found.values():
+        ace.ranks = Ranks(wrapper)
+        ace.ranks.agree(ace)
+
+
+def _aces(module: nn.Module) -> dict[str, Ace]:
+    return {name: inner for name, inner in module.named_modules() if isinstance(inner, Ace)}

@@ -1,0 +1,159 @@
+"""Two processes that train one model, over gloo on loopback: gamma, lambda and u stay the same in both."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_processes import free_port
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+from toy import ADAPTERS, Layered, LayeredAdapter
+
+from ace_plugins import AceError, Site, attach, hookimpl, norm_linear, status
+from ace_plugins.plugins.registry import registry
+
+FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "frames": "off", "trace": False}
+STEPS = 100
+
+
+class Normed(LayeredAdapter):
+    """Branches with batch normalisation: upstream has no buffers, the attached model has."""
+
+    @hookimpl
+    def ace_branch(self, site: Any) -> nn.Module:
+        return norm_linear(site) if isinstance(site, Site) else nn.Linear(3, 8)
+
+
+def made(**config: Any) -> Any:
+    torch.manual_seed(0)
+    return attach(Layered().double(), "normed", **config)
+
+
+def batch(steps: int) -> torch.Tensor:
+    return torch.randn(steps, 16, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def train(forward: Any, model: Any, batches: Any, **hooks: Callable[[int], None]) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step, x in enumerate(batches):
+        for hook in hooks.values():
+            hook(step)
+        optimizer.zero_grad()
+        (forward(x) - 1).square().mean().backward()
+        optimizer.step()
+
+
+def values(model: Any) -> torch.Tensor:
+    return model.ace.duals.snapshot(model.ace.gamma)
+
+
+def process(rank: int, port: int, folder: str, job: Callable[[int, str], Any]) -> None:
+    torch.set_num_threads(1)
+    for name, adapter in {**ADAPTERS, "normed": Normed}.items():
+        registry().add(adapter(), name)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACE_TRACE="0", ACE_QUIET="1")
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    torch.save(job(rank, folder), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def both(job: Callable[[int, str], Any], tmp_path: Path) -> tuple[Any, Any]:
+    torch.multiprocessing.spawn(process, args=(free_port(), str(tmp_path), job), nprocs=2)
+    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    return one, two
+
+
+@pytest.fixture(autouse=True)
+def _normed() -> Any:
+    registry().add(Normed(), "normed")
+    yield
+    registry().remove("normed")
+
+
+def epochs_on_the_first(rank: int, folder: str) -> Any:
+    """Twenty epochs of five steps; only the first process evaluates, through the wrapper, and knows of epochs."""
+    model = made(**FIT, mode="resilient", budget="20 epochs")
+    wrapped = DistributedDataParallel(model)
+
+    def evaluate(step: int) -> None:
+        if rank == 0 and step % 5 == 0:
+            wrapped.eval()
+            wrapped(batch(1)[0])
+            wrapped.train()
+
+    train(wrapped, model, [x[rank::2] for x in batch(STEPS)], evaluate=evaluate)
+    return values(model), model.ace.budget.total
+
+
+def test_only_the_first_process_evaluates(tmp_path: Path) -> None:
+    one, two = both(epochs_on_the_first, tmp_path)
+    assert one[1] == two[1] == 100
+    assert torch.equal(one[0], two[0])
+    assert (one[0][0] != 0.1).all(), "gamma has moved"
+
+
+def loaded_by_the_first(rank: int, folder: str) -> Any:
+    torch.manual_seed(rank)
+    model = attach(Layered().double(), "normed", preset="none", land_at=150, dual_lr=0.01, trace=False)
+    if rank == 0:
+        model.load_state_dict(torch.load(f"{folder}/saved.pt"))
+    train(DistributedDataParallel(model), model, [x[rank::2] for x in batch(STEPS)])
+    return values(model), status(model).steps, status(model).landed
+
+
+def test_only_the_first_process_loads_a_checkpoint(tmp_path: Path) -> None:
+    model = made(preset="none", land_at=150, dual_lr=0.01, trace=False)
+    train(model, model, batch(60))
+    torch.save(model.state_dict(), tmp_path / "saved.pt")
+    one, two = both(loaded_by_the_first, tmp_path)
+    assert one[1:] == two[1:] == (150, True)
+    assert torch.equal(one[0], two[0])
+    assert one[0][0].tolist() == [0, 0, 0]
+
+
+def plainly(rank: int, folder: str) -> Any:
+    model = copy.deepcopy(torch.load(f"{folder}/model.pt", weights_only=False))
+    train(DistributedDataParallel(model), model, [x[rank::2] for x in batch(STEPS)])
+    return values(model)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"preset": "none", "mode": "resilient", "dual_lr": 0.05}, {**FIT, "budget": 150}, {**FIT, "mode": "bounded"}],
+    ids=["printed", "strict", "bounded"],
+)
+def test_two_processes_are_one_on_the_joined_batch(config: Any, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    # No batch normalisation here: its statistics are those of each process's own batch.
+    model = attach(Layered().double(), "layered", **{**config, "trace": False, "spectral_norm": True})
+    torch.save(model, tmp_path / "model.pt")
+    train(model, model, batch(STEPS))
+    one, two = both(plainly, tmp_path)
+    assert torch.equal(one, two)
+    assert torch.allclose(one, values(model), atol=1e-5)
+
+
+def uneven(rank: int, folder: str) -> Any:
+    model = made(**FIT)
+    wrapped = DistributedDataParallel(model)
+    try:
+        with Join([wrapped]):
+            train(wrapped, model, batch(5 + rank))
+    except AceError as error:
+        return str(error)
+    return ""
+
+
+def test_join_is_refused(tmp_path: Path) -> None:
+    one, two = both(uneven, tmp_path)
+    assert one == two
+    assert "Join lets processes make different numbers of steps" in one
+    assert "equally many batches" in one
+    assert "\n" not in one
