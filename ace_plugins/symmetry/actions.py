@@ -258,7 +258,8 @@ class GroupAction:
     tensor, a sequence for a tuple, a mapping (keys or dotted paths) for a dict or object. None leaves an output as
     it is, and it is not compared. A path that ends in "?" (``"data.cell?"``) names a part that some calls go without.
     ``graphs`` says which rows of a batch belong together, so that random frames can have an element for each graph
-    rather than one for the batch.
+    rather than one for the batch. ``beside`` names outputs that are compared only where there are no others: energies
+    with the constants of single atoms in them are so large that beside them any error of the forces is small.
     """
 
     group: Group
@@ -266,8 +267,8 @@ class GroupAction:
     outputs: Action | Sequence[Action | None] | Mapping[str, Action | None]
     graphs: Graphs | None = None
     beside: Collection[str] = ()
-    """Paths of outputs that are no part of a comparison: a constant in them would outweigh what is broken, as the
-    energies of single atoms do in a total energy."""
+    """Paths of outputs that are compared only where there are no others: a constant in them would outweigh what is
+    broken, as the energies of single atoms do in a total energy."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, Group):
@@ -323,9 +324,10 @@ class GroupAction:
         return output
 
     def compared(self, output: Any) -> dict[str, Tensor]:
-        """The tensors of an output that are compared, by name (``output``, ``output.1``, ``output.x``)."""
+        """The tensors of an output that errors are measured on, by name (``output``, ``output.1``, ``output.x``)."""
         found = self._acted_on(output)
-        return {name: tensor for name, tensor in found.items() if name.partition(".")[2] not in self.beside}
+        judged = {name: tensor for name, tensor in found.items() if name.partition(".")[2] not in self.beside}
+        return judged or found
 
     def _acted_on(self, output: Any) -> dict[str, Tensor]:
         """The tensors of an output that have an action."""

@@ -209,3 +209,13 @@ def test_parts_that_some_calls_go_without() -> None:
     close(action.mean([both, {**both, "forces": -pos}])["forces"], torch.zeros_like(pos))
     with pytest.raises(AdapterError, match=r"input 'data.pos'"):
         action.act_on_inputs(g, ["data"], ({"cell": cell},), {})
+
+
+def test_outputs_beside_others_are_turned_and_averaged_but_not_compared() -> None:
+    g = E3.sample(generator(8))
+    action = GroupAction(E3, {}, {"energy": Invariant(), "forces?": Vectors()}, beside=("energy",))
+    both = {"energy": normal(2, 1), "forces": normal(4, 3, seed=1)}
+    assert action.compared(both).keys() == {"output.forces"}
+    assert action.compared({"energy": both["energy"]}).keys() == {"output.energy"}
+    close(action.act_on_outputs(g, both)["forces"], Vectors()(g, both["forces"]))
+    close(action.mean([both, {**both, "energy": 3 * both["energy"]}])["energy"], 2 * both["energy"])
