@@ -33,4 +33,5 @@ def action(model: Any) -> ace.GroupAction:
         "virial?": PerGraph(),
     }
     graphs = ace.Graphs("data.batch", edges={"data.edge_vectors": "data.edge_index"})
-    return ace.GroupAction(ace.E3, inputs, outputs, graphs=graphs)
+    # Energies hold those of single atoms, thousands of eV: where there are forces, errors are measured on these.
+    return ace.GroupAction(ace.E3, inputs, outputs, graphs=graphs, beside=("total_energy", "atomic_energy"))
