@@ -15,7 +15,7 @@ from ..contract.upstreams import Script
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measuring import Call
-from .bounded import maps
+from .bounded import maps, settle
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import BEYOND_HALF, Duals
@@ -240,6 +240,7 @@ class Ace(nn.Module):
         self.branches._apply(fn)  # type: ignore[no-untyped-call]
         self.duals._apply(precise)  # type: ignore[no-untyped-call]
         super()._apply(precise, recurse=False)  # type: ignore[no-untyped-call]
+        self._settle()
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -254,9 +255,16 @@ class Ace(nn.Module):
 
     def train(self, mode: bool = True) -> Ace:
         super().train(mode)
+        self._settle()
         self.budget.switched(mode, self.duals.count)
         self.sync()
         return self
+
+    def _settle(self) -> None:
+        """In evaluation, bring directions up to weights that were set, now and not in the next forward: that one may
+        be traced by a compiler, which would take what is done once for a part of the model."""
+        if not self.training:
+            settle(maps(self.branches))
 
     def sync(self) -> None:
         """Hooks where they are needed now, and nowhere else."""

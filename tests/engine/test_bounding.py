@@ -381,3 +381,20 @@ def test_deploying_unbounded_branches_costs() -> None:
 def test_branches_that_spectral_norm_does_not_reach(replaced: None) -> None:
     with pytest.warns(AceWarning, match=r"branches that spectral_norm does not reach \(Conv1d of adapter 'layered'\)"):
         attach(Layered(), "layered", mode="resilient", spectral_norm=True)
+
+
+def test_a_trace_of_the_deployed_model_holds_no_iterations() -> None:
+    """Weights that were set (an EMA swapped in) are followed at eval(), so two traces of the model are the same."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    torch.manual_seed(0)
+    model = attach(Layered(), mode="resilient", spectral_norm=True, trace=False)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    model.eval()
+    one, two = (make_fx(model)(torch.randn(4, 3)).code for _ in range(2))
+    assert one == two
+    model.double()
+    one, two = (make_fx(model)(torch.randn(4, 3, dtype=torch.float64)).code for _ in range(2))
+    assert one == two
