@@ -267,8 +267,6 @@ class GroupAction:
     outputs: Action | Sequence[Action | None] | Mapping[str, Action | None]
     graphs: Graphs | None = None
     beside: Collection[str] = ()
-    """Paths of outputs that are compared only where there are no others: a constant in them would outweigh what is
-    broken, as the energies of single atoms do in a total energy."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, Group):
