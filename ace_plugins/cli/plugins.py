@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from ..errors import AceError, one_of
+from ..errors import AceError, AceWarning, one_of
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from .options import as_json, print_json
@@ -51,7 +53,7 @@ def _described(plugin: Plugin) -> dict[str, Any]:
 
 
 class Demos(click.Group):
-    """The demos of the adapters that have one; ``ace-patch demo`` without a name is the first."""
+    """The demos of the adapters that have one; ``ace-patch demo`` without a name is the first that can be had."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [plugin.name for plugin in registry().adapters if plugin.has("ace_demo")]
@@ -71,7 +73,8 @@ class Demos(click.Group):
         if args and args[0] not in names and not args[0].startswith("-"):
             raise AceError(one_of("demo", args[0], names, do="these adapters have one"))
         if not args or args[0] not in names:
-            args = [names[0], *args]
+            usable = [plugin.name for plugin, _ in _answers("ace_demo")]
+            args = [(usable or names)[0], *args]
         return super().parse_args(ctx, args)
 
 
@@ -85,17 +88,29 @@ class Datasets(click.Group):
         return _datasets().get(name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] not in _datasets() and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise AceError(one_of("data set", args[0], _datasets(), do="installed adapters make these"))
+        known = _datasets()
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise AceError(one_of("data set", args[0], known, do="installed adapters make these"))
         return super().resolve_command(ctx, args)
 
 
 def _datasets() -> dict[str, click.Command]:
     found: dict[str, click.Command] = {}
-    for plugin in registry().adapters:
-        if plugin.has("ace_datasets"):
-            found.update(plugin.call("ace_datasets"))
+    for _, commands in _answers("ace_datasets"):
+        found = {**commands, **found}  # the first that has a name keeps it
     return found
+
+
+def _answers(hook: str) -> Iterator[tuple[Plugin, Any]]:
+    """What the adapters that have this hook answer. One that cannot is told of, and the rest are asked."""
+    for plugin in registry().adapters:
+        if plugin.has(hook):
+            try:
+                answer = plugin.call(hook)
+            except AceError as error:
+                warnings.warn(f"left out: {error}", AceWarning, stacklevel=2)
+            else:
+                yield plugin, answer
 
 
 demo = Demos("demo", help="See ACE at work on real data, in a few minutes.")

@@ -29,12 +29,32 @@ class Tap:
     module: str | None = None
     """Dotted path of the submodule. "" is the model itself; None is the module of the site that reads."""
 
+    def __post_init__(self) -> None:
+        if type(self.argument) not in (int, str) or self.argument == "":
+            raise ValueError(f"Tap: argument: expected a position or a name, found {self.argument!r}")
+        if not isinstance(self.module, (str, type(None))):
+            raise ValueError(f"Tap: module: expected the dotted path of a submodule or None, found {self.module!r}")
+
 
 class _Features:
     """A feature vector is one or several trailing dimensions; its width is their product."""
 
+    name: str
+    reads: Tap | str | None
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Said here, where the adapter's author sees which node it is, and not when a forward stumbles over it."""
+        who = f"{type(self).__name__} {self.name!r}"
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"{who}: name: expected a text, found {self.name!r}")
+        for field_name in ("shape_in", "shape_out"):
+            shape = getattr(self, field_name)
+            if not isinstance(shape, tuple) or not shape or not all(isinstance(n, int) for n in shape):
+                raise ValueError(f"{who}: {field_name}: expected a tuple of sizes, as (64,), found {shape!r}")
+        if not isinstance(self.reads, (Tap, str, type(None))):
+            raise ValueError(f"{who}: reads: expected a Tap or the name of a stem or site, found {self.reads!r}")
 
     @property
     def width_in(self) -> int:
@@ -84,6 +104,22 @@ class Site(_Features):
     acts: tuple[Action, Action] | None = None
     """How the group acts on what the branch reads and on what it is added to, where that is known: linear actions on
     the trailing dimensions ``shape_in`` and ``shape_out``. Only mode "scheduled" asks for it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        who = f"Site {self.name!r}"
+        if not isinstance(self.module, str):
+            raise ValueError(f"{who}: module: expected the dotted path of a submodule, found {self.module!r}")
+        if self.reads is None:
+            raise ValueError(f"{who}: reads: expected a Tap or the name of a stem or site, found None")
+        if type(self.output) not in (int, str, type(None)):
+            raise ValueError(f"{who}: output: expected an index, a key or None, found {self.output!r}")
+        if not isinstance(self.through, (str, type(None))):
+            raise ValueError(f"{who}: through: expected the name of a stem or None, found {self.through!r}")
+        if self.acts is not None and (not isinstance(self.acts, tuple) or len(self.acts) != 2):
+            raise ValueError(
+                f"{who}: acts: expected two actions, of what is read and of the output, found {self.acts!r}"
+            )
 
 
 Node = Site | Stem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,24 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from torch import nn
+
+
+def _expect(what: object, field_name: str, fits: bool, expected: str) -> None:
+    """A field that an adapter filled in wrongly is told where it is written, not where somebody stumbles over it."""
+    if not fits:
+        found = getattr(what, field_name)
+        raise ValueError(f"{type(what).__name__}: {field_name}: expected {expected}, found {found!r}")
+
+
+def _are_texts(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def _are_files(paths: object) -> bool:
+    """Files of a clone: texts that name no place outside it."""
+    if not isinstance(paths, tuple):
+        return False
+    return all(isinstance(p, str) and p and not p.startswith("/") and ".." not in p.split("/") for p in paths)
 
 
 @dataclass(frozen=True)
@@ -33,6 +51,11 @@ class Checkout:
             raise ValueError(
                 "a checkout has scripts and a shape, as Checkout('me/net', ('main.py',), {'net.py': '...'})"
             )
+        _expect(self, "repository", isinstance(self.repository, str), "a text, as 'me/net'")
+        _expect(self, "scripts", _are_files(self.scripts), "a tuple of files in the clone, as ('main.py',)")
+        shape = isinstance(self.shape, Mapping) and _are_files(tuple(self.shape)) and _are_texts(self.shape.values())
+        _expect(self, "shape", shape, "stubs by file in the clone, as {'net.py': 'class Net(Module): ...'}")
+        _expect(self, "commits", isinstance(self.commits, tuple) and _are_texts(self.commits), "a tuple of texts")
         for stub in self.shape.values():
             compile(textwrap.dedent(stub), "shape", "exec")
 
@@ -59,6 +82,14 @@ class Upstream:
     default, that together say that nothing is trained, as {"training": False}."""
 
     def __post_init__(self) -> None:
+        _expect(self, "title", isinstance(self.title, str), "a text, as 'MyNet'")
+        _expect(
+            self, "evaluating", isinstance(self.evaluating, Mapping), "arguments and values, as {'training': False}"
+        )
+        _expect(self, "checkout", isinstance(self.checkout, (Checkout, type(None))), "a Checkout or None")
+        _expect(
+            self, "recognises", self.recognises is None or callable(self.recognises), "a function of a model or None"
+        )
         if not isinstance(self.models, (tuple, list)) or not (self.models or self.recognises):
             raise ValueError(f"models {self.models!r}: expected a tuple of 'module:Class', as ('mynet.model:MyNet',)")
         for path in self.models:
@@ -83,6 +114,13 @@ class Shim:
     device: str | None = None
     """Set where the repair is only for people who ask for this device."""
 
+    def __post_init__(self) -> None:
+        _expect(self, "name", isinstance(self.name, str), "a text")
+        _expect(self, "reason", isinstance(self.reason, str), "a text")
+        _expect(self, "needed", callable(self.needed), "a function that says whether the thing is missing")
+        _expect(self, "apply", callable(self.apply), "a function that supplies it")
+        _expect(self, "device", isinstance(self.device, (str, type(None))), "a device or None")
+
 
 @dataclass(frozen=True)
 class StandIn:
@@ -93,6 +131,11 @@ class StandIn:
     reason: str
     make: Callable[[], ModuleType]
     """Called when upstream first imports it."""
+
+    def __post_init__(self) -> None:
+        _expect(self, "name", isinstance(self.name, str), "the name of a module")
+        _expect(self, "reason", isinstance(self.reason, str), "a text")
+        _expect(self, "make", callable(self.make), "a function that makes the module")
 
 
 AnyShim = Shim | StandIn
@@ -105,6 +148,14 @@ class Example:
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # Without torch, which this module does not import: what is called and walked as a module of torch is.
+        module = callable(getattr(self.model, "named_modules", None)) and not isinstance(self.model, type)
+        _expect(self, "model", module, "a torch.nn.Module")
+        _expect(self, "args", isinstance(self.args, tuple), "a tuple of the forward's positional arguments, as (x,)")
+        named = isinstance(self.kwargs, Mapping) and _are_texts(self.kwargs)
+        _expect(self, "kwargs", named, "the forward's keyword arguments by name, as {'x': x}")
 
 
 def file_of(path: str) -> str:
@@ -130,6 +181,10 @@ class Metric:
     higher: bool = False
     """Higher is better."""
 
+    def __post_init__(self) -> None:
+        for name in ("name", "pattern", "curve"):
+            _expect(self, name, isinstance(getattr(self, name), str), "a text")
+
 
 @dataclass(frozen=True)
 class Script:
@@ -143,6 +198,13 @@ class Script:
     """What it prints of its results; the one that counts first."""
     seed: str = ""
     """The option that sets its seed, where it has one that counts: "--seed"."""
+
+    def __post_init__(self) -> None:
+        _expect(self, "epochs", self.epochs is None or type(self.epochs) is int, "a whole number or None")
+        _expect(self, "source", isinstance(self.source, str), "a text")
+        metrics = isinstance(self.metrics, tuple) and all(isinstance(each, Metric) for each in self.metrics)
+        _expect(self, "metrics", metrics, "a tuple of Metric")
+        _expect(self, "seed", isinstance(self.seed, str), "an option, as '--seed'")
 
     @classmethod
     def with_option(

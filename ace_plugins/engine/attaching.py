@@ -13,6 +13,7 @@ from torch import nn
 from ..contract.sites import Node, Stem
 from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, AttachError, ConfigError
+from ..plugins.answers import AnswerError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import tell
 from ..settings.config import UNBOUNDED, Config
@@ -41,7 +42,7 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
         raise AttachError(f"{class_path(type(model))} has an attribute {NAME!r} of its own; ACE needs that name")
     if config.mode == "off":
         return None
-    nodes = list(plugin.call("ace_layers", model=model) or ())
+    nodes = list(plugin.call("ace_layers", model=model))
     ace = _made(model, plugin, config, nodes, check_nodes(nodes, model, plugin.name))
     _warn_of_unbounded(ace)
     return ace
@@ -113,7 +114,7 @@ def _action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | N
             action = plugin.call("ace_group_action", model=model)
         except AdapterError as error:
             # What the adapter itself says of this model; what breaks inside it has a cause.
-            if config.frames == "on" or error.__cause__ is not None:
+            if config.frames == "on" or error.__cause__ is not None or isinstance(error, AnswerError):
                 raise
             warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=5)
     # Subclasses have forwards of their own, with arguments that the adapter does not know.
@@ -130,11 +131,6 @@ def _branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) -> nn.
     branch: Any = None
     if plugin.has("ace_branch"):
         branch = plugin.call("ace_branch", site=node, model=model, config=config)
-    if branch is not None and not isinstance(branch, nn.Module):
-        raise AdapterError(
-            f"adapter {plugin.name!r}: ace_branch returned {type(branch).__name__} for {node.name!r}, "
-            "expected a torch.nn.Module or None"
-        )
     branch = default_branches.mlp(node) if branch is None else branch
     if config.mode == "scheduled":
         return relaxed(node, branch)  # its penalties keep it small: nothing is to be bounded

@@ -118,8 +118,7 @@ def audit(
     sites: Iterable[Any] = ()
     if action is None:
         ace, plugin = find(model), adapter_of(model)
-        action = plugin.call("ace_group_action", model=model)
-        assert action is not None
+        action = plugin.action(model)
         sites = ace.sites if ace is not None else plugin.call("ace_layers", model=model)
     if not isinstance(action, GroupAction):
         raise ConfigError(f"action: expected a GroupAction, found {type(action).__name__}")

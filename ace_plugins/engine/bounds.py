@@ -82,7 +82,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, s
         raise ConfigError(f"expected samples of at least 1 and probes of at least 0, found {samples} and {probes}")
     model = unwrapped(model)
     adapter = registry().adapter(attached(model).adapter)
-    action: GroupAction = adapter.call("ace_group_action", model=model)
+    action: GroupAction = adapter.action(model)
     copied, batch, as_given = in_double(model, batch, copied=True)
     with torch.inference_mode(False), unwatched(copied), use_branches(copied, True), untouched(copied):
         run = _Run(copied, attached(copied), action, *as_call(batch), seed)

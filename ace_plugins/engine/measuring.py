@@ -63,7 +63,7 @@ def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
     if samples < 1:
         raise ConfigError(f"samples: expected at least 1, found {samples}")
     inner = unwrapped(model)
-    return Averaged(model, adapter_of(inner).call("ace_group_action", model=inner), samples, seed)
+    return Averaged(model, adapter_of(inner).action(inner), samples, seed)
 
 
 def equivariance_error(
@@ -76,7 +76,7 @@ def equivariance_error(
     on plain upstream models too, as long as an adapter claims them.
     """
     model = unwrapped(model)
-    action = adapter_of(model).call("ace_group_action", model=model)
+    action = adapter_of(model).action(model)
     forced = branches_on is not None and find(model) is not None
     with use_branches(model, bool(branches_on)) if forced else nullcontext(), unwatched(model):
         return measure(model, action, batch, samples=samples, seed=seed)

@@ -26,7 +26,9 @@ class Repairs:
                 if shim.needed():
                     shim.apply()
                     self.applied.add((plugin.name, shim.name))
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 raise AdapterError(
                     f"adapter {plugin.name!r}: shim {shim.name!r} ({shim.reason}) failed: {one_line(error)}"
                 ) from error

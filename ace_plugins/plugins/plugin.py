@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
@@ -14,6 +14,12 @@ from packaging.requirements import InvalidRequirement, Requirement
 from ..contract.upstreams import AnyShim, Example, Shim, Upstream
 from ..errors import AceError, AdapterError, ConfigError
 from ..settings.config import LOGGERS, Config, build
+from .answers import EXPECTED, AnswerError, misfit
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..symmetry.actions import GroupAction
 
 UPSTREAM_EXTRA = "upstream"
 
@@ -73,19 +79,13 @@ class Plugin:
     @property
     def presets(self) -> dict[str, dict[str, Any]]:
         """The adapter's named settings."""
-        named = self.call("ace_preset") if self.has("ace_preset") else None
-        try:
-            return {name: dict(settings) for name, settings in (named or {}).items()}
-        except (AttributeError, TypeError, ValueError):
-            raise AdapterError(
-                f"adapter {self.name!r}: ace_preset returned {named!r}, expected names and settings, as "
-                "{'paper': {'dual_lr': 0.1}}"
-            ) from None
+        named = self.call("ace_preset") if self.has("ace_preset") else {}
+        return {name: dict(settings) for name, settings in named.items()}
 
     @property
     def shims(self) -> list[AnyShim]:
         """The repairs it brings."""
-        return list(self.call("ace_shims") or ()) if self.has("ace_shims") else []
+        return list(self.call("ace_shims")) if self.has("ace_shims") else []
 
     def configured(self, settings: Mapping[str, Any]) -> Config:
         """The settings over the adapter's preset, checked."""
@@ -111,12 +111,7 @@ class Plugin:
 
     def example(self, seed: int, model: Any = None) -> Example:
         """The adapter's own small model and batch, or a batch for a model that is given."""
-        made = self.call("ace_example", seed=seed, model=model)
-        if not isinstance(made, Example) or not isinstance(made.args, tuple):
-            raise AdapterError(
-                f"adapter {self.name!r}: ace_example returned {type(made).__name__}, expected Example(model, args as a "
-                "tuple, kwargs)"
-            )
+        made: Example = self.call("ace_example", seed=seed, model=model)
         if model is not None and made.model is not model:
             raise AdapterError(
                 f"adapter {self.name!r} makes no batch for a model that is given ({type(model).__name__}): expected "
@@ -124,8 +119,18 @@ class Plugin:
             )
         return made
 
+    def action(self, model: nn.Module) -> GroupAction:
+        """How the group acts on this model, for those who cannot do without."""
+        found: GroupAction | None = self.call("ace_group_action", model=model)
+        if found is None:
+            raise AdapterError(
+                f"adapter {self.name!r}: ace_group_action returned None for {type(model).__name__}, "
+                f"expected {EXPECTED['ace_group_action'][0]}"
+            )
+        return found
+
     def call(self, hook: str, **arguments: Any) -> Any:
-        """This plugin's own answer to a hook, without asking the others."""
+        """This plugin's own answer to a hook, without asking the others. It is what the contract says, or an error."""
         self.check_usable()
         if not self.has(hook) or self.manager is None:
             raise AdapterError(
@@ -136,13 +141,17 @@ class Plugin:
         others = [plugin for plugin in self.manager.get_plugins() if plugin is not me]
         try:
             answers = self.manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
-        except AceError:
+        except (AceError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a plugin that calls sys.exit ends itself, and nobody else
             raise AdapterError(
                 f"adapter {self.name!r} ({self.distribution} {self.version}): {hook} failed: {one_line(error)}"
             ) from error
-        return answers[0] if answers else None
+        answer = answers[0] if answers else None
+        wrong = misfit(hook, answer, f" for {arguments['site'].name!r}" if "site" in arguments else "")
+        if wrong:
+            raise AnswerError(f"adapter {self.name!r}: {wrong}")
+        return answer
 
 
 def one_line(error: BaseException) -> str:

@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from ..contract import hookspecs
-from ..contract.upstreams import Upstream, class_path
+from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, one_of
 from .claims import claims
 from .plugin import UPSTREAM_EXTRA, Plugin, one_line, requirements
@@ -70,14 +71,24 @@ class Registry:
     def claiming(self, model: nn.Module) -> Plugin:
         """The one adapter that patches this model: by its class or a base of it, else by looking at the model."""
         cls = type(model)
-        found = [p for p in self.adapters if claims(p.patches, cls)] or [p for p in self.adapters if sees(p, model)]
+        blind: list[str] = []
+        """Adapters that failed when they were shown the model."""
+
+        def recognised(plugin: Plugin) -> bool:
+            try:
+                return sees(plugin, model)
+            except AdapterError as error:
+                blind.append(str(error))
+                return False
+
+        found = [p for p in self.adapters if claims(p.patches, cls)] or [p for p in self.adapters if recognised(p)]
         if len(found) == 1:
             return found[0]
         if found:
             names = ", ".join(p.name for p in found)
             raise AdapterError(f"several adapters claim {class_path(cls)}: {names}; pass adapter='...'")
         known = [f"{p.name} ({', '.join(p.patches.models) or p.patches.title})" for p in self.adapters]
-        broken = [f"{p.name}: {p.problem}" for p in self.plugins.values() if p.problem]
+        broken = [*(f"{p.name}: {p.problem}" for p in self.plugins.values() if p.problem), *blind]
         raise AdapterError(
             f"no adapter claims a model of class {class_path(cls)}: "
             f"expected {'; '.join(known) or 'an adapter, none loaded'}"
@@ -113,7 +124,9 @@ class Registry:
             return
         try:
             loaded = entry_point.load()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a plugin that calls sys.exit ends itself, and nobody else
             self.plugins[record.name] = replace(record, problem=f"could not be imported: {one_line(error)}")
             return
         if not isinstance(loaded, Mapping):
@@ -143,34 +156,44 @@ class Registry:
         return bool(unmet)
 
     def _register(self, record: Plugin, plugin: object) -> Plugin:
-        functions = [name for name in sorted(HOOKS) if callable(getattr(plugin, name, None))]
-        unmarked = [name for name in functions if not hasattr(getattr(plugin, name), "ace_plugins_impl")]
-        if unmarked:
-            return replace(record, problem=f"{', '.join(unmarked)} not marked with @hookimpl; add the marker")
         try:
-            marked = {name: self.manager.parse_hookimpl_opts(plugin, name) for name in dir(plugin)}
-            self.manager.register(plugin, name=record.name)
-        except Exception as error:
+            hooks, problem = self._hooks_of(plugin, record.name)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            hooks, problem = (), f"could not be registered: {one_line(error)}"
+        if problem:
             self._forget(record.name)
-            return replace(record, problem=f"could not be registered: {one_line(error)}")
-        named = {opts["specname"] or name: opts for name, opts in marked.items() if opts}
-        misspelt = sorted(name for name, opts in named.items() if name not in HOOKS and not opts["optionalhook"])
-        if misspelt:
-            self._forget(record.name)
-            return replace(record, problem="; ".join(one_of("hook", name, HOOKS) for name in misspelt))
-        hooks = tuple(sorted(named.keys() & HOOKS))
+            return replace(record, problem=problem)
         record = replace(record, hooks=hooks)
         if "ace_upstream" not in hooks:
             return record
         try:
-            upstream = record.call("ace_upstream")
-            if not isinstance(upstream, Upstream):
-                raise TypeError(f"ace_upstream returned {type(upstream).__name__}, expected Upstream")
-        except Exception as error:
+            return replace(record, upstream=record.call("ace_upstream"))
+        except AdapterError as error:
             self._forget(record.name)
-            cause = error.__cause__ or error
-            return replace(record, problem=f"ace_upstream failed: {one_line(cause)}")
-        return replace(record, upstream=upstream)
+            failed = error.__cause__  # without the name, which stands before every problem
+            problem = f"ace_upstream failed: {one_line(failed)}" if failed else str(error).partition(": ")[2]
+            return replace(record, problem=problem)
+
+    def _hooks_of(self, plugin: object, name: str) -> tuple[tuple[str, ...], str]:
+        """Register a plugin under this name. The hooks that it implements, and what is wrong with it."""
+        if isinstance(plugin, type):
+            return (), f"is the class {plugin.__name__}, expected a module or an object; name an instance of it"
+        functions = [hook for hook in sorted(HOOKS) if callable(getattr(plugin, hook, None))]
+        unmarked = [hook for hook in functions if not hasattr(getattr(plugin, hook), "ace_plugins_impl")]
+        if unmarked:
+            return (), f"{', '.join(unmarked)} not marked with @hookimpl; add the marker"
+        marked = {each: self.manager.parse_hookimpl_opts(plugin, each) for each in dir(plugin)}
+        self.manager.register(plugin, name=name)
+        named = {opts["specname"] or each: opts for each, opts in marked.items() if opts}
+        misspelt = sorted(hook for hook, opts in named.items() if hook not in HOOKS and not opts["optionalhook"])
+        if misspelt:
+            return (), "; ".join(one_of("hook", hook, HOOKS) for hook in misspelt)
+        if not named:
+            found = f"module {plugin.__name__}" if isinstance(plugin, ModuleType) else type(plugin).__name__
+            return (), f"{found} implements no hook, expected functions such as ace_upstream marked with @hookimpl"
+        return tuple(sorted(named.keys() & HOOKS)), ""
 
     def _forget(self, name: str) -> None:
         if self.manager.has_plugin(name):
@@ -187,7 +210,9 @@ def sees(plugin: Plugin, model: nn.Module) -> bool:
     look = plugin.patches.recognises
     try:
         return look is not None and bool(look(model))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise AdapterError(f"adapter {plugin.name!r}: recognises failed: {one_line(error)}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,7 +65,21 @@ BROKEN = {
     ),
     "dotted": (GOOD.replace("goodnet:Net", "goodnet.Net"), "ace_upstream failed: ValueError: .*found 'goodnet.Net'"),
     "string": (GOOD.replace('("goodnet:Net",)', '"goodnet:Net"'), "ace_upstream failed: .*expected a tuple of"),
-    "answers": (GOOD.replace("Upstream(title", "dict(title"), "ace_upstream failed: TypeError: .*returned dict"),
+    "answers": (GOOD.replace("Upstream(title", "dict(title"), "ace_upstream returned dict .*expected Upstream"),
+    "silent": (GOOD.replace("return Upstream", "Upstream"), "ace_upstream returned NoneType, expected Upstream"),
+    "quits": (GOOD.replace("return Upstream", "raise SystemExit(7) or dict"), "ace_upstream failed: SystemExit: 7"),
+    "interrupts": ("raise GeneratorExit('no')", "could not be imported: GeneratorExit: no"),
+    "checkout": (
+        GOOD.replace('",))', '",), checkout="me/net")'),
+        "ace_upstream failed: ValueError: Upstream: checkout: expected a Checkout or None, found 'me/net'",
+    ),
+    "outside": (
+        GOOD.replace("Upstream\n@", "Upstream, Checkout\n@").replace(
+            '",))', '",), checkout=Checkout("me/net", ("../main.py",), {"net.py": ""}))'
+        ),
+        "ace_upstream failed: ValueError: Checkout: scripts: expected a tuple of files in the clone.*'../main.py'",
+    ),
+    "nothing": ("x = 1", "module ace_bad_nothing implements no hook, expected functions such as ace_upstream"),
 }
 
 
@@ -80,6 +95,32 @@ def test_a_broken_plugin_is_named_and_the_rest_work(kind: str, tmp_path: Path, m
     assert [plugin.name for plugin in registry.adapters] == ["zfine"]
     assert registry.manager.has_plugin("zfine")
     assert not registry.manager.has_plugin("bad")
+
+
+class Touchy:
+    """An object that does not like to be looked at."""
+
+    @property
+    def ace_layers(self) -> Any:
+        raise SystemExit("do not look")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "problem"),
+    [
+        (Touchy(), "could not be registered: SystemExit: do not look"),
+        (ADAPTERS["layered"], "is the class BrokenLayered, expected a module or an object; name an instance of it"),
+        ("ace_mine.plugin", "str implements no hook, expected functions such as ace_upstream marked with @hookimpl"),
+        (None, "NoneType implements no hook, .*"),
+        (3, "int implements no hook, .*"),
+    ],
+)
+def test_things_that_are_no_plugins(plugin: Any, problem: str) -> None:
+    found = Registry([])
+    found.add(plugin, "odd")
+    assert re.fullmatch(problem, found.plugins["odd"].problem or "")
+    assert found.adapters == []
+    assert not found.manager.has_plugin("odd")
 
 
 def test_requirements_are_checked_before_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
