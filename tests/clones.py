@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ace_plugins import Checkout
+from ace_plugins.testing import CHECKS, name_of
 
 MINIATURES = Path(__file__).parent / "upstreams"
 MADE = "__pycache__/\n*.npy\n*.npz\n*.pkl\nexp_results/\n"
@@ -133,11 +134,13 @@ def assert_same_layout(mini: Path, name: str, layout: Callable[..., Any]) -> Non
 
 
 def assert_healthy(told: dict[str, Any], before: int, after: int) -> None:
-    """What doctor tells: the parameters without and with ACE, and a symmetry that the branches alone break."""
+    """What doctor tells: the parameters without and with ACE, a symmetry that the branches alone break, and that all
+    checks of the test kit hold."""
     assert (told["parameters_before"], told["parameters_after"]) == (before, after)
     assert told["error_at_0"]["relative"] < 1e-4
     assert told["error_at_1"]["relative"] > 1e-3
     assert told["problems"] == []
+    assert told["checks"] == [name_of(check) for check in CHECKS]
 
 
 def assert_revert_is_whole(root: Path, *patch: str) -> None:

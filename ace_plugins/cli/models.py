@@ -23,7 +23,8 @@ from .tables import print_audit, print_diagnosis
 @click.argument("checkout", type=click.Path(path_type=Path), required=False)
 @as_json
 def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
-    """Attach ADAPTER to a small model: sites, branches, parameters, symmetry at gamma = 0 and 1.
+    """Attach ADAPTER to a small model: sites, branches, parameters, symmetry at gamma = 0 and 1, and the checks of the
+    test kit.
 
     An upstream that is cloned is looked for in CHECKOUT, or in the current folder. Its code is imported and runs.
     """

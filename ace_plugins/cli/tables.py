@@ -75,8 +75,10 @@ def print_diagnosis(found: Diagnosis) -> None:
 
     for problem in found.problems:
         out.print(f"[red]not healthy[/]: {escape(problem)}")
+    for check, why in found.skipped.items():
+        out.print(f"not judged: {escape(check)}, as {escape(why)}")
     if not found.problems:
-        out.print("[green]healthy[/]")
+        out.print(f"[green]healthy[/]: {len(found.checks)} checks hold")
 
 
 def print_audit(told: ExampleAudit, *, every: bool = False) -> None:

@@ -12,8 +12,8 @@ import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
 
 from ..contract.upstreams import AnyShim, Example, Shim, Upstream
-from ..errors import AceError, AdapterError, ConfigError
-from ..settings.config import LOGGERS, Config, build
+from ..errors import AceError, AdapterError, ConfigError, one_of
+from ..settings.config import LOGGERS, SETTINGS, Config, build
 from .answers import EXPECTED, AnswerError, misfit
 
 if TYPE_CHECKING:
@@ -80,6 +80,15 @@ class Plugin:
     def presets(self) -> dict[str, dict[str, Any]]:
         """The adapter's named settings."""
         named = self.call("ace_preset") if self.has("ace_preset") else {}
+        for name, settings in named.items():
+            unknown = [one_of("setting", key, SETTINGS) for key in settings if key not in SETTINGS]
+            try:
+                if not unknown:
+                    build({"preset": name}, named)
+            except ConfigError as error:
+                unknown = [str(error)]
+            if unknown:
+                raise AdapterError(f"adapter {self.name!r}: ace_preset returned {name!r} with {'; '.join(unknown)}")
         return {name: dict(settings) for name, settings in named.items()}
 
     @property

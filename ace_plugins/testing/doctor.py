@@ -1,9 +1,8 @@
-"""doctor: attach an adapter to its own example and tell what came of it."""
+"""doctor: attach an adapter to its own example, run the checks on it, and tell what came of both."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,17 @@ from typing import Any
 import torch
 
 from ..contract.sites import Site, Stem
-from ..contract.upstreams import class_path
 from ..engine.measuring import equivariance_error
 from ..errors import AceError, AdapterError
 from ..patch.shims import would_act
-from ..plugins.claims import claims
-from ..plugins.plugin import Plugin, one_line
-from ..plugins.registry import sees
+from ..plugins.plugin import one_line
 from ..report.status import status
 from ..symmetry.measuring import EquivarianceError
+from ..telling import progress
+from .checks import CHECKS
 from .examples import attached_example
-
-SYMMETRIC = 1e-3
-"""Largest relative equivariance error of plain upstream, in float32."""
+from .judging import Judgement, judge, together
+from .kit import Kit
 
 
 @dataclass(frozen=True)
@@ -62,15 +59,38 @@ class Diagnosis:
     error_at_1: EquivarianceError
     shims: tuple[Repair, ...]
     presets: dict[str, dict[str, Any]]
+    checks: tuple[str, ...]
+    """The checks of the test kit that hold."""
+    skipped: dict[str, str]
+    """Those that have nothing to judge in this adapter, and why."""
     problems: tuple[str, ...]
-    """What is wrong with the adapter; none if it is healthy."""
+    """What is wrong with the adapter, as the checks that fail say it; none if it is healthy."""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
 def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagnosis:
-    """Build the adapter's example, attach it, and measure its symmetry with the branches at 0 and at 1."""
+    """Build the adapter's example, attach it, measure its symmetry with the branches at 0 and at 1, and run the checks.
+
+    An adapter whose example cannot be attached and run is an error with what the checks say of it.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # examples are small: more threads would only wait for each other
+    try:
+        kit = Kit(name, seed, checkout)
+        with progress(len(CHECKS), "checks") as done:
+            judgement = judge(kit, done)
+        try:
+            return _diagnosis(name, seed, checkout, judgement)
+        except AceError as error:
+            problems = together(judgement.failures)
+            raise AdapterError("; ".join(problems) or str(error)) from error
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _diagnosis(name: str, seed: int, checkout: Path | None, judgement: Judgement) -> Diagnosis:
     built = attached_example(name, seed, checkout=checkout)
     plugin, model = built.plugin, built.model
     now = status(model)
@@ -97,21 +117,10 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         error_at_1=errors[1],
         shims=tuple(Repair(shim.name, shim.reason, would_act(plugin, shim)) for shim in plugin.shims),
         presets=plugin.presets,
-        problems=tuple(_problems(plugin, model, *errors)),
+        checks=judgement.held,
+        skipped=judgement.skipped,
+        problems=tuple(together(judgement.failures)),
     )
-
-
-def _problems(plugin: Plugin, model: torch.nn.Module, zero: EquivarianceError, one: EquivarianceError) -> Iterator[str]:
-    if not claims(plugin.patches, type(model)) and not sees(plugin, model):
-        named = ", ".join(plugin.patches.models)
-        yield f"its example is a {class_path(type(model))}, which is not among the models it names ({named})"
-    if not zero.relative < SYMMETRIC:
-        yield (
-            f"at gamma = 0 the relative equivariance error is {zero.relative:.3g}, expected below {SYMMETRIC:g}: "
-            "ace_group_action does not fit the model, or the model is not equivariant"
-        )
-    if not one.relative > 2 * zero.relative:
-        yield "at gamma = 1 the symmetry is as at gamma = 0: the branches break nothing, so they relax nothing"
 
 
 def _part(node: Site | Stem, branch: torch.nn.Module) -> Part:

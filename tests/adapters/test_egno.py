@@ -248,15 +248,9 @@ def doctor() -> Any:
     return json.loads(CliRunner().invoke(cli, ["doctor", "egno", "--json"], catch_exceptions=False).stdout)
 
 
-def battery() -> None:
-    from ace_plugins.testing import check_adapter
-
-    check_adapter("egno", checkout=".")
-
-
 @pytest.fixture(scope="module")
 def answers(checkout: Path) -> Answers:
-    return ask(fresh(checkout), shims, configurations, doctor, battery)
+    return ask(fresh(checkout), shims, configurations, doctor)
 
 
 def test_the_shims_do_what_is_missing_and_can_be_left_out(answers: Answers) -> None:
@@ -275,10 +269,6 @@ def test_the_other_scripts_configurations(answers: Answers) -> None:
 
 def test_doctor_measures_the_symmetry(answers: Answers) -> None:
     assert_healthy(answers(doctor), 1_192_684, 1_304_762)
-
-
-def test_the_battery(answers: Answers) -> None:
-    answers(battery)
 
 
 # The other scripts.

@@ -21,7 +21,7 @@ from torch_geometric.nn.models import schnet as upstream
 
 from ace_plugins import AceError, attach, equivariance_error, patched, project, status
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing import CHECKS, Kit
+from ace_plugins.testing import parametrize_with_checks
 from ace_schnet import shims
 from ace_schnet.neighbours import RadiusGraph
 
@@ -41,9 +41,9 @@ def molecules(count: int = 4, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return z, 2 * torch.randn(len(batch), 3, generator=made), batch
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_battery(check: Any) -> None:
-    check(Kit("schnet"))
+@parametrize_with_checks("schnet")
+def test_contract(check: Any) -> None:
+    check()
 
 
 def test_parameter_counts_of_the_paper() -> None:

@@ -244,20 +244,9 @@ def preprocessing() -> dict[str, Any]:
     return {**found, "model": audit(model, (batch,)).to_dict()}
 
 
-def battery() -> None:
-    """On one layer, as e3nn takes its time to build one and the battery builds some thirty models."""
-    from functools import partial
-
-    import ace_segnn.example as its
-    from ace_plugins.testing import check_adapter
-
-    its.nbody_example = partial(its.nbody_example, layers=1)
-    check_adapter("segnn", checkout=".")
-
-
 @pytest.fixture(scope="module")
 def answers(checkout: Path) -> Answers:
-    return ask(fresh(checkout), shims, qm9, seconv, doctor, preprocessing, battery)
+    return ask(fresh(checkout), shims, qm9, seconv, doctor, preprocessing)
 
 
 def test_the_shims_do_what_is_missing(answers: Answers) -> None:
@@ -286,10 +275,6 @@ def test_upstreams_preprocessing_breaks_the_symmetry_that_its_model_has(answers:
     for broken in ("over_xyz", "upstreams"):
         assert told[broken]["verdict"] == "broken"
         assert told[broken]["error"]["relative"] > 1e-2
-
-
-def test_the_battery(answers: Answers) -> None:
-    answers(battery)
 
 
 # Two processes.

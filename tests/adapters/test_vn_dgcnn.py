@@ -222,15 +222,9 @@ def doctor() -> Any:
     return json.loads(CliRunner().invoke(cli, ["doctor", "vn-dgcnn", "--json"], catch_exceptions=False).stdout)
 
 
-def battery() -> None:
-    from ace_plugins.testing import check_adapter
-
-    check_adapter("vn_dgcnn", checkout=".")
-
-
 @pytest.fixture(scope="module")
 def answers(checkout: Path) -> Answers:
-    return ask(fresh(checkout), every_model, prepared, bounded, doctor, battery)
+    return ask(fresh(checkout), every_model, prepared, bounded, doctor)
 
 
 def test_every_model_with_every_pooling(answers: Answers) -> None:
@@ -254,10 +248,6 @@ def test_branches_can_be_bounded(answers: Answers) -> None:
 
 def test_doctor_measures_the_symmetry(answers: Answers) -> None:
     assert_healthy(answers(doctor), 2_899_830, 8_831_612)
-
-
-def test_the_battery(answers: Answers) -> None:
-    answers(battery)
 
 
 TWICE = """

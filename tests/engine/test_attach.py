@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from toy import ADAPTERS, Adapter, Layered, Pair, TwoOutputs, VectorMaps
+from toy import Adapter, Layered, Pair, TwoOutputs, VectorMaps
 
 from ace_plugins import (
     AceError,
@@ -29,13 +29,7 @@ from ace_plugins import (
 )
 from ace_plugins.contract.sites import Node
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing import CHECKS, AdapterCheckError, Kit, check_adapter
-
-
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("adapter", sorted(set(ADAPTERS) - {"free"}))
-def test_battery(adapter: str, check: Any) -> None:
-    check(Kit(adapter))
+from ace_plugins.testing import AdapterCheckError, check_adapter
 
 
 def test_branch_reads_and_adds_where_the_site_says() -> None:
@@ -386,7 +380,7 @@ def test_branch_of_the_wrong_shape_is_named() -> None:
             AceError, match=r"site 'mix': its branch gives shape \(2, 3\), expected \(2, 4\) as mix gives"
         ):
             model(torch.randn(2, 3), torch.randn(2, 4))
-        with pytest.raises(AdapterCheckError, match=r"adapter 'odd' fails \d+ of \d+ checks:\n  check_"):
+        with pytest.raises(AdapterCheckError, match=r"adapter 'odd' fails \d+ of \d+ checks:\n  \w+"):
             check_adapter("odd")
 
 
@@ -414,7 +408,9 @@ def test_a_hook_that_fails_is_named() -> None:
             check_adapter("odd")
         lines = str(caught.value).splitlines()
         assert len(lines) == 2, "one cause is told once"
-        assert "ace_example returned tuple with Pair, tuple, expected Example(model, args as a tuple, kwargs)" in lines[1]
+        assert (
+            "ace_example returned tuple with Pair, tuple, expected Example(model, args as a tuple, kwargs)" in lines[1]
+        )
     finally:
         registry().remove("odd")
 
@@ -435,34 +431,3 @@ def test_project_warns_where_the_branches_are_deployed() -> None:
     with pytest.warns(AceWarning, match=r"projecting Layered to f_eq although max \|gamma\| is 1 and mode 'resilient'"):
         project(attach(Layered(), mode="resilient"))
     project(attach(Layered()))
-
-
-class Keeping(ADAPTERS["layered"]):  # type: ignore[name-defined,misc]
-    """Branches on invariant features keep the symmetry: the battery must notice that they relax nothing."""
-
-    @hookimpl
-    def ace_layers(self, model: Any) -> Sequence[Node]:
-        return [Site(f"layers.{i}", f"layers.{i}", (8,), (8,)) for i in range(len(model.layers))]
-
-
-class Shuffling(ADAPTERS["layered"]):  # type: ignore[name-defined,misc]
-    @hookimpl
-    def ace_example(self, seed: int) -> Any:
-        from ace_plugins import Example
-
-        return Example(Layered(), (torch.randn(16, 3),))
-
-
-@pytest.mark.parametrize(
-    ("adapter", "check", "reason"),
-    [
-        (Keeping, "check_symmetry", "at gamma = 1 the branches keep the symmetry"),
-        (Shuffling, "check_example_is_claimed_and_repeatable", "gives another model or batch each time"),
-    ],
-)
-def test_the_battery_itself_can_fail(adapter: Any, check: str, reason: str) -> None:
-    registry().remove("layered")
-    registry().add(adapter(), "layered")
-    with pytest.raises(AdapterCheckError) as caught:
-        check_adapter("layered")
-    assert any(failure.check == check and reason in failure.reason for failure in caught.value.failures)
