@@ -12,7 +12,7 @@ PACKAGE = "ace_plugins"
 LAYERS = (
     ("activate", "__main__"),
     ("cli",),
-    ("testing",),
+    ("scaffold", "testing"),
     ("compare",),
     ("run",),
     ("report",),

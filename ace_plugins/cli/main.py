@@ -27,6 +27,7 @@ COMMANDS = {
     "doctor": ("models", "doctor", "Attach an adapter to a small model and examine it."),
     "export": ("models", "export", "A checkpoint without ACE, for plain upstream."),
     "list": ("plugins", "listing", "Every adapter: versions wanted and found, healthy or why not."),
+    "new-adapter": ("plugins", "new_adapter", "A new adapter as a whole package that works, to make your own."),
     "report": ("reports", "report", "What runs came to: a page with verdicts in plain words."),
     "revert": ("scripts", "revert", "Undo a patch; your own edits stay."),
     "run": ("scripts", "run", "Run a script with ACE; nothing is written to it."),

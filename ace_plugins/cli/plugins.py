@@ -1,10 +1,11 @@
-"""The commands of ``ace-patch`` about installed plugins: ``list``, and what adapters bring, ``demo`` and ``data``."""
+"""The commands of ``ace-patch`` about plugins: ``list``, ``new-adapter``; and what these bring: ``demo``, ``data``."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ import click
 from ..errors import AceError, AceWarning, one_of
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..scaffold.making import make_adapter
 from .options import as_json, print_json
 from .tables import print_plugins
 
@@ -50,6 +52,34 @@ def _described(plugin: Plugin) -> dict[str, Any]:
         "problem": plugin.problem,
         "hooks": list(plugin.hooks),
     }
+
+
+@click.command("new-adapter")
+@click.argument("name")
+@click.option(
+    "--into",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=".",
+    help="The folder to put it into; by default this one.",
+)
+@as_json
+@click.pass_context
+def new_adapter(ctx: click.Context, name: str, into: Path, as_json: bool) -> None:
+    """Write the package ace-NAME: an adapter for a small network that stands in for yours, with its tests.
+
+    It installs and passes its tests as it is. Its README says what to change.
+    """
+    taken = {plugin.name: f"{plugin.distribution} has an adapter of that name" for plugin in registry()}
+    ace_patch = ctx.find_root().command
+    if isinstance(ace_patch, click.Group):  # an adapter of a checkout is a word of the command line, too
+        taken |= {command: f"'ace-patch {command}' is a command" for command in ace_patch.list_commands(ctx)}
+    folder, written = make_adapter(name, into, taken)
+    if as_json:
+        print_json({"folder": str(folder), "files": written})
+        return
+    click.echo(f"{folder}: {len(written)} files. It works as it is:")
+    click.echo(f"  cd {folder} && pip install -e '.[test]' && pytest")
+    click.echo("Then make it yours, as its README.md says.")
 
 
 class Demos(click.Group):

@@ -90,6 +90,9 @@ MODES = ["strict", "bounded", "resilient", "scheduled", "off"]
         ("ace-patch run named --mode off -- tr", FILES),
         ("ace-patch compare named --se", ["--seeds"]),
         ("ace-patch compare named -- ", FILES),
+        ("ace-patch new", ["new-adapter"]),
+        ("ace-patch new-adapter ", []),
+        ("ace-patch new-adapter --in", ["--into"]),
         ("ace-patch nonsense ", []),
     ],
 )
