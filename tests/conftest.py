@@ -20,8 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What is told of every attached model would drown what tests tell, also when the process ends.
 ANNOUNCER.silent = True
 
-# Somebody's test_cls.py is a script, not a test.
-collect_ignore = ["upstreams"]
+# Somebody's test_cls.py is a script, not a test; and third parties have tests of their own.
+collect_ignore = ["upstreams", "third_party"]
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import os
 import warnings
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from .. import __version__
 from ..contract import hookspecs
 from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, one_of
@@ -189,7 +191,7 @@ class Registry:
         named = {opts["specname"] or each: opts for each, opts in marked.items() if opts}
         misspelt = sorted(hook for hook, opts in named.items() if hook not in HOOKS and not opts["optionalhook"])
         if misspelt:
-            return (), "; ".join(one_of("hook", hook, HOOKS) for hook in misspelt)
+            return (), "; ".join(map(_unknown, misspelt))
         if not named:
             found = f"module {plugin.__name__}" if isinstance(plugin, ModuleType) else type(plugin).__name__
             return (), f"{found} implements no hook, expected functions such as ace_upstream marked with @hookimpl"
@@ -198,6 +200,17 @@ class Registry:
     def _forget(self, name: str) -> None:
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
+
+
+def _unknown(hook: str) -> str:
+    """Of a hook that there is not: misspelt, or of another version of the host."""
+    bare = {name.removeprefix("ace_"): name for name in HOOKS}  # else the prefix makes any two names alike
+    near = difflib.get_close_matches(hook.removeprefix("ace_"), bare, n=1)
+    if near:
+        return f"unknown hook {hook!r}: did you mean {bare[near[0]]!r}?"
+    return (
+        f"unknown hook {hook!r}: ace-plugins {__version__} has none of that name, expected {', '.join(sorted(HOOKS))}"
+    )
 
 
 def _extras(name: str) -> tuple[str, ...]:

@@ -1,0 +1,28 @@
+"""Writes down what ACE does, a line each, into diary.txt. It knows no architecture: every adapter's models are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ace_plugins as ace
+
+
+def _write(line: str) -> None:
+    with open("diary.txt", "a", encoding="utf-8") as diary:
+        diary.write(f"{line}\n")
+
+
+@ace.hookimpl
+def ace_attached(model: Any) -> None:
+    _write(f"attached {type(model).__name__}: {', '.join(site.name for site in ace.status(model).sites)}")
+
+
+@ace.hookimpl
+def ace_stepped(model: Any, step: int) -> None:
+    if step % 5 == 0:
+        _write(f"step {step}: gamma {max(abs(site.gamma) for site in ace.status(model).sites):.4f}")
+
+
+@ace.hookimpl
+def ace_finished(model: Any) -> None:
+    _write(f"finished after {ace.status(model).steps} steps")
