@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from .report.status import SiteStatus, Status, status
     from .report.trace import read_trace
     from .settings.config import Config
+    from .symmetry.finite import Cyclic, Dihedral
     from .symmetry.graphs import Graphs
-    from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
+    from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Element, Group, Rigid
     from .symmetry.measuring import Call, EquivarianceError
     from .telling import progress, say
 
@@ -59,8 +60,9 @@ _HOMES = {
     "contract.sites": "AddsItself Node Site Stem Tap",
     "contract.upstreams": "AnyShim Checkout Example Metric Script Shim StandIn Upstream",
     "symmetry.actions": "Action Grid GroupAction Invariant Irreps Positions PseudoVectors Tensors Vectors",
+    "symmetry.finite": "Cyclic Dihedral",
     "symmetry.graphs": "Graphs",
-    "symmetry.groups": "Cyclic E2 E3 Element Group O2 O3 Rigid SE2 SE3 SO2 SO3",
+    "symmetry.groups": "E2 E3 Element Group O2 O3 Rigid SE2 SE3 SO2 SO3",
     "engine.branches": "Norm linear mlp norm_linear",
     "engine.bounded": "Bounded",
     # Repair an upstream, make data for it.
@@ -74,12 +76,13 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 # fmt: off
 __all__ = [
     "E2", "E3", "O2", "O3", "SE2", "SE3", "SO2", "SO3", "AceError", "AceWarning", "Action", "AdapterError",
-    "AddsItself", "AnyShim", "Audit", "Bounded", "Bounds", "Call", "Checkout", "Config", "ConfigError", "Cyclic",
-    "Element", "EquivarianceError", "Example", "Graphs", "Grid", "Group", "GroupAction", "Invariant", "Irreps",
-    "Metric", "Node", "Norm", "Positions", "PseudoVectors", "Rigid", "Script", "Shim", "Site", "SiteStatus", "StandIn",
-    "Status", "Stem", "Tap", "Tensors", "Upstream", "Vectors", "attach", "audit", "averaged", "belongs", "bounds",
-    "equivariance_error", "export", "hookimpl", "linear", "mlp", "norm_linear", "numpy_numbers", "one_of", "patched",
-    "progress", "project", "publish", "read_trace", "say", "status", "use_branches", "whenever_imported",
+    "AddsItself", "AnyShim", "Audit", "Bounded", "Bounds", "Call", "Checkout", "Config", "ConfigError",
+    "Cyclic", "Dihedral", "Element", "EquivarianceError", "Example", "Graphs", "Grid", "Group",
+    "GroupAction", "Invariant", "Irreps", "Metric", "Node", "Norm", "Positions", "PseudoVectors", "Rigid", "Script",
+    "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem", "Tap", "Tensors", "Upstream", "Vectors", "attach",
+    "audit", "averaged", "belongs", "bounds", "equivariance_error", "export", "hookimpl", "linear", "mlp",
+    "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish", "read_trace", "say",
+    "status", "use_branches", "whenever_imported",
 ]
 # fmt: on
 

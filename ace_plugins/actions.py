@@ -11,8 +11,9 @@ from .symmetry.actions import (
     Tensors,
     Vectors,
 )
+from .symmetry.finite import Cyclic, Dihedral
 from .symmetry.graphs import Graphs
-from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
+from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Element, Group, Rigid
 
 __all__ = [
     "E2",
@@ -25,6 +26,7 @@ __all__ = [
     "SO3",
     "Action",
     "Cyclic",
+    "Dihedral",
     "Element",
     "Graphs",
     "Grid",

@@ -137,11 +137,6 @@ def _unit(dimension: int) -> Tensor:
     return torch.eye(dimension, dtype=torch.float64, device="cpu")
 
 
-def _plane(cosine: float, sine: float) -> Tensor:
-    """[2, 2]: the counterclockwise rotation."""
-    return _tensor([[cosine, -sine], [sine, cosine]])
-
-
 @dataclass(frozen=True)
 class Euclidean:
     """Rotations of the plane or of space about the origin, with or without reflections and translations."""
@@ -199,32 +194,3 @@ E2 = Euclidean(2, reflections=True, translations=True)
 O2 = Euclidean(2, reflections=True, translations=False)
 SE2 = Euclidean(2, reflections=False, translations=True)
 SO2 = Euclidean(2, reflections=False, translations=False)
-
-
-@dataclass(frozen=True)
-class Cyclic:
-    """C_n: the n rotations of the plane by multiples of 360/n degrees."""
-
-    n: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or self.n < 1:
-            raise ConfigError(f"Cyclic: expected a whole number n >= 1, found {self.n!r}")
-
-    @property
-    def name(self) -> str:
-        return f"C_{self.n}"
-
-    def identity(self) -> Rigid:
-        return self.rotation(0)
-
-    def rotation(self, k: int) -> Rigid:
-        """Counterclockwise by k/n of a full turn. Multiples of 90 degrees have whole numbers as entries."""
-        quarters, rest = divmod(4 * k, self.n)
-        angle = math.pi / 2 * rest / self.n
-        turn = torch.linalg.matrix_power(_plane(0, 1), quarters % 4)
-        return Rigid(turn @ _plane(math.cos(angle), math.sin(angle)), _tensor([0, 0]))
-
-    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Uniform. There is nothing for ``scale`` to say."""
-        return self.rotation(int(torch.randint(self.n, (), generator=generator, device=generator.device)))

@@ -14,13 +14,19 @@ from hypothesis import strategies as st
 from samples import Permutation, Symmetric, close, generator
 from torch import Tensor
 
-from ace_plugins.actions import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Element, Group, Rigid
+from ace_plugins.actions import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Dihedral, Element, Group, Rigid
 from ace_plugins.errors import AdapterError, ConfigError
 
 quick = settings(max_examples=10, deadline=None, derandomize=True)
 
 EUCLIDEAN = [O3, SO3, E3, SE3, O2, SO2, E2, SE2]
-GROUPS: list[Group] = [*EUCLIDEAN, Cyclic(1), Cyclic(4), Cyclic(7), Symmetric(5)]
+GROUPS: list[Group] = [
+    *EUCLIDEAN,
+    *(Cyclic(n) for n in (1, 4, 7)),
+    *(Dihedral(n) for n in (1, 4)),
+    Dihedral(5, axis=0.3),
+    Symmetric(5),
+]
 
 
 def same(a: Element, b: Element) -> None:
@@ -152,10 +158,31 @@ def test_the_cyclic_group(n: int) -> None:
     assert all(abs(count - 400 / n) < 4.5 * (400 / n) ** 0.5 for count in drawn.values())
 
 
+@pytest.mark.parametrize("n", [1, 3, 4])
+@pytest.mark.parametrize("axis", [0.0, math.pi / 2, 0.3])
+def test_the_dihedral_group(n: int, axis: float) -> None:
+    group, gen = Dihedral(n, axis), generator(5)
+    mirrors = [group.reflection(k) for k in range(n)]
+    along = torch.tensor([math.cos(axis), math.sin(axis)], **D)
+    close(mirrors[0].matrix @ along, along)
+    for k, mirror in enumerate(mirrors):
+        assert mirror.sign == -1
+        same(mirror.compose(mirror), group.identity())
+        same(mirror.compose(group.rotation(1)), group.rotation(-1).compose(mirror))
+        same(mirror, group.rotation(k).compose(mirrors[0]))
+    assert group.name == f"D_{n}"
+    assert group != Cyclic(n)
+    every = torch.stack([e.matrix for e in (*mirrors, *(group.rotation(k) for k in range(n)))])
+    drawn = Counter(int((every - group.sample(gen).matrix).abs().amax((1, 2)).argmin()) for _ in range(100 * n))
+    assert set(drawn) == set(range(2 * n))
+    assert all(abs(count - 50) < 4.5 * 50**0.5 for count in drawn.values())
+
+
 @pytest.mark.parametrize("n", [0, -2, 2.0, "4"])
-def test_an_impossible_n_is_refused(n: int) -> None:
-    with pytest.raises(ConfigError, match="Cyclic: expected a whole number n >= 1, found"):
-        Cyclic(n)
+@pytest.mark.parametrize("kind", [Cyclic, Dihedral])
+def test_an_impossible_n_is_refused(kind: type[Cyclic], n: int) -> None:
+    with pytest.raises(ConfigError, match=f"{kind.__name__}: expected a whole number n >= 1, found"):
+        kind(n)
 
 
 @pytest.mark.parametrize("group", [SE2, SE3], ids=lambda g: g.name)
