@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .engine.bounds import Bounds, bounds
     from .engine.branches import Norm, linear, mlp, norm_linear
     from .engine.checkpoints import export, numpy_numbers
+    from .engine.convolution import Convolution
     from .engine.measuring import averaged, equivariance_error, use_branches
     from .errors import AceError, AceWarning, AdapterError, ConfigError, one_of
     from .files import publish
@@ -65,6 +66,7 @@ _HOMES = {
     "symmetry.groups": "E2 E3 Element Group O2 O3 Rigid SE2 SE3 SO2 SO3",
     "engine.branches": "Norm linear mlp norm_linear",
     "engine.bounded": "Bounded",
+    "engine.convolution": "Convolution",
     # Repair an upstream, make data for it.
     "patch.imports": "whenever_imported",
     "plugins.claims": "belongs",
@@ -77,7 +79,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 __all__ = [
     "E2", "E3", "O2", "O3", "SE2", "SE3", "SO2", "SO3", "AceError", "AceWarning", "Action", "AdapterError",
     "AddsItself", "AnyShim", "Audit", "Bounded", "Bounds", "Call", "Checkout", "Config", "ConfigError",
-    "Cyclic", "Dihedral", "Element", "EquivarianceError", "Example", "Graphs", "Grid", "Group",
+    "Convolution", "Cyclic", "Dihedral", "Element", "EquivarianceError", "Example", "Graphs", "Grid", "Group",
     "GroupAction", "Invariant", "Irreps", "Metric", "Node", "Norm", "Positions", "PseudoVectors", "Rigid", "Script",
     "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem", "Tap", "Tensors", "Upstream", "Vectors", "attach",
     "audit", "averaged", "belongs", "bounds", "equivariance_error", "export", "hookimpl", "linear", "mlp",
