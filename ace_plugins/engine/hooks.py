@@ -288,7 +288,7 @@ def _module(name: str, path: str, model: nn.Module) -> nn.Module:
 def install(ace: Ace, model: nn.Module) -> None:
     """Make ``ace`` a submodule of the model, with its hooks. Everything that could fail was checked before."""
     ace.train(model.training)
-    model.add_module(NAME, ace)
+    nn.Module.add_module(model, NAME, ace)  # containers may have one of their own, which checks what is a step
     ace.belong_to(model)
     hooks = ace.hooks = ModelHooks(model, turns=ace.action is not None)
     hooks.sync(ace)

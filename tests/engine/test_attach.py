@@ -103,6 +103,15 @@ def test_attach_to_a_model_in_eval_mode_keeps_it_there() -> None:
     assert not model.ace.training
 
 
+class Choosy(Layered):
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        raise TypeError("only layers")
+
+
+def test_a_container_with_a_way_of_its_own_to_add_modules() -> None:
+    assert "ace" in attach(Choosy(), trace=False, tell=False)._modules
+
+
 def test_forward_that_raises_leaves_no_forward_open() -> None:
     model = attach(Layered())
     with pytest.raises(RuntimeError):
