@@ -148,6 +148,8 @@ class Example:
     model: nn.Module
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    single: bool = False
+    """Upstream has constants in single precision, so that its symmetry is not better than that."""
 
     def __post_init__(self) -> None:
         # Without torch, which this module does not import: what is called and walked as a module of torch is.

@@ -95,6 +95,8 @@ def _worst_output(kit: Kit) -> str:
 def _precision(kit: Kit) -> torch.dtype:
     """Double where upstream can: some compute parts in single precision whatever they are given."""
     example = kit.example()
+    if example.single:
+        return torch.float32
     call = _as(torch.float64, example)
     try:
         example.model.double()(*call.args, **call.kwargs)
