@@ -1,0 +1,65 @@
+"""Convolutions that are equivariant under quarter turns, on plain PyTorch: their kernels come in four rotations.
+
+Features are regular fields of C_4: channel 4 c + r of [B, 4 C, H, W] is field c seen by the kernel turned r times. When
+the image is turned once, so is every channel, and r becomes r + 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+TURNS = 4
+
+
+class C4Conv(nn.Module):
+    """Images [B, fields_in, H, W] (``lifts``) or regular fields [B, 4 fields_in, H, W] -> [B, 4 fields_out, H, W]."""
+
+    def __init__(self, fields_in: int, fields_out: int, kernel_size: int, *, lifts: bool = False) -> None:
+        super().__init__()
+        if kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size {kernel_size}: expected an odd one, which has a middle to turn about")
+        self.fields_in, self.fields_out, self.kernel_size, self.lifts = fields_in, fields_out, kernel_size, lifts
+        before = 1 if lifts else TURNS
+        self.weight = nn.Parameter(torch.empty(fields_out, fields_in, before, kernel_size, kernel_size))
+        self.bias = nn.Parameter(torch.zeros(fields_out))
+        bound = math.sqrt(6 / (fields_in * before * kernel_size**2))
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    @property
+    def channels_in(self) -> int:
+        return self.fields_in * (1 if self.lifts else TURNS)
+
+    @property
+    def channels_out(self) -> int:
+        return self.fields_out * TURNS
+
+    def kernel(self) -> Tensor:
+        """[4 fields_out, channels_in, k, k]: the kernel turned r times, and the rotations it reads moved on by r."""
+        turned = [torch.rot90(self.weight.roll(r, dims=2), r, (-2, -1)) for r in range(TURNS)]
+        return torch.stack(turned, dim=1).reshape(self.channels_out, self.channels_in, *self.weight.shape[-2:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias.repeat_interleave(TURNS)
+        return functional.conv2d(x, self.kernel(), bias, padding=self.kernel_size // 2)
+
+
+class C4Net(nn.Module):
+    """Image to image, [B, 1, H, W] -> [B, 1, H, W]: lifted to fields, ``depth`` more convolutions, and at the end the
+    mean over the four rotations of one field."""
+
+    def __init__(self, fields: int = 4, depth: int = 2, kernel_size: int = 5) -> None:
+        super().__init__()
+        layers = [C4Conv(1, fields, kernel_size, lifts=True)]
+        layers += [C4Conv(fields, fields, kernel_size) for _ in range(depth - 1)]
+        self.layers = nn.ModuleList([*layers, C4Conv(fields, 1, kernel_size)])
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image
+        for layer in self.layers[:-1]:
+            x = functional.silu(layer(x))
+        last: Tensor = self.layers[-1](x)
+        return last.mean(1, keepdim=True)

@@ -1,0 +1,60 @@
+"""C4Net: where ACE goes in, and how quarter turns act on it.
+
+Every convolution is a site. Its branch is a plain convolution of the same size, whose kernel does not come in four
+rotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ace_plugins as ace
+
+if TYPE_CHECKING:
+    import click
+    from torch import nn
+
+
+@ace.hookimpl
+def ace_upstream() -> ace.Upstream:
+    return ace.Upstream("C4Net (quarter turns of images, plain PyTorch)", ("ace_c4.net:C4Net",))
+
+
+@ace.hookimpl
+def ace_layers(model: Any) -> Sequence[ace.Node]:
+    sites = []
+    for number, layer in enumerate(model.layers):
+        name = f"layers.{number}"
+        sites.append(ace.Site(name, name, (layer.channels_in,), (layer.channels_out,), reads=ace.Tap("x", name)))
+    return sites
+
+
+@ace.hookimpl
+def ace_branch(site: ace.Site, model: Any) -> nn.Module:
+    size = model.get_submodule(site.module).kernel_size
+    return ace.Convolution(site.width_in, site.width_out, size, padding=size // 2)
+
+
+@ace.hookimpl
+def ace_group_action() -> ace.GroupAction:
+    return ace.GroupAction(ace.Cyclic(4), {"image": ace.Grid()}, outputs=ace.Grid())
+
+
+@ace.hookimpl
+def ace_example(seed: int) -> ace.Example:
+    import torch
+
+    from .net import C4Net
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = C4Net(fields=2, depth=2, kernel_size=3)
+        return ace.Example(model, (torch.randn(3, 1, 9, 9),))
+
+
+@ace.hookimpl
+def ace_demo() -> click.Command:
+    from .demo import demo
+
+    return demo
