@@ -1,0 +1,1 @@
+"""ACE for convolutions of escnn on images."""

@@ -1,0 +1,90 @@
+"""Models with R2Conv layers of escnn: where ACE goes in, and how their group acts on images.
+
+Every R2Conv is a site. Its branch is a plain convolution of the same channels, size, stride and padding. escnn wraps
+its tensors with the law by which they turn; branches read and add to the tensors inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import ace_plugins as ace
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _convolutions(model: nn.Module) -> list[tuple[str, Any]]:
+    """The R2Conv layers inside a model by their paths. Known by name: escnn need not be imported to say no."""
+    return [(path, layer) for path, layer in model.named_modules() if path and _is(layer, "R2Conv")]
+
+
+def _is(module: nn.Module, name: str) -> bool:
+    return any(kind.__name__ == name and kind.__module__.startswith("escnn.") for kind in type(module).__mro__)
+
+
+@ace.hookimpl
+def ace_upstream() -> ace.Upstream:
+    return ace.Upstream("models of R2Conv layers (escnn)", recognises=lambda model: bool(_convolutions(model)))
+
+
+@ace.hookimpl
+def ace_layers(model: nn.Module) -> Sequence[ace.Node]:
+    return [
+        ace.Site(
+            path,
+            path,
+            (layer.in_type.size,),
+            (layer.out_type.size,),
+            reads=ace.Tap("input.tensor", path),
+            output="tensor",
+        )
+        for path, layer in _convolutions(model)
+    ]
+
+
+@ace.hookimpl
+def ace_branch(site: ace.Site, model: nn.Module) -> nn.Module:
+    layer: Any = model.get_submodule(site.module)
+    return ace.Convolution(
+        site.width_in,
+        site.width_out,
+        layer.kernel_size,
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        # Where upstream reflects or repeats the edge, the branch sees zeros: it need not be as careful.
+        circular=layer.padding_mode == "circular",
+    )
+
+
+@ace.hookimpl
+def ace_group_action(model: nn.Module) -> ace.GroupAction:
+    from .fields import FieldLike, field_action, group_of
+
+    layers = [layer for _, layer in _convolutions(model)]
+    # How a model of escnn's own kind turns is written on it; of another, on its first layer and on its last.
+    wrapped = _is(model, "EquivariantModule")
+    typed: list[Any] = [module for path, module in model.named_modules() if path and _is(module, "EquivariantModule")]
+    ends: tuple[Any, Any] = (model, model) if wrapped else (layers[0], typed[-1])
+    first, last = ends
+    group, elements = group_of(layers[0].in_type.gspace)
+    into, out = (field_action(kind, elements) for kind in (first.in_type, last.out_type))
+    name = next(iter(_parameters(model)))
+    if wrapped:
+        return ace.GroupAction(group, {f"{name}.tensor": ace.Grid(of=into)}, outputs={"tensor": ace.Grid(of=out)})
+    return ace.GroupAction(group, {name: ace.Grid(of=into)}, outputs=FieldLike(out, last.out_type.size))
+
+
+def _parameters(model: nn.Module) -> list[str]:
+    from inspect import signature
+
+    return list(signature(model.forward).parameters)
+
+
+@ace.hookimpl
+def ace_example(seed: int) -> ace.Example:
+    from .example import rotations_example
+
+    return rotations_example(seed)
