@@ -23,7 +23,7 @@ COMMANDS = {
     "audit": ("models", "audit", "How equivariant a model is, as a whole and by layer."),
     "compare": ("comparing", "compare", "Does it pay, here? One script with and without ACE, over seeds."),
     "data": ("plugins", "data", "Make a data set that an upstream reads."),
-    "demo": ("plugins", "demo", "See ACE at work on real data, in a few minutes."),
+    "demo": ("plugins", "demo", "See ACE at work, where it wins and where it ties, in a few minutes."),
     "doctor": ("models", "doctor", "Attach an adapter to a small model and examine it."),
     "export": ("models", "export", "A checkpoint without ACE, for plain upstream."),
     "list": ("plugins", "listing", "Every adapter: versions wanted and found, healthy or why not."),

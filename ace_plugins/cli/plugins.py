@@ -83,7 +83,7 @@ def new_adapter(ctx: click.Context, name: str, into: Path, as_json: bool) -> Non
 
 
 class Demos(click.Group):
-    """The demos of the adapters that have one; ``ace-patch demo`` without a name is the first that can be had."""
+    """The demos of the adapters that have one; ``ace-patch demo`` without a name is all of them, one by one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [plugin.name for plugin in registry().adapters if plugin.has("ace_demo")]
@@ -100,11 +100,12 @@ class Demos(click.Group):
             return super().parse_args(ctx, args)
         if not names:
             raise AceError("no installed adapter has a demo: expected one that implements ace_demo, such as ace-schnet")
-        if args and args[0] not in names and not args[0].startswith("-"):
-            raise AceError(one_of("demo", args[0], names, do="these adapters have one"))
-        if not args or args[0] not in names:
-            usable = [plugin.name for plugin, _ in _answers("ace_demo")]
-            args = [(usable or names)[0], *args]
+        if args and args[0] not in names and args[0] not in ctx.help_option_names:
+            if not args[0].startswith("-"):
+                raise AceError(one_of("demo", args[0], names, do="these adapters have one"))
+            if len(names) > 1:
+                raise AceError(f"demo {args[0]}: expected the name of a demo before its options: {', '.join(names)}")
+            args = [names[0], *args]
         return super().parse_args(ctx, args)
 
 
@@ -143,5 +144,24 @@ def _answers(hook: str) -> Iterator[tuple[Plugin, Any]]:
                 yield plugin, answer
 
 
-demo = Demos("demo", help="See ACE at work on real data, in a few minutes.")
+@click.group("demo", cls=Demos, invoke_without_command=True)
+@click.pass_context
+def demo(ctx: click.Context) -> None:
+    """See ACE at work, in a few minutes: all demos, or the one that is named.
+
+    Options are each demo's own and come after its name.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    failed = []
+    for number, (plugin, found) in enumerate(_answers("ace_demo")):
+        click.echo(f"{chr(10) * (number > 0)}{plugin.name}: {found.get_short_help_str(200)}\n")
+        try:
+            found.main([], f"{ctx.command_path} {plugin.name}", standalone_mode=False)
+        except AceError as error:  # that one cannot run is no reason to show none
+            failed.append(f"demo {plugin.name}: {error}")
+    if failed:
+        raise AceError("; ".join(failed))
+
+
 data = Datasets("data", help="Make a data set that an upstream reads.")

@@ -65,7 +65,7 @@ def ace_example(seed: int, model: nn.Module | None) -> Example:  # type: ignore[
 
 @hookspec
 def ace_demo() -> click.Command:  # type: ignore[empty-body]
-    """A command that shows this adapter at work on real data: ``ace-patch demo``."""
+    """A command that shows this adapter at work, in minutes: ``ace-patch demo`` runs it without options."""
 
 
 @hookspec

@@ -234,7 +234,7 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
         (["lst"], "unknown command 'lst': did you mean 'list'?"),
         (["SEGNN"], "unknown command 'SEGNN': did you mean 'segnn'?"),
         (["schnet"], "run 'ace-patch run schnet -- your_script.py'"),
-        (["demo", "--target", "energy"], "unknown QM9 target 'energy': expected one of "),
+        (["demo", "schnet", "--target", "energy"], "unknown QM9 target 'energy': expected one of "),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(folder: Path, call: Any, arguments: list[str], message: str) -> None:

@@ -133,7 +133,7 @@ def test_what_adapters_bring() -> None:
     pytest.importorskip("ace_schnet")
     assert offered("ace-patch schnet ") == [], "it has no checkout to patch: told when it is called"
     pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install torch-geometric")
-    assert offered("ace-patch demo ") == ["schnet"]
+    assert "schnet" in offered("ace-patch demo ")
     assert offered("ace-patch demo schnet --ta") == ["--target"]
 
 
