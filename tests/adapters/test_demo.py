@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("torch_geometric")
 
-from ace_plugins.errors import ConfigError
+from ace_plugins.errors import AdapterError, ConfigError
 from ace_schnet import demo as demo_module
-from ace_schnet import qm9, training
+from ace_schnet import picture, qm9, training
 from ace_schnet.demo import demo
 
 try:
@@ -72,6 +72,27 @@ def test_only_resilient_deploys_a_model_that_is_not_equivariant(report: dict[str
 
 def test_the_picture_is_a_png(report: dict[str, Any]) -> None:
     assert Path(report["picture"]).read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_a_line_for_every_epoch_where_there_is_no_terminal(tmp_path: Path) -> None:
+    result = run("--molecules", "30", "--epochs", "2", folder=tmp_path)
+    told = [line for line in result.stderr.splitlines() if line.startswith("SchNet, epoch")]
+    assert [line.partition(",")[2].partition(",")[0] for line in told] == [" epoch 1/2", " epoch 2/2"]
+    assert all(name in told[0] for name in demo_module.MODES)
+
+
+def test_the_picture_has_the_validation_curves(report: dict[str, Any], tmp_path: Path) -> None:
+    device = torch.device("cpu")
+    runs = [
+        training.start(name, demo_module.settings(mode, 90), 90, 0, device) for name, mode in demo_module.MODES.items()
+    ]
+    for each, error in zip(runs, (3.0, 2.0, 1.0), strict=True):
+        each.curve += [error, error / 2]
+        each.record()
+    picture.draw(runs, "title", "validation MAE (bohr^3)", tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert "validation MAE (bohr^3)" in drawn
+    assert all(f"<!-- {name} -->" in drawn for name in demo_module.MODES)
 
 
 def test_the_table_fits_and_no_global_state_is_left(tmp_path: Path) -> None:
@@ -143,6 +164,30 @@ def test_mistakes_are_told_before_training(arguments: list[str], message: str, t
     assert isinstance(result.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
         raise result.exception
+
+
+def test_what_is_missing_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(AdapterError, match=r"matplotlib, found none; run pip install './adapters/schnet\[demo\]'"):
+        picture.check(Path("x.png"))
+
+    def missing(name: str) -> Any:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", missing)
+    with pytest.raises(AdapterError, match=r"found no qm9pack; run pip install './adapters/schnet\[demo\]'"):
+        qm9.load(40, "alpha", 0)
+
+
+def test_a_tie_is_called_a_tie() -> None:
+    def told(value: float, steps: int = 1500, tested: int = 500) -> str:
+        return demo_module._caution(results(value, 1.01), steps, tested)
+
+    assert told(0.98) == "This is one seed, and differences below 5 % can be chance: a tie."
+    for value in (0.8, 1.2, float("nan")):
+        assert told(value) == "This is one seed: differences below 5 % can be chance."
+    assert told(0.98, tested=50).endswith("the comparison means nothing.")
+    assert told(0.98, steps=50).endswith("the comparison means nothing.")
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The demo's picture: gamma, lambda and u of every layer over the steps, one column per mode."""
+"""The demo's picture: the validation curves, and gamma, lambda and u of every layer, one column per mode."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ace_plugins import AdapterError, ConfigError
 
+from .qm9 import INSTALL
+
 if TYPE_CHECKING:
     from .training import Run
 
 FORMATS = (".png", ".pdf", ".svg")
+COLOURS = ("#4c4c4c", "#0072b2", "#d55e00")
+"""Of upstream, strict and resilient."""
 ROWS = ("gamma", "lambda", "u")
 MEANING = {
     "gamma": "gamma\n(weight of the branch)",
@@ -28,19 +32,23 @@ def check(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"picture {str(path)!r}: expected an existing folder, found no {path.absolute().parent}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise AdapterError("picture: expected the package matplotlib, found none; run pip install qm9pack matplotlib")
+        raise AdapterError(f"picture: expected the package matplotlib, found none; {INSTALL}")
 
 
-def draw(runs: Sequence[Run], title: str, path: Path) -> None:
-    """Without pyplot, so that no window system and no global state take part."""
+def draw(runs: Sequence[Run], title: str, error: str, path: Path) -> None:
+    """``error`` says what the validation error is, and its unit. Without pyplot, so that no window system and no global
+    state take part."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 8), layout="constrained")
+    figure = Figure(figsize=(10, 10.5), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=13)
-    axes = figure.subplots(len(ROWS), len(runs), sharex=True, sharey="row", squeeze=False)
-    for column, run in enumerate(runs):
+    above, below = figure.subfigures(2, 1, height_ratios=(1, 3))
+    _curves(above.subplots(), runs, error)
+    relaxed = [run for run in runs if run.settings]
+    axes = below.subplots(len(ROWS), len(relaxed), sharex=True, sharey="row", squeeze=False)
+    for column, run in enumerate(relaxed):
         axes[0, column].set_title(run.name)
         axes[-1, column].set_xlabel("step")
         for row, name in enumerate(ROWS):
@@ -54,8 +62,19 @@ def draw(runs: Sequence[Run], title: str, path: Path) -> None:
                 _landing(axis, run, told=row == 0)
             _dress(axis)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    below.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     figure.savefig(path, dpi=130)
+
+
+def _curves(axis: Any, runs: Sequence[Run], error: str) -> None:
+    """The validation error of what each run deploys, epoch by epoch."""
+    for run, colour in zip(runs, COLOURS, strict=True):
+        axis.plot(range(1, len(run.curve) + 1), run.curve, color=colour, linewidth=1.6, marker=".", label=run.name)
+    axis.set_xlabel("epoch")
+    axis.set_ylabel(error)
+    axis.set_yscale("log")
+    axis.legend(frameon=False)
+    _dress(axis, zero=False)
 
 
 def _lines(axis: Any, run: Run, row: int) -> None:
@@ -82,8 +101,9 @@ def _landing(axis: Any, run: Run, told: bool) -> None:
         axis.annotate(words, (step, 1.0), xytext=(5, -10), fontsize=9, color="0.4", **place)
 
 
-def _dress(axis: Any) -> None:
-    axis.axhline(0.0, color="0.7", linewidth=0.8, zorder=0)
+def _dress(axis: Any, *, zero: bool = True) -> None:
+    if zero:
+        axis.axhline(0.0, color="0.7", linewidth=0.8, zorder=0)
     axis.grid(True, color="0.92")
     axis.set_axisbelow(True)
     for side in ("top", "right"):

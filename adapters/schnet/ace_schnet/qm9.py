@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FILES = tuple(f"qm9pack/data/qm9_part{part}.csv" for part in (1, 2, 3))
 FEWEST = 30
-INSTALL = "run pip install qm9pack matplotlib"
+INSTALL = "run pip install './adapters/schnet[demo]' in a clone of ace-plugins, or pip install qm9pack matplotlib"
 NUMBERS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
 
 
