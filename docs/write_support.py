@@ -131,7 +131,7 @@ def matrix(tox: str, record: Mapping[str, Any]) -> str:
         "[matrix]",
         "# What a plain `tox run` runs. The upstream of some adapters does not go with the others': these have",
         "# an environment of their own on its newest version, and are everywhere else without it.",
-        f"default = {', '.join(['lint', 'py', *(f'{name}-newest' for name in apart)])}",
+        f"default = {', '.join(['lint', 'docs', 'py', *(f'{name}-newest' for name in apart)])}",
         "apart =",
         *(f"    -e {{tox_root}}{{/}}adapters{{/}}{name}" for name in apart),
     ]
