@@ -64,7 +64,7 @@ def _broadcast(tensors: list[Tensor], group: Any) -> None:
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     flat = flat.float() if flat.is_floating_point() and flat.dtype.itemsize < 4 else flat
     distributed.broadcast(flat, distributed.get_global_rank(group, 0), group=group)
-    for tensor, sent in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+    for tensor, sent in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
         sent = sent.to(tensor.dtype)
         if not torch.equal(tensor.flatten(), sent):  # writing to weights tells those who watch that they were set
             tensor.copy_(sent.view_as(tensor))

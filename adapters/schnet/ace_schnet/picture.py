@@ -44,7 +44,8 @@ def draw(runs: Sequence[Run], title: str, error: str, path: Path) -> None:
     figure = Figure(figsize=(10, 10.5), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, fontsize=13)
-    above, below = figure.subfigures(2, 1, height_ratios=(1, 3))
+    parts: Any = figure.subfigures(2, 1, height_ratios=(1, 3))
+    above, below = parts
     _curves(above.subplots(), runs, error)
     relaxed = [run for run in runs if run.settings]
     axes = below.subplots(len(ROWS), len(relaxed), sharex=True, sharey="row", squeeze=False)
