@@ -174,8 +174,12 @@ class VectorMapsAdapter(Adapter):
         return GroupAction(SO3, inputs={"x": Vectors(axis=-2)}, outputs=Vectors(axis=-2))
 
     @hookimpl
-    def ace_example(self, seed: int) -> Example:
-        return _seeded(seed, lambda: Example(VectorMaps(), (torch.randn(16, 3, 4),)))  # type: ignore[no-any-return]
+    def ace_example(self, seed: int, model: Any) -> Example:
+        def make() -> Example:
+            made = VectorMaps() if model is None else model
+            return Example(made, (torch.randn(16, 3, made.map_to_feat.in_features),))
+
+        return _seeded(seed, make)  # type: ignore[no-any-return]
 
 
 class Free(nn.Module):

@@ -1,0 +1,97 @@
+"""What ACE costs on MACE, as ratios: a training step on energies and forces, the two sides in turns in one process.
+
+python benchmarks/mace_torch.py        (a script named mace.py would be imported for the package)
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from typing import Any
+
+import torch
+from timing import Timed, interleaved
+from torch import Tensor
+
+from ace_mace.example import small_model
+from ace_plugins import attach
+
+
+def molecules(count: int, atoms: int, r_max: float) -> dict[str, Tensor]:
+    """As MACE's forward takes them: atoms at random, as far apart as in a molecule, in boxes of their own."""
+    corners = torch.cartesian_prod(*[torch.arange(3)] * 3)[:atoms]
+    positions = 1.3 * corners.repeat(count, 1) + 0.15 * torch.randn(count * atoms, 3)
+    graph = torch.arange(count).repeat_interleave(atoms)
+    apart = torch.cdist(positions, positions)
+    sender, receiver = torch.nonzero((graph[:, None] == graph) & (apart < r_max) & (apart > 0), as_tuple=True)
+    return {
+        "positions": positions,
+        "node_attrs": torch.nn.functional.one_hot(torch.randint(3, (len(positions),)), 3).to(positions.dtype),
+        "edge_index": torch.stack([sender, receiver]),
+        "shifts": torch.zeros(len(sender), 3),
+        "unit_shifts": torch.zeros(len(sender), 3),
+        "cell": 50 * torch.eye(3).repeat(count, 1),
+        "batch": graph,
+        "ptr": atoms * torch.arange(count + 1),
+    }
+
+
+def trainer(model: Any, data: dict[str, Tensor]) -> Timed:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, amsgrad=True)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        output = model(dict(data), training=True)
+        (output["energy"].square().mean() + 100 * output["forces"].square().mean()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=10.0)
+        optimizer.step()
+
+    return step
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--molecules", type=int, default=5)
+    parser.add_argument("--atoms", type=int, default=15)
+    parser.add_argument("--hidden", default="16x0e + 16x1o")
+    parser.add_argument("--max-ell", type=int, default=2)
+    parser.add_argument("--correlation", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    sizes = {"max_ell": options.max_ell, "correlation": options.correlation, "r_max": 4.0, "radial_MLP": [64, 64, 64]}
+    plain = small_model(hidden=options.hidden, num_bessel=6, **sizes)
+    data = molecules(options.molecules, options.atoms, 4.0)
+    about = f"{len(data['batch'])} atoms, {data['edge_index'].shape[1]} edges, {options.rounds} rounds"
+    print(f"MACE {options.hidden}, l <= {options.max_ell}, {about}")
+
+    def beside() -> Timed:
+        return trainer(copy.deepcopy(plain), data)
+
+    def warm(*sides: Timed) -> None:
+        for side in sides:
+            for _ in range(5):  # TorchScript compiles in the first ones
+                side()
+
+    for mode, frames in (("strict", "auto"), ("strict", "off"), ("resilient", "auto")):
+        settings: dict[str, Any] = {"mode": mode, "frames": frames, "budget": 100_000, "trace": False}
+        model: Any = attach(copy.deepcopy(plain), **settings)
+        step, other = trainer(model, data), beside()
+        warm(step, other)
+        ratio = interleaved(step, other, options.rounds)
+        told = f"{mode}, frames {'on' if model.ace.action else 'off'}"
+        print(f"training step, ACE / upstream, {told:22}: {ratio:.4f} (at most 1.15 wanted)", flush=True)
+    landed: Any = attach(copy.deepcopy(plain), mode="strict", budget=40, trace=False)
+    step, other = trainer(landed, data), beside()
+    while not landed.ace.landed:
+        step()
+        other()  # as far: late in training numbers are small, and sums of the smallest are slow
+    warm(step, other)
+    ratio = interleaved(step, other, options.rounds)
+    print(f"training step, landed / upstream                       : {ratio:.4f} (at most 1.02 wanted)")
+
+
+if __name__ == "__main__":
+    main()
