@@ -31,20 +31,15 @@ class Flat(nn.Module):
 class Norm(nn.BatchNorm1d):
     """Batch normalisation of the last dimension over all others, which a script's habits cannot trip over.
 
-    A single row, which has no spread, is normalised by the running statistics. There is no step counter
-    among its buffers: with a fixed momentum nothing reads it, and averaging checkpoints chokes on its integers.
+    A single row, which has no spread, is normalised by the running statistics. The number of batches is no part of
+    its state_dict, and no integer: with a fixed momentum nothing reads it, and averaging checkpoints chokes on them.
     """
+
+    num_batches_tracked: Tensor
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
-        self.num_batches_tracked = None
-
-    def reset_running_stats(self) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        self.running_mean.zero_()
-        self.running_var.fill_(1)
-        self.seen = 0
+        self.register_buffer("num_batches_tracked", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
@@ -53,8 +48,8 @@ class Norm(nn.BatchNorm1d):
         if factor is None:
             # As torch.optim.swa_utils.update_bn has it: the statistics are averages. Only then batches are counted:
             # to a compiler a number is a constant, and it would compile anew for every batch.
-            self.seen += training
-            factor = 1 / max(self.seen, 1)
+            self.num_batches_tracked += training
+            factor = 1 / max(float(self.num_batches_tracked), 1.0)
         result = nn.functional.batch_norm(
             rows, self.running_mean, self.running_var, self.weight, self.bias, training, factor, self.eps
         )
@@ -64,6 +59,31 @@ class Norm(nn.BatchNorm1d):
         state_dict.pop(prefix + "num_batches_tracked", None)
         # Not BatchNorm's own, which would put the counter back.
         nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
+
+
+class SyncNorm(nn.SyncBatchNorm):
+    """A `Norm` whose statistics are those of all processes: what ``convert_sync_batchnorm`` makes of it."""
+
+    def __init__(self, norm: Norm, group: Any) -> None:
+        super().__init__(norm.num_features, norm.eps, norm.momentum, process_group=group)
+        self.weight, self.bias = norm.weight, norm.bias
+        self.running_mean, self.running_var = norm.running_mean, norm.running_var
+        self.register_buffer("num_batches_tracked", norm.num_batches_tracked, persistent=False)
+        self.train(norm.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = super().forward(x.reshape(-1, x.shape[-1]))
+        return result.reshape(x.shape)
+
+    _load_from_state_dict = Norm._load_from_state_dict  # type: ignore[assignment]
+
+
+def converting(convert: Any, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around ``SyncBatchNorm.convert_sync_batchnorm``, which would normalise another dimension than the last."""
+    module = args[0] if args else kwargs.get("module")
+    if not isinstance(module, Norm):
+        return convert(*args, **kwargs)
+    return SyncNorm(module, args[1] if len(args) > 1 else kwargs.get("process_group"))
 
 
 def _shaped(inner: nn.Module, node: Node) -> nn.Module:

@@ -24,6 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ..errors import StepError
 from ..plugins.registry import tell
 from .bounded import follow, maps
+from .branches import converting
 from .observed import LOSSES
 from .owned import Owned
 from .ownership import Adoption, Ownership, look, seen
@@ -49,6 +50,7 @@ class Loop:
             register_optimizer_step_post_hook(self.after_step)
             wrapt.wrap_function_wrapper(Optimizer, "__init__", self._constructing)
             wrapt.wrap_function_wrapper("torch.nn.parallel", "DistributedDataParallel.__init__", wrapping)
+            wrapt.wrap_function_wrapper("torch.nn", "SyncBatchNorm.convert_sync_batchnorm", converting)
             LOSSES.install()
             atexit.register(self.finish)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
+from toy import Layered
 
-from ace_plugins import Site
+from ace_plugins import Site, attach
 from ace_plugins.engine.branches import Norm, linear, mlp, norm_linear
 
 
@@ -28,6 +31,37 @@ def test_norm_with_statistics_that_are_made_anew() -> None:
     torch.optim.swa_utils.update_bn(loader, norm)
     expected = torch.stack([x.mean(0) for x in loader]).mean(0)
     assert torch.allclose(norm.running_mean, expected, atol=1e-5)
+
+
+def test_norm_has_what_lightnings_weight_averaging_reads() -> None:
+    """It resets the statistics of every batch normalisation and lets them be averages, without a method to ask."""
+    norm = Norm(3)
+    norm(torch.randn(8, 3))
+    norm.running_mean, norm.running_var = torch.zeros_like(norm.running_mean), torch.ones_like(norm.running_var)
+    norm.momentum = None
+    norm.num_batches_tracked *= 0
+    loader = [torch.randn(8, 3) + 5 for _ in range(4)]
+    for x in loader:
+        norm(x)
+    assert torch.allclose(norm.running_mean, torch.stack([x.mean(0) for x in loader]).mean(0), atol=1e-5)
+
+
+def test_statistics_over_all_processes() -> None:
+    """``convert_sync_batchnorm``, as Lightning's ``sync_batchnorm=True`` calls it, on features in three dimensions."""
+    torch.manual_seed(0)
+    attach(Layered())  # with the first attached model torch is told
+    model = nn.ModuleDict({"ours": nn.Sequential(Norm(4), nn.Linear(4, 4)), "theirs": nn.BatchNorm1d(4)})
+    twin = copy.deepcopy(model)
+    keys = [name for name in model.state_dict() if "ours" in name]
+    converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(converted["ours"][0], nn.SyncBatchNorm)
+    assert type(converted["theirs"]) is nn.SyncBatchNorm
+    assert [name for name in converted.state_dict() if "ours" in name] == keys
+    for mode in (True, False):
+        x = torch.randn(5, 7, 4)
+        assert torch.allclose(converted["ours"].train(mode)(x), twin["ours"].train(mode)(x), atol=1e-6)
+    converted.load_state_dict(twin.state_dict())
+    twin["ours"].load_state_dict(converted["ours"].state_dict())
 
 
 def test_a_single_row_has_no_spread() -> None:
