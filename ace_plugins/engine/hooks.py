@@ -19,7 +19,7 @@ from ..symmetry.measuring import Call, clone, mapped
 from .compiling import outside_graphs
 from .forwards import OPEN, Forward
 from .frames import TurnBackHook, turned
-from .state import LIVE, NAME, Ace
+from .state import LIVE, NAME, Ace, Unstepped
 from .steps import LOOP as LOOP  # a model that comes by pickle brings its hooks, and they bring the optimizer's
 
 
@@ -45,6 +45,9 @@ class OpenHook:
             compiling = torch.compiler.is_compiling()
             if not compiling and (hooks.state != hooks.wanted(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
+            if not (ace.stepped or compiling or ace.landed) and ace.trains() and ace.gamma.requires_grad:
+                ace.unstepped = ace.unstepped or Unstepped(model)
+                ace.unstepped.look(model)
             if ace.config.error_every:
                 _keep_batch(ace, args, kwargs)
         OPEN.end_all(ace)

@@ -78,6 +78,8 @@ class Owned(ABC):
         if before is None or gradient is None:
             return False
         self.ace.turns = Turns()
+        self.ace.without_gamma = 0
+        self.ace.stepped, self.ace.unstepped = True, None
         self.ace.observed = LOSSES.observed(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):

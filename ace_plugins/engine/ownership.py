@@ -19,6 +19,9 @@ from .printed import Printed
 from .scheduled import Scheduled
 from .state import LIVE, NAME, Ace
 
+ALONE = 50
+"""Steps of the weights without one of gamma after which it is told."""
+
 
 @dataclass
 class Ownership:
@@ -28,6 +31,23 @@ class Ownership:
     owned: list[Owned] = field(default_factory=list)
     moved: list[Ace] = field(default_factory=list)
     """Models whose bounded branches it moves, with gamma or without."""
+    trained: list[Ace] = field(default_factory=list)
+    """Models whose weights it moves while another optimizer owns gamma."""
+
+    def count_steps_without_gamma(self, optimizer: Optimizer) -> None:
+        """Tell where the optimizer that owns gamma has stopped stepping: it was replaced, but lives on somewhere."""
+        for ace in self.trained:
+            if ace.root is None or ace.landed or not ace.gamma.requires_grad:
+                continue
+            ace.without_gamma += 1
+            if ace.without_gamma == ALONE:
+                warnings.warn(
+                    f"{type(optimizer).__name__} has made {ALONE} steps with weights of {type(ace.root).__name__} and "
+                    f"the optimizer that owns its gamma (model.{NAME}.gamma) none: the dual loop stands still; build "
+                    "the optimizer from model.parameters(), or let go of the old one before",
+                    AceWarning,
+                    stacklevel=2,
+                )
 
 
 def seen(optimizer: Optimizer) -> tuple[int, ...]:
@@ -37,14 +57,17 @@ def seen(optimizer: Optimizer) -> tuple[int, ...]:
 def look(optimizer: Optimizer) -> Ownership:
     """What this optimizer owns; an error if it trains a model whose gamma nobody owns."""
     places = _places(optimizer)
-    live = list(LIVE.aces)
+    live = _touched(places)
     owned = [_kind(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
     for each in owned:
         _check_branches(each.ace, places)
     # Weights that a model shares with one whose gamma is here are here for that one.
     shared = {id(p) for each in owned if each.ace.root is not None for p in each.ace.root.parameters()}
+    trained = []
     for ace in live:
         weights = [] if id(ace.gamma) in places else _weights(ace, places.keys() - shared)
+        if weights:
+            trained.append(ace)
         if weights and not any(_owns(other, ace.gamma) for other in _optimizers()):
             raise StepError(
                 f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no "
@@ -53,7 +76,7 @@ def look(optimizer: Optimizer) -> Ownership:
                 f"model.{NAME}.gamma.requires_grad_(False)"
             )
     moved = [ace for ace in live if any(id(m.weight) in places for m in maps(ace.branches))]
-    return Ownership(seen(optimizer), owned, moved)
+    return Ownership(seen(optimizer), owned, moved, trained)
 
 
 def _kind(ace: Ace) -> type[Owned]:
@@ -89,7 +112,7 @@ class Adoption:
     def constructed(self, optimizer: Optimizer) -> None:
         """An optimizer has just been built."""
         places = _places(optimizer)
-        for ace in list(LIVE.aces):
+        for ace in _touched(places):
             if id(ace.gamma) in places:
                 before = self.adopted.pop(ace, None)
                 if before is not None:
@@ -115,6 +138,12 @@ def _places(optimizer: Optimizer) -> dict[int, tuple[int, int]]:
         for g, group in enumerate(optimizer.param_groups)
         for i, parameter in enumerate(group["params"])
     }
+
+
+def _touched(places: dict[int, tuple[int, int]]) -> list[Ace]:
+    """The models that may have parameters in these places. With many models alive, most have none."""
+    here = set(places)
+    return [ace for ace in LIVE.aces if not here.isdisjoint(LIVE.parameters(ace))]
 
 
 def _weights(ace: Ace, places: set[int]) -> list[nn.Parameter]:

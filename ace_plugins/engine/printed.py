@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +11,15 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..errors import AceWarning
 from .owned import Owned
 from .skipping import Guard, is_finite
+from .state import NAME
+
+PATIENCE = 5
+"""Steps in a row without a move of gamma after which it is told; some optimizers leave out parameters at random."""
+SKIPPING: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+"""Optimizers that were seen to pass over gamma's own group."""
 
 
 @dataclass
@@ -25,6 +34,12 @@ class Printed(Owned):
     """The group's list of parameters, while gamma is in a group of its own."""
     own: dict[str, Any] | None = None
     """gamma's own group, while the step lasts."""
+    separates: bool = False
+    """gamma has stepped in a group of its own."""
+    told: bool = False
+    """That the optimizer does not move gamma."""
+    unmoved: Tensor | None = None
+    """Steps in a row in which gamma was pulled and did not move, on its device."""
 
     def take(self, optimizer: Optimizer) -> None:
         assert self.before is not None
@@ -48,11 +63,14 @@ class Printed(Owned):
         """
         if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
             return  # a wrapper: the optimizer inside is the one that moves gamma, in groups of its own
+        if optimizer in SKIPPING:
+            return
         config = self.ace.config
         group = optimizer.param_groups[self.group]
         decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
         if not decays and config.gamma_lr == 1:
             return
+        self.separates = True
         self.own = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
         if decays:
             self.own["weight_decay"] = 0.0
@@ -72,8 +90,43 @@ class Printed(Owned):
         self.pulled = self.params = self.own = None
 
     def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
-        guard = Guard(self.ace.duals, self.ace.gamma, before, gradient)
+        gamma, config = self.ace.gamma, self.ace.config
+        self._watch(optimizer, before, gradient)
+        if optimizer in SKIPPING and config.gamma_lr != 1:
+            gamma.copy_(torch.lerp(before, gamma, config.gamma_lr))
+        guard = Guard(self.ace.duals, gamma, before, gradient)
         self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
         guard.put_back()
         if self.ace.landed:
             self.ace.sync()
+        elif config.may_wait(self.ace.duals.count) and self.unmoved is not None and float(self.unmoved) >= PATIENCE:
+            self._tell(optimizer)
+
+    def _watch(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
+        """Whether the optimizer has moved gamma, where it was to."""
+        rate = optimizer.param_groups[self.group]["lr"] * self.ace.config.gamma_lr
+        # Beyond rounding: a gamma that has come to rest, or a warm-up that begins at 0, is nothing to tell of.
+        least = 4 * torch.finfo(before.dtype).eps * before.abs()
+        pulled = (rate * (gradient + self.ace.duals.pull(before)).abs() > least).any() & is_finite(gradient)
+        stays = (pulled & (self.ace.gamma == before).all()).float()
+        self.unmoved = stays if self.unmoved is None else (self.unmoved + 1) * stays
+
+    def _tell(self, optimizer: Optimizer) -> None:
+        name = type(optimizer).__name__
+        self.unmoved = None
+        if self.separates and optimizer not in SKIPPING:
+            SKIPPING.add(optimizer)
+            told = (
+                f"{name} passes over the parameter group that gamma steps in, as optimizers do that keep a list beside "
+                "their groups; from here on gamma steps in the script's group: gamma_lr multiplies its step, and the "
+                "group's weight decay acts on it"
+            )
+        elif self.told:
+            return
+        else:
+            self.told = True
+            told = (
+                f"{name} does not move gamma (model.{NAME}.gamma) although it is pulled, and lambda grows in vain; use "
+                "an optimizer that moves every parameter with a gradient, or preset 'fit', where gamma moves by itself"
+            )
+        warnings.warn(told, AceWarning, stacklevel=2)

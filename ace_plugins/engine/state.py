@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ..contract.sites import AddsItself, Node, Site, Tap
 from ..contract.upstreams import Script
+from ..errors import AceWarning
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measuring import Call
@@ -32,12 +34,20 @@ class Live:
 
     def __init__(self) -> None:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
+        self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0
         """Counts changes, so that every optimizer looks again at what it owns."""
         self.began: Callable[[], None] = lambda: None
         """Called when a model joins: the optimizer hooks are installed with the first one."""
 
+    def parameters(self, ace: Ace) -> frozenset[int]:
+        """The identities of the model's parameters when they were last looked at, ACE's among them."""
+        if ace not in self._parameters:
+            self._parameters[ace] = frozenset(map(id, (ace.root or ace).parameters()))
+        return self._parameters[ace]
+
     def add(self, ace: Ace) -> None:
+        self._parameters.pop(ace, None)
         self.aces.add(ace)
         self.changes += 1
         self.began()
@@ -59,6 +69,35 @@ class Hooks(Protocol):
         """Hooks on the sites exactly while the branches take part."""
 
 
+FORWARDS = 200
+"""Training forwards without a step of gamma after which it is looked whether weights move all the same."""
+
+
+class Unstepped:
+    """Training forwards that no step of gamma has followed, and one of the model's weights as it was at the first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.forwards = 0
+        added = {id(parameter) for parameter in model._modules[NAME].parameters()}  # type: ignore[union-attr]
+        mine = [p for p in model.parameters() if p.requires_grad and id(p) not in added]
+        self.weight = min(mine, key=Tensor.numel, default=None)
+        self.before = None if self.weight is None else self.weight.detach().clone()
+
+    def look(self, model: nn.Module) -> None:
+        """One more forward. After many of them, tell if weights move without a step that could be seen."""
+        self.forwards += 1
+        if self.forwards != FORWARDS or self.weight is None or self.before is None:
+            return
+        if self.weight.shape == self.before.shape and not torch.equal(self.weight.detach(), self.before):
+            warnings.warn(
+                f"the weights of {type(model).__name__} move, but in {FORWARDS} training forwards no "
+                f"torch.optim.Optimizer has made a step with its gamma (model.{NAME}.gamma): no dual loop runs; "
+                "what moves them must be a torch.optim.Optimizer over model.parameters()",
+                AceWarning,
+                stacklevel=2,
+            )
+
+
 class Ranks(Protocol):
     """The processes that train one model together."""
 
@@ -72,6 +111,12 @@ class Ace(nn.Module):
     manifest: Tensor
     repaired: int = 0
     """How often hooks were missing where they should have been: a submodule was replaced."""
+    without_gamma: int = 0
+    """Steps of optimizers that have the model's weights, since the last of the one that has gamma."""
+    stepped: bool = False
+    """gamma has made a step in this process."""
+    unstepped: Unstepped | None = None
+    """The training forwards before."""
     ranks: Ranks | None = None
     """The processes that train the model together, where it is in a DistributedDataParallel."""
 
@@ -277,6 +322,8 @@ class Ace(nn.Module):
         return {
             **self.__dict__,
             "_root": None,
+            "stepped": False,
+            "unstepped": None,
             "ranks": None,
             "forced": None,
             "evaluates": False,

@@ -91,6 +91,7 @@ class Loop:
         known = self.ownership.get(optimizer)
         if known is None:
             return
+        known.count_steps_without_gamma(optimizer)
         # All of them before anyone is told, in reverse, so that groups appended last are taken out first.
         moved = [owned.ace for owned in reversed(known.owned) if owned.finish(optimizer)]
         for ace in known.moved:

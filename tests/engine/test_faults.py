@@ -102,3 +102,110 @@ def test_good_steps_tell_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         steps(model, optimizer, 30)
+
+
+class Listed(torch.optim.SGD):
+    """As AdaBound: it goes through a list of rates beside its groups."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.base_rates = [group["lr"] for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group, rate in zip(self.param_groups, self.base_rates, strict=False):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(rate * parameter.grad)
+
+
+def test_an_optimizer_that_passes_over_gammas_own_group_is_told_and_followed() -> None:
+    model = model_of_gamma(**PRINTED, gamma_lr=3.0)
+    optimizer = Listed(model.parameters(), lr=0.01)
+    before = model.ace.gamma.detach().clone()
+    with pytest.warns(AceWarning, match="Listed passes over the parameter group that gamma steps in") as told:
+        steps(model, optimizer, 10)
+    assert len(told) == 1
+    assert torch.equal(model.ace.gamma, before)
+    step(model, optimizer)
+    expected = before - 3 * 0.01 * (model.ace.gamma.grad + lambda_before(model, before))
+    assert torch.allclose(model.ace.gamma, expected, atol=1e-12)
+
+
+def lambda_before(model: Any, gamma: torch.Tensor) -> torch.Tensor:
+    """lambda as it was before the last step: dual_lr * gamma were added since."""
+    return model.ace.duals.lambda_ - 0.01 * gamma
+
+
+class Lazy(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:
+        pass
+
+
+def test_an_optimizer_that_does_not_move_gamma_is_told_once() -> None:
+    model = model_of_gamma(**PRINTED)
+    optimizer = Lazy(model.parameters(), lr=0.01)
+    with pytest.warns(AceWarning, match=r"Lazy does not move gamma \(model.ace.gamma\) although it is pulled") as told:
+        steps(model, optimizer, 40)
+    assert len(told) == 1
+
+
+def test_a_warm_up_that_begins_at_0_is_no_reason() -> None:
+    model = model_of_gamma(**PRINTED)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, step / 30 - 0.5))
+    for _ in range(30):
+        step(model, optimizer)
+        schedule.step()
+    assert not torch.equal(model.ace.gamma, torch.ones(3, dtype=torch.float64))
+
+
+def test_a_new_optimizer_without_gamma_while_the_old_one_lives() -> None:
+    model = attach(Layered().double(), **PRINTED)
+    old = torch.optim.SGD(model.parameters(), lr=0.01)
+    step(model, old)
+    new = torch.optim.SGD([p for name, p in model.named_parameters() if "ace" not in name], lr=0.01)
+    with pytest.warns(AceWarning, match="SGD has made 50 steps with weights of Layered and the optimizer that") as told:
+        steps(model, new, 60)
+    assert len(told) == 1
+    assert old.param_groups
+
+
+class Homemade:
+    """No torch.optim.Optimizer."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def zero_grad(self) -> None:
+        self.model.zero_grad()
+
+    def step(self) -> None:
+        for parameter in self.model.parameters():
+            parameter.data -= 0.001 * parameter.grad
+
+
+def test_an_optimizer_that_is_none_of_torchs() -> None:
+    model = attach(Layered().double(), **FIT)
+    with pytest.warns(AceWarning, match="in 200 training forwards no torch.optim.Optimizer has made a step") as told:
+        steps(model, Homemade(model), 210)
+    assert len(told) == 1
+
+
+def test_many_models_alive() -> None:
+    """A step looks at the models that its optimizer has parameters of, not at all there are."""
+    models = [attach(Layered(layers=1), **FIT) for _ in range(30)]
+    looked: list[Any] = []
+
+    def count(module: Any, *args: Any, **options: Any) -> Any:
+        looked.append(module)
+        return torch.nn.Module.parameters(module, *args, **options)
+
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    x = torch.randn(4, 3)
+    for model in models:
+        model.parameters = lambda *a, model=model, **k: count(model, *a, **k)  # type: ignore[method-assign]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        model(x).mean().backward()
+        optimizer.step()
+    assert len(looked) <= 4 * len(models)
