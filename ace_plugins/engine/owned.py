@@ -56,6 +56,8 @@ class Owned(ABC):
             # This optimizer is driven by another one's step (ZeroRedundancyOptimizer, Lookahead): it moves gamma.
             outer, its_optimizer = self.ace.under_way
             outer.restore(its_optimizer)
+        elif self.ace.ranks is not None:
+            self.ace.ranks.reduce(self.ace)
         if self.ace.hooks is not None and not self.ace.hooks.verified:
             self.ace.sync()  # a compiled forward does not
         self.before = gamma.detach().clone()

@@ -16,6 +16,7 @@ from .bounded import maps
 from .fitted import Fitted
 from .owned import Owned
 from .printed import Printed
+from .ranks import find_shards
 from .scheduled import Scheduled
 from .state import LIVE, NAME, Ace
 
@@ -60,6 +61,7 @@ def look(optimizer: Optimizer) -> Ownership:
     live = _touched(places)
     owned = [_kind(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
     for each in owned:
+        find_shards(each.ace)
         _check_branches(each.ace, places)
     # Weights that a model shares with one whose gamma is here are here for that one.
     shared = {id(p) for each in owned if each.ace.root is not None for p in each.ace.root.parameters()}

@@ -104,6 +104,9 @@ class Ranks(Protocol):
     def meet(self, ace: Ace) -> None:
         """Before each step."""
 
+    def reduce(self, ace: Ace) -> None:
+        """Once the gradients of a step are there."""
+
 
 class Ace(nn.Module):
     """Everything ACE adds to one model. Registered as the submodule ``ace``, so state goes where the model goes."""

@@ -28,7 +28,7 @@ from .branches import converting
 from .observed import LOSSES
 from .owned import Owned
 from .ownership import Adoption, Ownership, look, seen
-from .ranks import wrapping
+from .ranks import refusing, wrapping
 from .skipping import tell_of_skipped
 from .state import LIVE
 
@@ -50,6 +50,7 @@ class Loop:
             register_optimizer_step_post_hook(self.after_step)
             wrapt.wrap_function_wrapper(Optimizer, "__init__", self._constructing)
             wrapt.wrap_function_wrapper("torch.nn.parallel", "DistributedDataParallel.__init__", wrapping)
+            wrapt.register_post_import_hook(_refuse_flat_parameters, "torch.distributed.fsdp")
             wrapt.wrap_function_wrapper("torch.nn", "SyncBatchNorm.convert_sync_batchnorm", converting)
             LOSSES.install()
             atexit.register(self.finish)
@@ -166,6 +167,10 @@ def _nested(optimizer: Optimizer) -> bool:
         steps += frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
     return steps > 1
+
+
+def _refuse_flat_parameters(fsdp: Any) -> None:
+    wrapt.wrap_function_wrapper(fsdp, "FullyShardedDataParallel.__init__", refusing)
 
 
 LOOP = Loop()

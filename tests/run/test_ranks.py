@@ -140,6 +140,64 @@ def test_two_processes_are_one_on_the_joined_batch(config: Any, tmp_path: Path) 
     assert torch.allclose(one, values(model), atol=1e-5)
 
 
+def sharded(rank: int, folder: str) -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.load(f"{folder}/model.pt", weights_only=False)
+    mesh = torch.distributed.init_device_mesh("cpu", (2,))
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh, ignored_params=set(model.ace.parameters()))
+    train(model, model, [x[rank::2] for x in batch(STEPS)])
+    return values(model), type(model.head.weight).__name__
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"preset": "none", "mode": "resilient", "dual_lr": 0.05}, {**FIT, "mode": "resilient", "budget": 150}],
+    ids=["printed", "fitted"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+def test_sharded_with_ace_whole(config: Any, tmp_path: Path) -> None:
+    """``fully_shard``, known as FSDP2."""
+    torch.manual_seed(0)
+    model = attach(Layered().double(), "layered", **{**config, "trace": False, "spectral_norm": True})
+    torch.save(model, tmp_path / "model.pt")
+    train(model, model, batch(STEPS))
+    one, two = both(sharded, tmp_path)
+    assert one[1] == "DTensor"
+    assert torch.equal(one[0], two[0])
+    assert torch.allclose(one[0], values(model), atol=1e-5)
+
+
+def sharded_all(rank: int, folder: str) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    told = []
+    model = made(**FIT)
+    try:
+        FullyShardedDataParallel(model)
+    except AceError as error:
+        told.append(str(error))
+    fully_shard(model, mesh=torch.distributed.init_device_mesh("cpu", (2,)))
+    try:
+        train(model, model, batch(1))
+    except AceError as error:
+        told.append(str(error))
+    return told
+
+
+def test_what_takes_gamma_apart_is_refused(tmp_path: Path) -> None:
+    one, two = both(sharded_all, tmp_path)
+    assert one == two
+    flat, whole = one
+    assert "FullyShardedDataParallel takes gamma apart" in flat
+    assert "fully_shard has taken ACE's parameters apart" in whole
+    for told in one:
+        assert "fully_shard(model, ignored_params=set(model.ace.parameters()))" in told
+        assert "\n" not in told
+
+
 def uneven(rank: int, folder: str) -> Any:
     model = made(**FIT)
     wrapped = DistributedDataParallel(model)
