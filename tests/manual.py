@@ -5,7 +5,8 @@
 - Any block with ``title="path"`` is a file that the reader writes there.
 - ``text`` is what the block before it prints: its lines in that order, with "..." for anything, and others in between.
 - ``<!-- not run: why -->`` on the line before leaves a block out. Every other block is run.
-- ``<!-- needs: a, b -->`` at the top of a page names modules without which the page is skipped.
+- ``<!-- followed to the letter; needs: a, b -->`` at the top makes a page one of these, and names modules without which
+  it is skipped. The Python blocks of other pages are run by test_manual.py.
 """
 
 from __future__ import annotations
@@ -61,9 +62,10 @@ def blocks(page: Path) -> Iterator[Block]:
         )
 
 
-def needs(page: Path) -> list[str]:
-    found = re.match(r"<!-- needs: (.+?) -->", page.read_text(encoding="utf-8"))
-    return re.split(r",\s*", found[1]) if found else []
+def needs(page: Path) -> list[str] | None:
+    """The modules that a page needs; None for a page that is not to be followed."""
+    found = re.match(r"<!-- followed to the letter(?:; needs: (.+?))? -->", page.read_text(encoding="utf-8"))
+    return None if found is None else re.split(r",\s*", found[1] or "")
 
 
 def environment(folder: Path) -> dict[str, str]:
