@@ -159,7 +159,7 @@ def table(results: Mapping[str, Sequence[tuple[Result, Result]]]) -> Table:
                 f"{_mean(errors):.4f}",
                 f"{min(errors):.4f}–{max(errors):.4f}",
                 f"{min(largest):.2f}–{max(largest):.2f}" if largest else "",
-                f"{_mean([result.equivariance for result in judged]):.2g}",
+                f"{_mean([result.equivariance for result in judged]):.1g}",
             )
     return made
 

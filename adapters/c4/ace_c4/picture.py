@@ -36,6 +36,7 @@ def draw(runs: Mapping[str, Sequence[tuple[Run, Run]]], path: Path) -> None:
     seed, the curves of all. Without pyplot, so that no window system and no global state take part."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(17, 2.0 * len(runs) + 0.7), layout="constrained")
     FigureCanvasAgg(figure)
@@ -50,6 +51,8 @@ def draw(runs: Mapping[str, Sequence[tuple[Run, Run]]], path: Path) -> None:
         axis.set_title(title, fontsize=10)
     for axis, name in zip(grid[-1][-2:], ("epoch", "step"), strict=True):
         axis.set_xlabel(name)
+    for axis in grid[:, -2]:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid[0][-2].legend(frameon=False, fontsize=8)
     grid[0][-1].legend(frameon=False, fontsize=8)
     for column in (grid[:, -2], grid[:, -1]):  # one scale for all targets

@@ -69,11 +69,16 @@ def draw(runs: Sequence[Run], title: str, error: str, path: Path) -> None:
 
 def _curves(axis: Any, runs: Sequence[Run], error: str) -> None:
     """The validation error of what each run deploys, epoch by epoch."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     for run, colour in zip(runs, COLOURS, strict=True):
         axis.plot(range(1, len(run.curve) + 1), run.curve, color=colour, linewidth=1.6, marker=".", label=run.name)
     axis.set_xlabel("epoch")
     axis.set_ylabel(error)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.set_yscale("log")
+    for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+        ticks(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axis.legend(frameon=False)
     _dress(axis, zero=False)
 
