@@ -175,6 +175,8 @@ class ProcessRun:
 
     def _print_tables(self, records: list[Record], elsewhere: bool) -> None:
         trained = [record for record in records if record.steps]
+        if trained and self.training_in != os.getpid():
+            return  # a checkpoint was loaded, to be deployed or evaluated: what its training came to was told then
         for record in trained:
             if not had_traceback():
                 if sys.stderr is not None:

@@ -311,3 +311,17 @@ def test_json_of_a_script_that_builds_no_model(clone: Clone) -> None:
     first, told = done.stdout.splitlines()
     assert (first, done.stderr) == ("hello", "")
     assert json.loads(told) == {"adapter": "toy_net", "models_attached": 0, "spawned": False, "runs": []}
+
+
+def test_a_process_that_only_loads_a_model_tells_nothing_of_its_training(clone: Clone) -> None:
+    """As commands do that package what was trained: its verdict was told when it was trained."""
+    clone.write(TRAIN + "torch.save(build_and_train().state_dict(), 'trained.pt')\n", marked=False)
+    assert "ACE strict" in clone.run("--", "train.py").stderr
+    clone.write(
+        TRAIN + "model = Net(); model.load_state_dict(torch.load('trained.pt')); print('loaded')\n", marked=False
+    )
+    done = clone.run("--", "train.py")
+    assert done.stdout == "loaded\n"
+    assert "attached to Net" in done.stderr
+    assert "ACE strict" not in done.stderr
+    assert "made no step" not in done.stderr
