@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--atoms", type=int, default=15)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--features", type=int, default=16)
-    parser.add_argument("--l-max", type=int, default=1)
+    parser.add_argument("--l-max", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
