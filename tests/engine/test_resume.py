@@ -11,7 +11,14 @@ from toy import Layered
 from ace_plugins import attach, status
 
 BOUND = {"mode": "bounded", "dual_lr": 0.01, "trace": False}
-FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "off"}
+# Branches are bounded or not in all of them: a checkpoint of other branches is refused.
+FIT: dict[str, Any] = {
+    "preset": "fit",
+    "loop": "fitted",
+    "trace": False,
+    "frames": "off",
+    "spectral_norm": False,
+}
 
 
 def made(**config: Any) -> Any:
