@@ -44,10 +44,12 @@ class AdapterCheck:
         try:
             kit = _kit(self.adapter, self.seed, self.checkout)
             function(kit)
+            self.notes, kit.notes = kit.notes, {}
+            return
         except (AceError, testing.CheckError) as error:
-            # The adapter is to be mended, not the kit: a traceback through it would only be long.
-            pytest.fail(f"adapter {self.adapter!r}, {self.name}: {error}", pytrace=False)
-        self.notes, kit.notes = kit.notes, {}
+            told = f"adapter {self.adapter!r}, {self.name}: {error}"
+        # The adapter is to be mended, not the kit: a traceback through it would only be long.
+        pytest.fail(told, pytrace=False)
 
     def __str__(self) -> str:
         return self.name

@@ -18,12 +18,12 @@ from ace_c4 import picture, shapes, training
 from ace_c4.demo import demo
 from ace_c4.net import C4Conv, C4Net
 from ace_plugins import AdapterError, ConfigError, attach
-from ace_plugins.testing import CHECKS, Kit
+from ace_plugins.testing import parametrize_with_checks
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_battery(check: Any) -> None:
-    check(Kit("c4"))
+@parametrize_with_checks("c4")
+def test_contract(check: Any) -> None:
+    check()
 
 
 def turned(x: Tensor, *, fields: bool) -> Tensor:

@@ -37,7 +37,7 @@ from ace_plugins import (
     status,
 )
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing import CHECKS, Kit
+from ace_plugins.testing import parametrize_with_checks
 
 # e3nn before 0.6 compiles its modules with TorchScript, which has something to say of them.
 pytestmark = [
@@ -125,9 +125,9 @@ def names(*modules: tuple[str, nn.Module], **told: Any) -> list[str]:
     return [site.name for site in sites(model)]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_battery(check: Any) -> None:
-    check(Kit("e3nn"))
+@parametrize_with_checks("e3nn")
+def test_contract(check: Any) -> None:
+    check()
 
 
 def test_a_users_model_is_recognised_and_its_layers_are_sites() -> None:

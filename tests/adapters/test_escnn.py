@@ -21,14 +21,14 @@ import ace_plugins as ace
 from ace_escnn import fields
 from ace_escnn.example import Network
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing import CHECKS, Kit
+from ace_plugins.testing import parametrize_with_checks
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:escnn.*", "ignore::DeprecationWarning:escnn.*")
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_battery(check: Any) -> None:
-    check(Kit("escnn"))
+@parametrize_with_checks("escnn")
+def test_contract(check: Any) -> None:
+    check()
 
 
 SPACES = [

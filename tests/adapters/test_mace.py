@@ -32,7 +32,7 @@ from ace_plugins.compare.outputs import Reading
 from ace_plugins.errors import AceWarning, AdapterError, StepError
 from ace_plugins.plugins.registry import registry
 from ace_plugins.symmetry.measuring import mapped
-from ace_plugins.testing import CHECKS, Kit
+from ace_plugins.testing import parametrize_with_checks
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The TorchScript type system:UserWarning", "ignore:Environment variable TORCH_FORCE_NO:UserWarning"
@@ -49,9 +49,9 @@ def _precision() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_battery(check: Any) -> None:
-    check(Kit("mace"))
+@parametrize_with_checks("mace")
+def test_contract(check: Any) -> None:
+    check()
 
 
 def double(value: Tensor) -> Tensor:

@@ -23,16 +23,16 @@ from ace_nequip.action import action as how_it_acts
 from ace_nequip.command import METRICS, script
 from ace_nequip.example import batch, molecules_example, small
 from ace_plugins import E3, AceError, AceWarning, attach, audit, averaged, equivariance_error, export, use_branches
-from ace_plugins.testing import CHECKS, Kit
+from ace_plugins.testing import parametrize_with_checks
 
 MODES = ("strict", "resilient", "bounded", "scheduled")
 Data = dict[str, Tensor]
 Model = Callable[[Data], Data]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_battery(check: Any) -> None:
-    check(Kit("nequip"))
+@parametrize_with_checks("nequip")
+def test_contract(check: Any) -> None:
+    check()
 
 
 def data(periodic: bool = False, seed: int = 0) -> Data:

@@ -74,6 +74,7 @@ def test_ids_expected_failures_and_a_summary(tmp_path: Path) -> None:
     assert "adapter 'nobody', hooks_answer: unknown adapter 'nobody'" in done.stdout
     assert "kit.py" not in done.stdout, "no way through the kit's own files"
     assert "Traceback" not in done.stdout
+    assert "During handling" not in done.stdout
 
 
 def test_an_expected_failure_that_is_no_check_is_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...contract.sites import Site, Stem, Tap
+from ...contract.sites import AddsItself, Site, Stem, Tap
 from ...contract.upstreams import class_path
 from ...engine.taps import resolve
 from ...errors import AceError
@@ -107,7 +107,7 @@ def check_sites_fit_the_forward(kit: Kit) -> None:
     """In a forward of the example every site's module runs, and gives and is given what the site says."""
     example = kit.example()
     nodes = list(kit.nodes(example.model))
-    heard = _Heard(example.model)
+    heard = _Heard(example.model, _judging_themselves(kit))
     stems = {node.name: node for node in nodes if isinstance(node, Stem)}
     for node in nodes:
         if isinstance(node, Site):
@@ -131,11 +131,22 @@ def check_sites_fit_the_forward(kit: Kit) -> None:
     kit.notes["sites:"] = str(len(model.ace.sites))
 
 
+def _judging_themselves(kit: Kit) -> set[str]:
+    """Sites whose branches add themselves: these look themselves at what they read, as images [B, C, H, W]."""
+    try:
+        model, _ = kit.attached()
+    except AceError:
+        return set()  # it is told by what follows
+    return {site.name for site in model.ace.sites if isinstance(model.ace.branch(site.name), AddsItself)}
+
+
 class _Heard:
     """The calls of submodules in one forward."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, free: set[str]) -> None:
         self.model = model
+        self.free = free
+        """Nodes whose features need not be the trailing dimensions."""
         self.calls: dict[str, tuple[tuple[Any, ...], Mapping[str, Any], Any]] = {}
 
     def listen(self, node: Site | Stem, path: str) -> None:
@@ -165,7 +176,7 @@ class _Heard:
         if not isinstance(output, Tensor):
             told = f"{who} gives a {type(output).__name__}, expected a tensor"
             yield CheckError(f"{told}: say which of its outputs", node_field(site, "output"))
-        elif tuple(output.shape[-len(site.shape_out) :]) != site.shape_out:
+        elif site.name not in self.free and tuple(output.shape[-len(site.shape_out) :]) != site.shape_out:
             found = f"{who} gives shape {tuple(output.shape)}, which does not end with {site.shape_out}"
             yield CheckError(found, node_field(site, "shape_out"))
 
@@ -189,7 +200,7 @@ class _Heard:
         if not isinstance(value, Tensor):
             told = f"{node.name!r} reads {what}, a {type(value).__name__}, expected a tensor"
             yield CheckError(told, node_field(node, "reads"))
-        elif tuple(value.shape[-len(shape) :]) != shape:
+        elif node.name not in self.free and tuple(value.shape[-len(shape) :]) != shape:
             told = f"{node.name!r} reads {what} of shape {tuple(value.shape)}, which does not end with {shape}"
             yield CheckError(told, node_field(node, "shape_in"))
 
