@@ -71,13 +71,17 @@ class Adapter:
     distribution: str
     python: str
     upstream: tuple[Requirement, ...]
+    by_hand: str = ""
+    """Why pip cannot install what it patches by name, where that is so: ``by-hand`` in ``tool.ace-matrix``."""
 
     @classmethod
     def read(cls, folder: Path) -> Adapter:
-        project: Any = tomlkit.parse((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        read: Any = tomlkit.parse((folder / "pyproject.toml").read_text(encoding="utf-8")).unwrap()
+        project = read["project"]
         extra = project.get("optional-dependencies", {}).get("upstream", ())
-        requirements = tuple(Requirement(str(text)) for text in extra)
-        return cls(folder.name, str(project["name"]), str(project["requires-python"]), requirements)
+        requirements = tuple(map(Requirement, extra))
+        by_hand = read.get("tool", {}).get("ace-matrix", {}).get("by-hand", "")
+        return cls(folder.name, project["name"], project["requires-python"], requirements, by_hand)
 
     def environments(self, known: Mapping[str, str]) -> list[Environment]:
         """From the lowest versions to the highest."""
@@ -87,6 +91,7 @@ class Adapter:
         return [
             Environment(self.name, factor, {name: _at(place, count, each) for name, each in chosen.items()})
             for place, factor in enumerate(factors[-count:] if count else ())
+            if factor == "newest" or not self.by_hand
         ]
 
 
@@ -96,12 +101,14 @@ def _at(place: int, count: int, versions: Sequence[str]) -> str:
 
 
 def picked(requirement: Requirement, known: Mapping[str, str]) -> list[str]:
-    """The versions to test, the lowest first."""
+    """The versions to test, the lowest first. Where the metadata tell no lowest one, the highest alone."""
     if canonicalize_name(requirement.name) not in known:
         raise SystemExit(f"{RECORD.name} has no versions of {requirement.name}: python docs/write_support.py --ask")
     found = sorted(map(Version, requirement.specifier.filter(known[canonicalize_name(requirement.name)].split())))
     if not found:
         raise SystemExit(f"no version of {requirement} is known: python docs/write_support.py --ask")
+    if all(each.operator in ("<", "<=", "!=") for each in requirement.specifier):
+        return [str(found[-1])]
     ends = {found[0], found[-1]}
     majors, minors = (sorted({v.release[:n]: v for v in found}.values()) for n in (1, 2))
     between = [version for version in majors if version not in ends]
@@ -116,29 +123,28 @@ def adapters() -> list[Adapter]:
     return [Adapter.read(path.parent) for path in sorted(ROOT.glob("adapters/*/pyproject.toml"))]
 
 
-def together(tox: str) -> set[str]:
-    """The adapters that the environment of the whole suite has, with what they patch."""
+def together(tox: str, extra: str = "upstream") -> set[str]:
+    """The adapters that the environment of the whole suite names, with what they patch; without an extra, all."""
     parsed = configparser.RawConfigParser()
     parsed.read_string(tox)
-    return set(re.findall(r"adapters\{/}(\w+)\[[^]]*upstream", parsed["testenv"]["deps"]))
+    end = rf"\[[^]]*{extra}" if extra else r"\b"
+    return set(re.findall(rf"adapters\{{/}}(\w+){end}", parsed["testenv"]["deps"]))
 
 
 def matrix(tox: str, record: Mapping[str, Any]) -> str:
     """The part of tox.ini between the two marks."""
-    inside = together(tox)
-    apart = [adapter.name for adapter in adapters() if adapter.name not in inside]
+    inside, named = together(tox), together(tox, "")
+    own = [adapter for adapter in adapters() if adapter.upstream and not adapter.by_hand]
     lines = [
         "[matrix]",
         "# What a plain `tox run` runs. The upstream of some adapters does not go with the others': these have",
         "# an environment of their own on its newest version, and are everywhere else without it.",
-        f"default = {', '.join(['lint', 'docs', 'py', *(f'{name}-newest' for name in apart)])}",
+        f"default = {', '.join(['lint', 'docs', 'py', *(f'{a.name}-newest' for a in own if a.name not in inside)])}",
         "apart =",
-        *(f"    -e {{tox_root}}{{/}}adapters{{/}}{name}" for name in apart),
+        *(f"    -e {{tox_root}}{{/}}adapters{{/}}{a.name}" for a in adapters() if a.name not in named),
     ]
-    for adapter in adapters():
+    for adapter in own:
         made = adapter.environments(record["versions"])
-        if not made:
-            continue
         lines += [
             "",
             f"[testenv:{adapter.name}-{{{','.join(environment.factor for environment in made)}}}]",
@@ -162,12 +168,12 @@ def page(tox: str, record: Mapping[str, Any]) -> str:
     inside, rows = together(tox), []
     for adapter in adapters():
         for environment in adapter.environments(record["versions"]):
-            newest = environment.factor == "newest"
+            newest = environment.factor == "newest" and not adapter.by_hand
             where = ("in `py`" if adapter.name in inside else "yes") if newest else ""
             versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
-            rows.append(
-                f"| `{environment.name}` | {versions} | {adapter.python} | {where} | {_told(environment, record)} |"
-            )
+            name = adapter.name if adapter.by_hand else f"`{environment.name}`"
+            told = f" | no environment: {adapter.by_hand}" if adapter.by_hand else _told(environment, record)
+            rows.append(f"| {name} | {versions} | {adapter.python} | {where} | {told} |")
     return HEAD + "\n".join(rows) + f"\n\nThe package index was asked for versions on {record['asked']}.\n"
 
 
@@ -199,7 +205,9 @@ def ask(record: dict[str, Any]) -> None:
 
 def run(name: str, record: dict[str, Any]) -> None:
     """Run one environment of the matrix, and keep how that went."""
-    made = {e.name: e for adapter in adapters() for e in adapter.environments(record["versions"])}
+    made = {
+        e.name: e for adapter in adapters() if not adapter.by_hand for e in adapter.environments(record["versions"])
+    }
     if name not in made:
         raise SystemExit(f"environment {name!r}: expected one of {', '.join(made)}")
     with tempfile.TemporaryDirectory() as folder:

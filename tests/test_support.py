@@ -39,6 +39,7 @@ def test_tox_and_the_page_are_up_to_date() -> None:
         ("a>=0.3.13", "0.3.16 0.3.15 0.3.14 0.3.13 0.3.12", "0.3.13 0.3.14 0.3.15 0.3.16"),
         ("a>=1,<2", "2.0 1.9rc1 1.1", "1.1"),
         ("a==1.1", "1.2 1.1 1.0", "1.1"),
+        ("a<2.4", "2.4 2.3 2.2 1.0", "2.3"),  # no lowest is told
     ],
 )
 def test_the_lowest_the_highest_and_some_between(requirement: str, known: str, picked: str) -> None:
@@ -87,6 +88,19 @@ def test_an_adapter_that_does_not_go_with_the_others_has_its_own_environment(wit
     assert "| `another-newest` | Some_net 1.2, helper 7 | >=3.11 | yes |  | not run |" in support.page(
         written, with_another
     )
+
+
+def test_an_adapter_without_upstream_or_with_one_that_pip_cannot_install(with_another: dict[str, Any]) -> None:
+    another = support.ROOT / "adapters" / "another" / "pyproject.toml"
+    about = another.read_text(encoding="utf-8")
+    by_hand = about + '[tool.ace-matrix]\nby-hand = "see there"\n'
+    for text, row in ((about.partition("[project.opt")[0], None), (by_hand, " | no environment: see there |")):
+        another.write_text(text, encoding="utf-8")
+        written = support.with_matrix(TOX, with_another)
+        assert "another-" not in written
+        assert "    -e {tox_root}{/}adapters{/}another\n" in written, "its tests are in the whole suite, or say why not"
+        rows = [line for line in support.page(written, with_another).splitlines() if "another" in line]
+        assert rows == ([f"| another | Some_net 1.2, helper 7 | >=3.11 |  | {row}"] if row else [])
 
 
 def test_the_page_says_how_runs_went(with_another: dict[str, Any]) -> None:
