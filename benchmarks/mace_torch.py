@@ -22,8 +22,9 @@ def molecules(count: int, atoms: int, r_max: float) -> dict[str, Tensor]:
     corners = torch.cartesian_prod(*[torch.arange(3)] * 3)[:atoms]
     positions = 1.3 * corners.repeat(count, 1) + 0.15 * torch.randn(count * atoms, 3)
     graph = torch.arange(count).repeat_interleave(atoms)
-    apart = torch.cdist(positions, positions)
-    sender, receiver = torch.nonzero((graph[:, None] == graph) & (apart < r_max) & (apart > 0), as_tuple=True)
+    near = (positions[:, None] - positions).norm(dim=-1) < r_max
+    others = ~torch.eye(len(positions), dtype=torch.bool)
+    sender, receiver = torch.nonzero((graph[:, None] == graph) & near & others, as_tuple=True)
     return {
         "positions": positions,
         "node_attrs": torch.nn.functional.one_hot(torch.randint(3, (len(positions),)), 3).to(positions.dtype),

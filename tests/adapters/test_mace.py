@@ -35,7 +35,9 @@ from ace_plugins.symmetry.measuring import mapped
 from ace_plugins.testing import parametrize_with_checks
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:The TorchScript type system:UserWarning", "ignore:Environment variable TORCH_FORCE_NO:UserWarning"
+    "ignore:The TorchScript type system:UserWarning",
+    "ignore:Environment variable TORCH_FORCE_NO:UserWarning",
+    "ignore:.torch.jit:DeprecationWarning",
 )
 MODES = ("strict", "bounded", "resilient", "scheduled")
 QUIET: dict[str, Any] = {"trace": False, "tell": False}

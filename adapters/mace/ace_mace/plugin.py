@@ -71,9 +71,8 @@ def ace_group_action(model: Any) -> ace.GroupAction:
         "forces": ace.Vectors(),
         "virials": ace.Tensors(),
         "stress": ace.Tensors(),
+        "interaction_energy?": ace.Invariant(),  # of ScaleShiftMACE
     }
-    if type(model).__name__ == "ScaleShiftMACE":  # others do not give it
-        outputs["interaction_energy"] = ace.Invariant()
     group = ace.SE3 if getattr(model, "use_so3", False) else ace.E3  # features without parity tell left from right
     # Total energies are those of single atoms for the most part, which nothing can break.
     return ace.GroupAction(group, inputs, outputs, graphs, beside=("energy", "node_energy"))
