@@ -70,7 +70,7 @@ def asked(hook: str, answer: Any) -> Any:
             "ace_branch": {"site": Site("here", "here", (1,), (1,)), "model": None, "config": None},
             "ace_group_action": {"model": None},
             "ace_script": {"argv": ()},
-            "ace_example": {"seed": 0},
+            "ace_example": {"seed": 0, "model": None},
         }
         return plugin.call(hook, **arguments.get(hook, {}))
     finally:
@@ -214,7 +214,7 @@ def test_one_bad_answer_leaves_the_other_data_sets_and_demos(monkeypatch: pytest
     assert made.output == "made\n"
     with pytest.warns(AceWarning, match=r"left out: adapter 'aaa' .*: ace_demo failed: SystemExit: 3"):
         shown = CliRunner().invoke(cli, ["demo"], catch_exceptions=False)
-    assert shown.output == "made\n"
+    assert shown.output.endswith("made\n")
     refused = CliRunner().invoke(cli, ["demo", "aaa"], catch_exceptions=False)
     assert refused.exit_code == 2
     assert "ace-patch: adapter 'aaa' ((registered) ): ace_demo failed: SystemExit: 3" in refused.output
