@@ -45,7 +45,7 @@ class OpenHook:
             compiling = torch.compiler.is_compiling()
             if not compiling and (hooks.state != hooks.wanted(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
-            if not (ace.stepped or compiling or ace.landed) and ace.trains() and ace.gamma.requires_grad:
+            if not (compiling or ace.stepped or ace.landed) and ace.trains() and ace.gamma.requires_grad:
                 ace.unstepped = ace.unstepped or Unstepped(model)
                 ace.unstepped.look(model)
             if ace.config.error_every:
