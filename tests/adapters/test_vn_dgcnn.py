@@ -100,7 +100,7 @@ def test_the_scripts_of_a_patched_checkout_train_with_ace_and_plain_upstream_loa
 
     saved = root / "log" / "cls" / "run" / "checkpoints" / "best_model.pth"
     with_ace = shutil.copy(saved, tmp_path)
-    done = ace(root, "export", str(with_ace), "-o", str(saved))
+    done = ace(root, "export", str(with_ace), "-o", str(saved), "--overwrite")
     assert done.returncode == 0, done.stderr
     plain = git(fresh(root), "status", "--porcelain")
     off = ("run", "vn_dgcnn", "--mode", "off", "--cpu", "--", "test_cls.py", *RUN)
