@@ -284,7 +284,8 @@ def _largest(gamma: Tensor) -> float:
     """|gamma| at most; nan where its values are not there."""
     if gamma.is_meta:
         return math.nan
-    values = gamma.detach().to_dense().abs()
+    values = gamma.detach().to_dense()
+    values = (values if values.is_complex() else values.double()).abs()
     return float(values.max()) if values.numel() else 0.0
 
 

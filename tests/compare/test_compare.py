@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -223,7 +224,9 @@ def test_links_to_folders_are_gone_through_and_ours_are_left_out(tmp_path: Path)
 
 def started(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ace_plugins", "compare", "schnet", *METRIC, *words, "--", "train.py"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Tests that run in the background of a shell inherit that SIGINT is ignored.
+    heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
 
 
 def until(what: Any, seconds: float = 60) -> Any:

@@ -45,7 +45,9 @@ def test_there_are_files() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_file_is_sound(path: Path) -> None:
     for experiment in read(path, 0.1):
-        plugin = registry().adapter(experiment.adapter)
+        plugin = registry().plugins[experiment.adapter]
+        if plugin.problem is not None:
+            pytest.skip(f"needs the adapter: {plugin.problem}")
         for settings in experiment.runs.values():
             plugin.checked(resolve(plugin.presets, options=settings, environment={}))
         script = plugin.call("ace_script", argv=experiment.words) if plugin.has("ace_script") else None

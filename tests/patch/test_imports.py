@@ -285,7 +285,7 @@ def test_what_is_not_watched_is_not_looked_for(folder: Path) -> None:
     written(folder / "other.py", "")
     sys.meta_path.insert(1, Counting())  # type: ignore[arg-type]
     importlib.import_module("other")
-    assert calls == ["other"], "by the import alone, not by the watch besides"
+    assert calls.count("other") == 1, "by the import alone, not by the watch besides"
 
 
 def test_files_are_known_by_the_end_of_their_path() -> None:

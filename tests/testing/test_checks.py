@@ -128,7 +128,7 @@ def changes_the_weights(node: Node, model: Any) -> nn.Module:
 
 
 def another_model(self: Any, seed: int) -> Example:
-    return VECTORS().ace_example(seed)  # type: ignore[no-any-return]
+    return VECTORS().ace_example(seed, None)  # type: ignore[no-any-return]
 
 
 def not_seeded(self: Any, seed: int) -> Example:
