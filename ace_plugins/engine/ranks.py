@@ -16,6 +16,7 @@ only the first process makes: what plain upstream may do would hang.
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 import torch
@@ -35,15 +36,28 @@ IGNORED = "_ddp_params_and_buffers_to_ignore"
 class Ranks:
     """The processes that train one model, seen from one of them."""
 
-    def __init__(self, group: Any, wrapper: DistributedDataParallel | None = None) -> None:
-        self.group = group
-        self.wrapper = wrapper
-        """None where the model is sharded: then nobody else makes the gradients of ACE's parameters equal."""
+    def __init__(self, group: Any = None, wrapper: DistributedDataParallel | None = None) -> None:
+        self.sharded = wrapper is None
+        """Then nobody else makes the gradients of ACE's parameters equal."""
+        self._group = group
+        # Weakly: the wrapper holds the model, and a group of processes that outlives its end aborts the process.
+        self._wrapper = None if wrapper is None else weakref.ref(wrapper)
         self.steps = 0
         """Since the model was wrapped. The model's own count may come from a checkpoint that not all have loaded."""
 
+    @property
+    def wrapper(self) -> DistributedDataParallel | None:
+        """None where the model is sharded, and once nobody has the wrapper any more."""
+        return None if self._wrapper is None else self._wrapper()
+
+    @property
+    def group(self) -> Any:
+        return self._group if self.wrapper is None else self.wrapper.process_group
+
     def meet(self, ace: Ace) -> None:
         """Before each step: refuse what would let the processes make different numbers of them, and agree if due."""
+        if self.wrapper is None and not self.sharded:
+            return
         if self.wrapper is not None and self.wrapper._join_config.enable:
             raise StepError(
                 "torch.distributed's Join lets processes make different numbers of steps, and gamma and lambda would "
@@ -58,7 +72,7 @@ class Ranks:
     def reduce(self, ace: Ace) -> None:
         """Once the gradients of a step are there: those of ACE's parameters become their mean over the processes."""
         gradients = [parameter.grad for parameter in ace.parameters() if parameter.grad is not None]
-        if self.wrapper is not None or not gradients:
+        if not self.sharded or not gradients:
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         distributed.all_reduce(flat, group=self.group)
@@ -70,7 +84,7 @@ class Ranks:
     def agree(self, ace: Ace) -> None:
         """Everything as the first process has it. Waits for the device."""
         facts = torch.tensor(ace.budget.facts(), dtype=torch.float64, device=ace.gamma.device)
-        first = list(ace.parameters()) if self.wrapper is None and not self.steps else [ace.gamma]
+        first = list(ace.parameters()) if self.sharded and not self.steps else [ace.gamma]
         tensors = [facts, *(parameter.detach() for parameter in first), *ace.buffers()]
         for kind in dict.fromkeys(tensor.dtype for tensor in tensors):
             alike = [tensor for tensor in tensors if tensor.dtype == kind]
@@ -109,7 +123,7 @@ def wrapping(init: Any, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, A
         else:
             setattr(module, IGNORED, before)
     for ace in found.values():
-        ranks = ace.ranks = Ranks(wrapper.process_group, wrapper)
+        ranks = ace.ranks = Ranks(wrapper=wrapper)
         ranks.agree(ace)
 
 
