@@ -71,8 +71,10 @@ class Ranks:
     @torch.no_grad()
     def reduce(self, ace: Ace) -> None:
         """Once the gradients of a step are there: those of ACE's parameters become their mean over the processes."""
+        if not self.sharded:
+            return
         gradients = [parameter.grad for parameter in ace.parameters() if parameter.grad is not None]
-        if not self.sharded or not gradients:
+        if not gradients:
             return
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         distributed.all_reduce(flat, group=self.group)
