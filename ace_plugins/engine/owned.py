@@ -42,6 +42,9 @@ class Owned(ABC):
     def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         """After the script's step, while gamma has not landed: move the duals, and gamma where the loop does so."""
 
+    def check(self, optimizer: Optimizer) -> None:  # noqa: B027  (most loops ask for nothing)
+        """Refuse an optimizer that this loop cannot go by."""
+
     def holds(self, optimizer: Optimizer) -> bool:
         """gamma is still where it was found."""
         params = optimizer.param_groups[self.group]["params"]

@@ -61,6 +61,7 @@ def look(optimizer: Optimizer) -> Ownership:
     live = _touched(places)
     owned = [_kind(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
     for each in owned:
+        each.check(optimizer)
         find_shards(each.ace)
         _check_branches(each.ace, places)
     # Weights that a model shares with one whose gamma is here are here for that one.

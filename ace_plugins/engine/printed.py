@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import AceWarning
+from ..errors import AceWarning, StepError
 from .owned import Owned
 from .skipping import Guard, is_finite
 from .state import NAME
 
-PATIENCE = 5
-"""Steps in a row without a move of gamma after which it is told; some optimizers leave out parameters at random."""
+PATIENCE = 20
+"""Steps in a row without a move of gamma after which it is told: some optimizers leave out parameters at random, others
+move nothing before they have seen ten gradients."""
 SKIPPING: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 """Optimizers that were seen to pass over gamma's own group."""
 
@@ -40,6 +41,13 @@ class Printed(Owned):
     """That the optimizer does not move gamma."""
     unmoved: Tensor | None = None
     """Steps in a row in which gamma was pulled and did not move, on its device."""
+
+    def check(self, optimizer: Optimizer) -> None:
+        if "lr" not in optimizer.param_groups[self.group]:
+            raise StepError(
+                f"{type(optimizer).__name__} has no learning rate ('lr') in its groups, and the paper's loop moves its "
+                "duals by it; use preset 'fit', where gamma and the duals have a pace of their own, or another optimizer"
+            )
 
     def take(self, optimizer: Optimizer) -> None:
         assert self.before is not None

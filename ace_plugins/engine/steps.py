@@ -127,9 +127,11 @@ class Loop:
                 return known.owned
         found = look(optimizer)
         if found.owned and known is None:
-            # Between a step that raised and the next one, a saved state must not show what was put aside.
-            optimizer.register_state_dict_pre_hook(_recover)
-            optimizer.register_load_state_dict_pre_hook(_recover)
+            # Between a step that raised and the next one, a saved state must not show what was put aside. Wrappers
+            # that leave out Optimizer.__init__ have no such hooks; what they save is of the optimizer inside.
+            if hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+                optimizer.register_state_dict_pre_hook(_recover)
+                optimizer.register_load_state_dict_pre_hook(_recover)
         self.ownership[optimizer] = found
         return found.owned
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from toy import Layered
 
-from ace_plugins import AceWarning, attach, status
+from ace_plugins import AceError, AceWarning, attach, status
 
 PRINTED: dict[str, Any] = {"dual_lr": 0.01, "trace": False}
 FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "budget": 200, "trace": False, "frames": "off"}
@@ -124,7 +124,7 @@ def test_an_optimizer_that_passes_over_gammas_own_group_is_told_and_followed() -
     optimizer = Listed(model.parameters(), lr=0.01)
     before = model.ace.gamma.detach().clone()
     with pytest.warns(AceWarning, match="Listed passes over the parameter group that gamma steps in") as told:
-        steps(model, optimizer, 10)
+        steps(model, optimizer, 20)
     assert len(told) == 1
     assert torch.equal(model.ace.gamma, before)
     step(model, optimizer)
@@ -148,6 +148,72 @@ def test_an_optimizer_that_does_not_move_gamma_is_told_once() -> None:
     with pytest.warns(AceWarning, match=r"Lazy does not move gamma \(model.ace.gamma\) although it is pulled") as told:
         steps(model, optimizer, 40)
     assert len(told) == 1
+
+
+class Waiting(torch.optim.SGD):
+    """As AdaShift: nothing moves before ten gradients are there."""
+
+    def step(self, closure: Any = None) -> None:
+        self.seen = getattr(self, "seen", 0) + 1
+        if self.seen > 10:
+            super().step()
+
+
+def test_an_optimizer_that_waits_for_ten_gradients_is_no_reason() -> None:
+    model = model_of_gamma(**PRINTED)
+    before = model.ace.gamma.detach().clone()
+    steps(model, Waiting(model.parameters(), lr=0.01), 40)
+    assert not torch.equal(model.ace.gamma, before)
+
+
+class Rateless(torch.optim.Optimizer):
+    """As A2Grad: a step size of its own, and no learning rate in its groups."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                parameter.sub_(0.01 * parameter.grad)
+
+
+def test_an_optimizer_without_a_learning_rate() -> None:
+    model = attach(Layered().double(), **FIT, mode="strict")
+    optimizer = Rateless(model.parameters())
+    steps(model, optimizer, 200)
+    assert status(model).landed
+    printed = attach(Layered().double(), **PRINTED)
+    with pytest.raises(AceError, match=r"Rateless has no learning rate \('lr'\) in its groups.*use preset 'fit'"):
+        step(printed, Rateless(printed.parameters()))
+
+
+class Masking(torch.optim.Optimizer):
+    """As Magma: a wrapper that leaves out Optimizer.__init__ and steps the optimizer inside."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        self.defaults = inner.defaults
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inner.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+
+
+@pytest.mark.parametrize("config", [PRINTED, FIT])
+def test_a_wrapper_that_is_no_whole_optimizer(config: Any) -> None:
+    model = attach(Layered().double(), **config)
+    twin = copy.deepcopy(model)
+    steps(model, Masking(torch.optim.Adam(model.parameters(), lr=0.01)), 30)
+    steps(twin, torch.optim.Adam(twin.parameters(), lr=0.01), 30)
+    assert torch.equal(values(model), values(twin))
 
 
 def test_a_warm_up_that_begins_at_0_is_no_reason() -> None:
