@@ -51,7 +51,7 @@ class _Features:
             raise ValueError(f"{who}: name: expected a text, found {self.name!r}")
         for field_name in ("shape_in", "shape_out"):
             shape = getattr(self, field_name)
-            if not isinstance(shape, tuple) or not shape or not all(isinstance(n, int) for n in shape):
+            if not isinstance(shape, tuple) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
                 raise ValueError(f"{who}: {field_name}: expected a tuple of sizes, as (64,), found {shape!r}")
         if not isinstance(self.reads, (Tap, str, type(None))):
             raise ValueError(f"{who}: reads: expected a Tap or the name of a stem or site, found {self.reads!r}")

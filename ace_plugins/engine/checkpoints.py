@@ -127,7 +127,7 @@ class Exported:
         if not isinstance(content, Mapping):
             self.kept += isinstance(content, Tensor)
             return content
-        if {"state", "param_groups"} <= content.keys():
+        if _is_of_an_optimizer(content):
             plain = _without_adopted(content)
             if plain is not None:
                 return plain
@@ -160,6 +160,16 @@ class Exported:
         left = len(whole.state_dict())
         self.kept, self.removed = self.kept + left, self.removed + before - left
         return whole
+
+
+def _is_of_an_optimizer(content: Mapping[Any, Any]) -> bool:
+    """Whether this is what ``Optimizer.state_dict()`` gives. A model's own tensors may have the same names."""
+    groups = content.get("param_groups")
+    return (
+        isinstance(content.get("state"), Mapping)
+        and isinstance(groups, list)
+        and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
+    )
 
 
 def _without_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -58,7 +58,9 @@ class Losses:
     def observed(self, gradient: Tensor, optimizer: Optimizer) -> Observed:
         """The step that ends now."""
         loss, self.last = self.last, None
-        return Observed(loss, gradient.detach(), tuple(group["lr"] for group in optimizer.param_groups if "lr" in group))
+        return Observed(
+            loss, gradient.detach(), tuple(group["lr"] for group in optimizer.param_groups if "lr" in group)
+        )
 
 
 LOSSES = Losses()

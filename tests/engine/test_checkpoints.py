@@ -294,6 +294,8 @@ def test_export_of_strange_checkpoints() -> None:
     assert set(export({**state, "ace.gamma": sparse})) == set(Layered().state_dict())
     with pytest.warns(AceWarning, match="max .gamma. is nan"):
         export({**state, "ace.gamma": meta})
+    for odd in (1, "0", ["0"], [{}], [{"params": 3, "name": "ace"}]):
+        assert export({**state, "ace.gamma": empty, "state": {}, "param_groups": odd})["param_groups"] == odd
     held: list[Any] = [state]
     held.append(held)
     refused("nested too deeply, or holds itself", lambda: export({"model": held}))

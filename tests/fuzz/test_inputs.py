@@ -16,11 +16,13 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from toy import Layered
+from toy import ADAPTERS, Layered
 from traces import write_run
 
-from ace_plugins import AceError, AceWarning, Config, attach, export
+from ace_plugins import AceError, AceWarning, Config, Example, Script, Shim, Site, attach, export, hookimpl
 from ace_plugins.checkout.marking import is_marked, mark, unmark
+from ace_plugins.plugins.answers import EXPECTED
+from ace_plugins.plugins.registry import registry
 from ace_plugins.report.outcome import outcome
 from ace_plugins.report.report import data_of, page_of
 from ace_plugins.report.runs import read_run
@@ -231,3 +233,59 @@ def test_traces(told: list[str], about: str, replace: bool) -> None:
             assert page_of([run]).startswith("<!DOCTYPE html>")
         except AceError as error:
             one_line(error)
+
+
+shapes = st.lists(st.integers(-1, 9), max_size=3).map(tuple)
+
+
+def answer_of(kind: Any, *parts: Any) -> Any:
+    """What the contract expects, made of odd parts; None where its own check refuses them, inside the hook."""
+    try:
+        return kind(*parts)
+    except ValueError as error:
+        assert str(error).startswith(kind.__name__)
+        return None
+
+
+answers = st.one_of(
+    nested,
+    st.sampled_from([torch.ones(2), Layered, Layered(), print, object(), iter([]), ValueError("x")]),
+    st.lists(
+        st.builds(
+            answer_of,
+            st.just(Site),
+            st.sampled_from(["a", "", "layers.0"]),
+            st.sampled_from(["layers.0", "layers", "head", "nowhere", "layers.0.1"]),
+            shapes,
+            shapes,
+        ),
+        max_size=3,
+    ),
+    st.builds(answer_of, st.just(Script), nested),
+    st.builds(answer_of, st.just(Example), nested, nested),
+    st.lists(st.builds(answer_of, st.just(Shim), words, words, st.just(bool), st.just(print)), max_size=2),
+)
+
+
+@fuzzed
+@given(st.dictionaries(st.sampled_from(sorted(EXPECTED)), answers, min_size=1, max_size=3))
+def test_answers_of_plugins(told: dict[str, Any]) -> None:
+    """An adapter that answers oddly, as one installed by somebody else may: attached and trained for a step."""
+
+    class Odd(ADAPTERS["layered"]):  # type: ignore[misc]
+        pass
+
+    for hook, answer in told.items():
+        setattr(Odd, hook, hookimpl(lambda self, answer=answer: answer))
+    registry().add(Odd(), "odd")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AceWarning)
+            model = attach(Layered(), "odd", trace=False)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            model(torch.ones(4, 3)).mean().backward()
+            optimizer.step()
+    except AceError as error:
+        one_line(error)
+    finally:
+        registry().remove("odd")

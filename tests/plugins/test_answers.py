@@ -134,6 +134,7 @@ def test_no_hook_ends_the_process(error: BaseException) -> None:
     [
         (lambda: Site("a", "m", 8, (8,)), r"Site 'a': shape_in: expected a tuple of sizes, as \(64,\), found 8"),
         (lambda: Site("a", "m", (8,), ("8",)), r"Site 'a': shape_out: .*found \('8',\)"),
+        (lambda: Site("a", "m", (8, 0), (8,)), r"Site 'a': shape_in: expected a tuple of sizes, .*found \(8, 0\)"),
         (lambda: Stem("a", None, (), (8,)), r"Stem 'a': shape_in: .*found \(\)"),
         (lambda: Site("", "m", (8,), (8,)), "Site '': name: expected a text"),
         (lambda: Site("a", 3, (8,), (8,)), "Site 'a': module: expected the dotted path of a submodule, found 3"),
