@@ -46,7 +46,7 @@ class Printed(Owned):
         if "lr" not in optimizer.param_groups[self.group]:
             raise StepError(
                 f"{type(optimizer).__name__} has no learning rate ('lr') in its groups, and the paper's loop moves its "
-                "duals by it; use preset 'fit', where gamma and the duals have a pace of their own, or another optimizer"
+                "duals by it; use preset 'fit', where they have a pace of their own, or another optimizer"
             )
 
     def take(self, optimizer: Optimizer) -> None:

@@ -126,12 +126,11 @@ class Loop:
             if known.seen == seen(optimizer) and all(owned.holds(optimizer) for owned in known.owned):
                 return known.owned
         found = look(optimizer)
-        if found.owned and known is None:
-            # Between a step that raised and the next one, a saved state must not show what was put aside. Wrappers
-            # that leave out Optimizer.__init__ have no such hooks; what they save is of the optimizer inside.
-            if hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
-                optimizer.register_state_dict_pre_hook(_recover)
-                optimizer.register_load_state_dict_pre_hook(_recover)
+        # Wrappers that leave out Optimizer.__init__ have no such hooks; what they save is of the optimizer inside.
+        if found.owned and known is None and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+            # Between a step that raised and the next one, a saved state must not show what was put aside.
+            optimizer.register_state_dict_pre_hook(_recover)
+            optimizer.register_load_state_dict_pre_hook(_recover)
         self.ownership[optimizer] = found
         return found.owned
 

@@ -1,4 +1,4 @@
-"""Hostile input by coverage: atheris, libFuzzer's Python, chooses what the properties of ``test_inputs`` are asked next.
+"""Hostile input by coverage: atheris, libFuzzer's Python, chooses what ``test_inputs`` is asked next.
 
 ``python tests/fuzz/guided.py 30`` gives each of them 30 seconds in a process of its own and says how many inputs that
 were. An input that breaks a property ends it: its error is printed, and so is the example that hypothesis made of it.

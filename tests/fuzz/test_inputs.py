@@ -242,8 +242,7 @@ def answer_of(kind: Any, *parts: Any) -> Any:
     """What the contract expects, made of odd parts; None where its own check refuses them, inside the hook."""
     try:
         return kind(*parts)
-    except ValueError as error:
-        assert str(error).startswith(kind.__name__)
+    except ValueError:
         return None
 
 
