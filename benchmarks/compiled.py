@@ -15,38 +15,49 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from schnet import batch
 from timing import interleaved, trainer
 from torch._dynamo.utils import counters
 
+from ace_egno.example import mocap_batch, mocap_model
 from ace_plugins import attach
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing.importable import make_importable
+from ace_schnet.paper import schnet
+from ace_segnn.example import nbody_batch, nbody_model
 
 TESTS = Path(__file__).parents[1] / "tests" / "upstreams"
 WARM_UP = 12
 """Steps in which a side is compiled: dynamo takes a second look when shapes or rates turn out to vary."""
 
 
-def ratio(name: str, rounds: int, backend: str, checkout: Path | None) -> None:
-    plugin = registry().adapter(name)
-    make_importable(plugin, checkout)
+def task(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """A model of the paper's size, and the arguments of a forward on a batch of the paper's size."""
     torch.manual_seed(0)
-    example: Any = plugin.call("ace_example", seed=0, model=None)
-    plain, args = example.model.train(), example.args
+    if name == "schnet":
+        return schnet(), batch(32, 18), {}
+    if name == "segnn":
+        return nbody_model(), (nbody_batch(100),), {}
+    args, kwargs = mocap_batch(12, joints=31)
+    return mocap_model(), args, kwargs
+
+
+def ratio(name: str, rounds: int, backend: str, checkout: Path | None) -> None:
+    make_importable(registry().adapter(name), checkout)
+    plain, args, kwargs = task(name)
     relaxed = attach(copy.deepcopy(plain), name, mode="strict", budget=10**9, trace=False)
     landed = attach(copy.deepcopy(plain), name, mode="strict", budget=60, trace=False)
-    quick = trainer(landed, args)
+    quick = trainer(landed, args, kwargs)
     while not landed.ace.landed:
         quick()
     steps = {}
     for side, model in (("upstream", plain), ("with branches", relaxed), ("landed", landed)):
-        torch._dynamo.reset()
         counters.clear()
-        steps[side] = trainer(torch.compile(model, backend=backend), args)
+        steps[side] = trainer(torch.compile(model, backend=backend), args, kwargs)
         for _ in range(WARM_UP):
             steps[side]()
-        made = sum(counters["stats"].get(key, 0) for key in ("unique_graphs",))
-        print(f"{name:8} {side:14} graphs {made}, breaks {sum(counters['graph_break'].values())}", flush=True)
+        graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+        print(f"{name:8} {side:14} graphs {graphs}, breaks {breaks}", flush=True)
     for side in ("with branches", "landed"):
         found = interleaved(steps[side], steps["upstream"], rounds)
         print(f"{name:8} {side:14} compiled / compiled upstream: {found:.3f}", flush=True)
@@ -61,6 +72,7 @@ def main() -> None:
     parser.add_argument("--egno", type=Path, default=TESTS / "egno")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64  # three models of one class
     warnings.simplefilter("ignore")
     for name in options.names:
         ratio(name, options.rounds, options.backend, getattr(options, name, None))
