@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .files import publish
     from .patch.constructors import attach, patched
     from .patch.imports import whenever_imported
+    from .pictures import check_picture
     from .plugins.claims import belongs
     from .report.status import SiteStatus, Status, status
     from .report.trace import read_trace
@@ -72,6 +73,7 @@ _HOMES = {
     "plugins.claims": "belongs",
     "telling": "progress say",
     "files": "publish",
+    "pictures": "check_picture",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
@@ -82,8 +84,8 @@ __all__ = [
     "Convolution", "Cyclic", "Dihedral", "Element", "EquivarianceError", "Example", "Graphs", "Grid", "Group",
     "GroupAction", "Invariant", "Irreps", "Metric", "Node", "Norm", "Positions", "PseudoVectors", "Rigid", "Script",
     "Shim", "Site", "SiteStatus", "StandIn", "Status", "Stem", "Tap", "Tensors", "Upstream", "Vectors", "attach",
-    "audit", "averaged", "belongs", "bounds", "equivariance_error", "export", "hookimpl", "linear", "mlp",
-    "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish", "read_trace", "say",
+    "audit", "averaged", "belongs", "bounds", "check_picture", "equivariance_error", "export", "hookimpl", "linear",
+    "mlp", "norm_linear", "numpy_numbers", "one_of", "patched", "progress", "project", "publish", "read_trace", "say",
     "status", "use_branches", "whenever_imported",
 ]
 # fmt: on

@@ -23,7 +23,7 @@ LAYERS = (
     ("actions",),
     ("symmetry", "settings"),
     ("contract",),
-    ("files", "later", "telling"),
+    ("files", "later", "pictures", "telling"),
     ("errors",),
 )
 """From the top down; what stands side by side does not know of each other. The same order is in pyproject.toml."""

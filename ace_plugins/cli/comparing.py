@@ -24,6 +24,7 @@ from ..compare.runs import parse_runs
 from ..compare.trial import Task
 from ..errors import AceError
 from ..later import later
+from ..pictures import check_picture
 from ..plugins.registry import registry
 from ..report.trace import relative
 from ..report.words import duration
@@ -110,7 +111,7 @@ def compare(
     """
     given = tuple(parse_metric(text, higher=higher) for text in metrics)
     if picture is not None:
-        drawing.check(picture)
+        check_picture(picture)
     comparisons: list[tuple[str, Comparison]] = []
     if what.endswith(".toml"):
         if words:

@@ -17,6 +17,7 @@ from ..compare.reading import Found, is_comparison, read_comparison
 from ..compare.section import comparison_section
 from ..errors import AceError
 from ..files import publish
+from ..pictures import check_picture
 from ..report import picture
 from ..report.report import data_of, page_of
 from ..report.runs import find_run, is_run, newest, read_run
@@ -49,7 +50,7 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
     if text and as_json:
         raise AceError("--text and --json: expected one of them")
     if png is not None:
-        picture.check(png)
+        check_picture(png)
     comparisons = [read_comparison(path) for path in runs if is_comparison(path)]
     folders = [find_run(path) for path in runs if not is_comparison(path)] if runs else [find_run(None)]
     read = [read_run(folder) for folder in dict.fromkeys(folders)]

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..report.picture import check as check  # the same for all pictures
 from ..report.picture import save
 from ..report.words import plural
 from .plan import Comparison

@@ -8,35 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError
+from ..pictures import check_picture
 from .lines import LINES_AT_MOST, shortened
 from .run import QUANTITIES, Run
 from .scales import beginning, columns, spans, wants_log
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b8f94")
 """Told apart by everyone (Okabe and Ito)."""
-ENDINGS = (".png", ".pdf", ".svg")
 ACROSS = 200
 NAMED = 20
 """Rows of a map that are named, at most."""
 
 
-def check(path: Path) -> None:
-    """What can be drawn, and where."""
-    if path.suffix not in ENDINGS:
-        raise AceError(f"picture {path}: expected a name that ends in {', '.join(ENDINGS)}, found {path.name!r}")
-    if not path.absolute().parent.is_dir():
-        raise AceError(f"picture {path}: there is no folder {path.absolute().parent}; make it first")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise AceError(
-            f"picture {path}: expected matplotlib, which is not installed; run pip install 'ace-plugins[picture]'"
-        ) from None
-
-
 def draw(runs: Sequence[Run], path: Path) -> None:
     """A row for each run: gamma, lambda, u, the loss and the equivariance error."""
-    check(path)
+    check_picture(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -14,10 +14,10 @@ from click.testing import CliRunner, Result
 from torch import Tensor
 
 from ace_c4 import demo as demo_module
-from ace_c4 import picture, shapes, training
-from ace_c4.demo import demo
+from ace_c4 import shapes, training
+from ace_c4.demo import INSTALL, demo
 from ace_c4.net import C4Conv, C4Net
-from ace_plugins import AdapterError, ConfigError, attach
+from ace_plugins import ConfigError, attach, check_picture
 from ace_plugins.testing import parametrize_with_checks
 
 
@@ -172,12 +172,12 @@ def test_the_table_fits_a_terminal() -> None:
 
 def test_mistakes_are_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"picture 'x.txt': expected a name that ends in \.png"):
-        picture.check(Path("x.txt"))
+        check_picture(Path("x.txt"))
     with pytest.raises(ConfigError, match="expected an existing folder"):
-        picture.check(tmp_path / "none" / "x.png")
+        check_picture(tmp_path / "none" / "x.png")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AdapterError, match=r"found none; run pip install './adapters/c4\[demo\]'"):
-        picture.check(tmp_path / "x.png")
+    with pytest.raises(ConfigError, match=r"found none; run pip install './adapters/c4\[demo\]'"):
+        check_picture(tmp_path / "x.png", INSTALL)
 
 
 def test_help_does_not_import_torch() -> None:

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("torch_geometric")
 
-from ace_plugins.errors import AdapterError, ConfigError
+from ace_plugins import AdapterError, ConfigError, check_picture
 from ace_schnet import demo as demo_module
 from ace_schnet import picture, qm9, training
 from ace_schnet.demo import demo
@@ -168,8 +168,8 @@ def test_mistakes_are_told_before_training(arguments: list[str], message: str, t
 
 def test_what_is_missing_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(AdapterError, match=r"matplotlib, found none; run pip install './adapters/schnet\[demo\]'"):
-        picture.check(Path("x.png"))
+    with pytest.raises(ConfigError, match=r"matplotlib, found none; run pip install './adapters/schnet\[demo\]'"):
+        check_picture(Path("x.png"), qm9.INSTALL)
 
     def missing(name: str) -> Any:
         raise importlib.metadata.PackageNotFoundError(name)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ace_plugins import AceError, Metric, Script
+from ace_plugins import AceError, Metric, Script, check_picture
 from ace_plugins.compare import picture
 from ace_plugins.compare.answer import Answer
 from ace_plugins.compare.live import Lines, Progress, Screen
@@ -103,7 +103,7 @@ def test_the_picture(tmp_path: Path) -> None:
     assert not picture.draw(comparison(), [Result("off", 1, {"test": 1.0})], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
     with pytest.raises(AceError, match=r"expected a name that ends in \.png"):
-        picture.check(tmp_path / "x.gif")
+        check_picture(tmp_path / "x.gif")
 
 
 def test_machines_are_shared_out() -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ace_plugins import check_picture
+
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     from rich.table import Table
 
@@ -24,6 +26,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
     "without ACE": {},
     "ACE resilient": {"mode": "resilient", "spectral_norm": True},
 }
+INSTALL = "run pip install './adapters/c4[demo]' in a clone of ace-plugins, or pip install matplotlib"
 CLEARLY = 0.8
 """Test error beside that without ACE from which on a seed counts as better."""
 ENOUGH = 4
@@ -47,9 +50,8 @@ def demo(epochs: int, seeds: int, picture: Path, as_json: bool) -> None:
     Trains a small C4-equivariant network for each, without ACE and under ACE resilient, with several seeds, then
     prints the errors and draws what the branches add. Takes about half a minute on a CPU.
     """
+    check_picture(picture, INSTALL)  # before training rather than after
     from . import picture as drawing
-
-    drawing.check(picture)  # before training rather than after
     from . import training
     from .shapes import TARGETS
 

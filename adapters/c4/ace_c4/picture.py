@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ace_plugins import AdapterError, ConfigError
-
 if TYPE_CHECKING:
     from .training import Run
 
-FORMATS = (".png", ".pdf", ".svg")
-INSTALL = "run pip install './adapters/c4[demo]' in a clone of ace-plugins, or pip install matplotlib"
 COLUMNS = ("input", "target", "without ACE", "f_eq", "gamma f_neq", "f_eq + gamma f_neq")
 COLOURS = ("#4c4c4c", "#d55e00")
 """Without and with ACE."""
 LAYERS = ("#0072b2", "#009e73", "#cc79a7")
-
-
-def check(path: Path) -> None:
-    """Whether a picture can be drawn there, as far as that shows without drawing it."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"picture {str(path)!r}: expected a name that ends in {', '.join(FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"picture {str(path)!r}: expected an existing folder, found no {path.absolute().parent}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise AdapterError(f"picture: expected the package matplotlib, found none; {INSTALL}")
 
 
 def draw(runs: Mapping[str, Sequence[tuple[Run, Run]]], path: Path) -> None:

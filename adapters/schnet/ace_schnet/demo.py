@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ace_plugins import ConfigError, one_of
+from ace_plugins import ConfigError, check_picture, one_of
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     import torch
@@ -66,7 +66,7 @@ def demo(molecules: int, epochs: int, target: str, seed: int, device: str, pictu
 
     # Everything that can be wrong is found before minutes of training rather than after.
     qm9.check(molecules, target)
-    drawing.check(picture)
+    check_picture(picture, qm9.INSTALL)
     where = _device(device)
     from . import training
 

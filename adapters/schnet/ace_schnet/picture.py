@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ace_plugins import AdapterError, ConfigError
-
-from .qm9 import INSTALL
-
 if TYPE_CHECKING:
     from .training import Run
 
-FORMATS = (".png", ".pdf", ".svg")
 COLOURS = ("#4c4c4c", "#0072b2", "#d55e00")
 """Of upstream, strict and resilient."""
 ROWS = ("gamma", "lambda", "u")
@@ -23,16 +17,6 @@ MEANING = {
     "lambda": "lambda\n(price of equivariance)",
     "u": "u\n(slack that is learned)",
 }
-
-
-def check(path: Path) -> None:
-    """Whether a picture can be drawn there, as far as that shows without drawing it."""
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"picture {str(path)!r}: expected a name that ends in {', '.join(FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"picture {str(path)!r}: expected an existing folder, found no {path.absolute().parent}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise AdapterError(f"picture: expected the package matplotlib, found none; {INSTALL}")
 
 
 def draw(runs: Sequence[Run], title: str, error: str, path: Path) -> None:
