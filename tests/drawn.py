@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ace_plugins.settings.config import KINDS, PRINTED
-from ace_plugins.settings.kinds import Budget, Choice, Flag, Kind, Number, Price, Start
+from ace_plugins.settings.kinds import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Price
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"dual_optimizer": "adam", "dual_lr": 5e-4, "land_at": 7},
@@ -25,7 +25,7 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
     if isinstance(kind, Number):
         low, high = (0.0 if kind.positive else max(kind.low, -1e9)), min(kind.high, 1e9)
         numbers = st.floats(low, high, exclude_min=kind.positive, exclude_max=True)
-        return numbers | st.just("auto") if isinstance(kind, Start) else numbers
+        return numbers | st.just("auto") if isinstance(kind, NumberOrAuto) else numbers
     if isinstance(kind, Budget):
         return st.just("auto") | st.integers(1, 10**9) | st.integers(1, 10**9).map("{} epochs".format)
     return (some := st.floats(0, 1e9, exclude_min=isinstance(kind, Price))) | some.map("{}x".format)

@@ -30,7 +30,7 @@ class Budget:
     """The length of one model's run in optimizer steps, as far as it is known."""
 
     def __init__(self, config: Config, script: Script | None = None) -> None:
-        self.share = config.horizon
+        self.config = config
         self.steps, self.epochs = BUDGET.split(config.budget)
         self.source = "the setting budget"
         """Where steps or epochs come from."""
@@ -78,7 +78,12 @@ class Budget:
     def horizon(self, count: int) -> float | None:
         """Steps in which gamma is to arrive; None while it is worth waiting to know."""
         length = self.length(count)
-        return None if length is None else max(1.0, self.share * length)
+        if length is None:
+            return None
+        return self._horizon_of(length)
+
+    def _horizon_of(self, length: int) -> float:
+        return max(1.0, min(self.config.share * length, self.config.latest(self._facts()[2])))
 
     def length(self, count: int) -> int | None:
         """Steps that the run is taken for after so many of them; None while it is worth waiting to know."""
@@ -149,6 +154,11 @@ class Budget:
     def taken_for(self) -> int:
         """Steps that the run is taken for, known or not."""
         return self.total or ASSUMED
+
+    @property
+    def planned(self) -> float:
+        """Steps in which gamma is to arrive, known or not."""
+        return self._horizon_of(self.taken_for)
 
     def settled(self, count: int) -> bool:
         """Whether after so many steps no more will be known."""

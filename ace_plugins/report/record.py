@@ -100,7 +100,7 @@ class Record:
     @property
     def gradients(self) -> float:
         """Of how many gradients at 0 a site that has landed knows the mean."""
-        averaged: float = later("ace_plugins.engine.pace").averaged_over(self.budget.share * self.budget.taken_for)
+        averaged: float = later("ace_plugins.engine.pace").averaged_over(self.budget.planned)
         return averaged
 
     def new_landings(self) -> frozenset[int]:

@@ -166,7 +166,7 @@ def whole_verdict(
 
 
 def _ended_early(config: Config, largest: float, steps: int, budget: int) -> str:
-    fewest = FEWEST_STEPS if config.mode == "scheduled" else max(FEWEST_STEPS, round(AFTER / (1 - config.horizon)))
+    fewest = FEWEST_STEPS if config.mode == "scheduled" else max(FEWEST_STEPS, round(AFTER / (1 - config.share)))
     told = f"|gamma| is still up to {largest:.2g}: the run made {steps:,} steps and was taken for {budget:,}; "
     if steps < fewest:
         return told + f"it needs {fewest} for gamma to arrive: train longer, with budget = {fewest}"

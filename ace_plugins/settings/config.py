@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AceWarning, ConfigError, one_of
-from .kinds import Budget, Choice, Flag, Kind, Number, Perhaps, Price, Rate, Start
+from .kinds import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Perhaps, Price, Rate
 
 FIT = "fit"
 """The preset that is used unless another is named: the loop that fits the run. Every adapter has it."""
@@ -52,8 +53,10 @@ class Config:
     budget: int | str = _setting(
         "auto", BUDGET, "fitted: how long the run is, in optimizer steps or as '600 epochs'; auto: found out"
     )
-    horizon: float = _setting(
-        0.25, Number(positive=True, high=1.0), "fitted: the share of the budget by which gamma arrives"
+    horizon: float | str = _setting(
+        "auto",
+        NumberOrAuto(positive=True, high=1.0),
+        "fitted: the share of the budget by which gamma arrives; auto: 0.25, in strict mode 100 epochs at most",
     )
     frames: str = _setting(
         "auto",
@@ -73,7 +76,7 @@ class Config:
         printed=True,
     )
     gamma_init: float | str = _setting(
-        "auto", Start(), "where every gamma starts; auto: 0.1 in the fitted loop, 1 in the printed one"
+        "auto", NumberOrAuto(), "where every gamma starts; auto: 0.1 in the fitted loop, 1 in the printed one"
     )
     gamma_lr: float = _setting(
         1.0, Number(low=0), "gamma's learning rate, as a multiple of its parameter group's live one", printed=True
@@ -211,6 +214,19 @@ class Config:
         if self.gamma_init != "auto":
             return float(self.gamma_init)
         return 0.1 if self.loop == "fitted" else 1.0
+
+    @property
+    def share(self) -> float:
+        """The share of the budget by which gamma arrives."""
+        return 0.25 if self.horizon == "auto" else float(self.horizon)
+
+    def latest(self, epoch_steps: int | None) -> float:
+        """Steps by which gamma arrives at the latest. Models that see their data so often begin to learn it by heart,
+        with branches all the more, and what is to be deployed must be there before that. Where an epoch is a few
+        steps, its number says little."""
+        if self.horizon != "auto" or self.mode != "strict" or epoch_steps is None:
+            return math.inf
+        return max(100 * epoch_steps, 1000)
 
     @property
     def gamma_unit(self) -> float:

@@ -134,7 +134,7 @@ class Price(Rate):
         return super().holds(value) and self.split(value)[0] > 0
 
 
-class Start(Number):
+class NumberOrAuto(Number):
     """A number, or "auto"."""
 
     @property

@@ -43,6 +43,27 @@ def test_steps_are_as_the_user_says() -> None:
     assert made.settled(1)
 
 
+@pytest.mark.parametrize(
+    ("config", "horizon"),
+    [
+        ({"budget": "2000 epochs"}, 2000),
+        ({"budget": 40_000}, 2000),
+        ({"budget": "300 epochs"}, 1500),
+        ({"budget": "2000 epochs", "horizon": 0.25}, 10_000),
+        ({"budget": "2000 epochs", "mode": "resilient"}, 10_000),
+    ],
+)
+def test_a_strict_run_of_many_epochs_is_relaxed_for_a_hundred(config: dict[str, Any], horizon: float) -> None:
+    made = epochs_of(Budget(Config(loop="fitted", **config)), 20)
+    assert made.horizon(40) == horizon
+
+
+def test_where_an_epoch_is_a_step_a_hundred_of_them_are_few() -> None:
+    made = epochs_of(Budget(Config(loop="fitted", budget="8000 epochs")), 1, epochs=4)
+    assert made.epoch_steps == 1
+    assert made.horizon(4) == 1000
+
+
 @pytest.mark.parametrize("value", ["30 epochs", "auto"])
 def test_epochs_become_steps_when_the_first_is_over(value: str) -> None:
     made = budget(value, Script(30, "main.py --epochs") if value == "auto" else None)

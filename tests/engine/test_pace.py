@@ -25,7 +25,7 @@ def simulated(config: Config, slope: float, curvature: float, noise: float, *, s
     generator = torch.Generator().manual_seed(0)
     duals = Duals(1, config, dtype=torch.float64, device=torch.device("cpu"))
     gamma, path = torch.full((1,), config.gamma_start, dtype=torch.float64), []
-    horizon = config.horizon * steps
+    horizon = config.share * steps
     for _ in range(steps):
         bump = noise * torch.randn(1, generator=generator, dtype=torch.float64)
         gamma = advance(duals, gamma, scale * (slope + curvature * gamma + bump), horizon)
@@ -48,7 +48,7 @@ def test_strict_gammas_land_in_time_without_overshoot_whatever_the_loss(
     path, duals = simulated(STRICT, slope, curvature, noise, steps=steps)
     assert duals.landed
     assert min(path) == 0, "never beyond it"
-    assert 0.75 <= path.index(0.0) / (STRICT.horizon * steps) <= 1.25
+    assert 0.75 <= path.index(0.0) / (STRICT.share * steps) <= 1.25
     scaled, _ = simulated(STRICT, slope, curvature, noise, steps=steps, scale=10.0**power)
     assert scaled == pytest.approx(path, abs=1e-6), "the scale of the loss drops out"
 

@@ -73,7 +73,7 @@ def test_settings_of_another_version_do_not_stop_it(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps(about))
     run = read_run(folder)
     assert run.config is not None
-    assert (run.config.rho, run.config.horizon) == ("2x", 0.25)
+    assert (run.config.rho, run.config.horizon) == ("2x", "auto")
     assert run.missing == [
         "settings this version does not know: alone",
         "settings whose values this version does not know: horizon",
