@@ -18,6 +18,7 @@ STEEPEST: dict[type[nn.Module], Callable[[Any], float]] = {
     nn.Identity: lambda part: 1.0,
     nn.Dropout: lambda part: 1.0,  # which in evaluation does nothing
     nn.Flatten: lambda part: 1.0,
+    nn.Unflatten: lambda part: 1.0,
     nn.ReLU: lambda part: 1.0,
     nn.Tanh: lambda part: 1.0,
     nn.Softplus: lambda part: 1.0,

@@ -242,6 +242,8 @@ def test_branches_of_every_kind() -> None:
     assert lipschitz(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4), n_power_iterations=50)) == pytest.approx(
         1, rel=0.1
     )
+    shaped = nn.Sequential(nn.Flatten(-2), nn.Linear(6, 6), nn.Unflatten(-1, (3, 2)))
+    assert lipschitz(shaped) == pytest.approx(sigma(shaped[1]))
     strange = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
     assert (lipschitz(strange), unknown(strange)) == (None, ["LayerNorm"])
     assert Norm in [type(part) for part in chain]
