@@ -119,12 +119,15 @@ class Budget:
         self._last, self._evaluated = count, False
 
     def look_at(self, optimizer: Optimizer, count: int) -> None:
-        """Ask Lightning and schedulers, where neither the user nor the script has said anything."""
-        if self.steps is not None or self.epochs is not None or count not in (1, LOOKED):
+        """Ask Lightning and schedulers, where neither the user nor the script has said anything.
+
+        Where they have said epochs, ask Lightning for the steps of one: it does not call ``model.train()``.
+        """
+        if self.steps is not None or count not in (1, LOOKED):
             return
         if count == 1:
             self._ask_lightning()
-        else:
+        elif self.epochs is None:
             self._ask_schedulers(optimizer, count)
 
     def _ask_lightning(self) -> None:
@@ -133,6 +136,11 @@ class Budget:
         for thing in gc.get_objects():
             kind = type(thing)
             if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
+                if self.epochs is not None:
+                    batches = getattr(thing, "num_training_batches", math.inf)
+                    if math.isfinite(batches) and batches > 0:
+                        self.epoch_steps = math.ceil(batches / getattr(thing, "accumulate_grad_batches", 1))
+                    continue
                 steps = getattr(thing, "estimated_stepping_batches", math.inf)
                 if math.isfinite(steps) and steps > 0:
                     self.steps, self.source = int(steps), "Lightning's trainer"

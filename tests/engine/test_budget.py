@@ -116,8 +116,8 @@ def test_nothing_known() -> None:
     assert made.settled(5)
 
 
-def trained(schedule: Any, steps: int) -> Budget:
-    model = attach(Layered(), **FIT)
+def trained(schedule: Any, steps: int, **settings: Any) -> Budget:
+    model = attach(Layered(), **FIT, **settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = schedule(optimizer)
     for step in range(steps):
@@ -145,6 +145,15 @@ def test_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     found = trained(lambda o: StepLR(o, 30), 2)
     assert trainer is not None
     assert (found.total, str(found)) == (320, "320 steps (Lightning's trainer)")
+
+
+def test_lightning_knows_the_steps_of_an_epoch_which_it_begins_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Trainer", (SimpleNamespace,), {"__module__": "pytorch_lightning.trainer.trainer"})
+    trainer = kind(estimated_stepping_batches=10**6, num_training_batches=45, accumulate_grad_batches=2)
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", ModuleType("pytorch_lightning"))
+    found = trained(lambda o: CosineAnnealingLR(o, T_max=9), 6, budget="10 epochs")
+    assert trainer is not None
+    assert (found.total, str(found)) == (230, "230 steps: 10 epochs (the setting budget) of 23 steps")
 
 
 @pytest.mark.parametrize(
