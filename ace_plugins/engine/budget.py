@@ -123,9 +123,10 @@ class Budget:
 
         Where they have said epochs, ask Lightning for the steps of one: it does not call ``model.train()``.
         """
-        if self.steps is not None or count not in (1, LOOKED):
+        made = 1 if self.begun is None else count - self.begun  # in this process
+        if self.steps is not None or made not in (1, LOOKED):
             return
-        if count == 1:
+        if made == 1:
             self._ask_lightning()
         elif self.epochs is None:
             self._ask_schedulers(optimizer, count)

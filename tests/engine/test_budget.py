@@ -116,8 +116,10 @@ def test_nothing_known() -> None:
     assert made.settled(5)
 
 
-def trained(schedule: Any, steps: int, **settings: Any) -> Budget:
+def trained(schedule: Any, steps: int, after: Any = None, **settings: Any) -> Budget:
     model = attach(Layered(), **FIT, **settings)
+    if after is not None:
+        model.load_state_dict(after)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = schedule(optimizer)
     for step in range(steps):
@@ -145,6 +147,17 @@ def test_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     found = trained(lambda o: StepLR(o, 30), 2)
     assert trainer is not None
     assert (found.total, str(found)) == (320, "320 steps (Lightning's trainer)")
+    resumed = trained(lambda o: StepLR(o, 30), 2, after=after_three_steps())
+    assert (resumed.begun, resumed.total) == (3, 320)
+
+
+def after_three_steps() -> dict[str, Any]:
+    model = attach(Layered(), **FIT, budget=100)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+    return model.state_dict()
 
 
 def test_lightning_knows_the_steps_of_an_epoch_which_it_begins_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
