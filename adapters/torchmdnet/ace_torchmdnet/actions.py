@@ -1,0 +1,54 @@
+"""How E(3) acts on what a TorchMD-NET model is given and gives, and on the tensors inside a TensorNet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ace_plugins as ace
+
+PERIODIC = (
+    "TorchMD-NET takes box vectors in one orientation only, so a periodic system cannot be turned; "
+    "train it with frames = 'off'; 'audit' and 'averaged' need systems without a box"
+)
+
+
+@dataclass(frozen=True)
+class TensorFeatures(ace.Tensors):
+    """Features [n, 3, 3, F] of a TensorNet. The antisymmetric part of each is a vector, and the rest is even.
+
+    A reflection takes vectors to their opposites where a tensor of rank 2 would keep them: it transposes besides.
+    """
+
+    axes: tuple[int, int] = (-3, -2)
+
+    def act_on_last(self, element: Any, x: Tensor) -> Tensor:
+        turned = super().act_on_last(element, x)
+        if isinstance(element.sign, int):
+            return turned if element.sign > 0 else turned.mT
+        signs = element.sign.flatten().to(x.device)[element.index]
+        return torch.where(signs.view(-1, *[1] * (x.dim() - 1)) > 0, turned, turned.mT)
+
+
+@dataclass(frozen=True)
+class Box(ace.Action):
+    """The box of a periodic system, where one is given."""
+
+    def act(self, element: Any, x: Tensor) -> Tensor:
+        raise ace.AdapterError(PERIODIC)
+
+
+def action(model: Any) -> ace.GroupAction:
+    network = model.representation_model
+    if getattr(network.distance, "use_periodic", False):
+        raise ace.AdapterError(f"box_vecs: {PERIODIC}")
+    group = ace.SE3 if getattr(network, "equivariance_invariance_group", "O(3)") == "SO(3)" else ace.E3
+    vector = type(model.output_model).__name__ == "EquivariantVectorOutput"
+    outputs = ace.Vectors() if vector else ace.Invariant(), ace.Vectors() if model.derivative else None
+    # Energies hold those of single atoms, which nothing can break: where there are forces, these are judged.
+    return ace.GroupAction(
+        group, {"pos": ace.Positions(), "box": Box()}, outputs, graphs=ace.Graphs("batch"), beside=("0",)
+    )
