@@ -178,6 +178,8 @@ class ProcessRun:
         if trained and self.training_in != os.getpid():
             return  # a checkpoint was loaded, to be deployed or evaluated: what its training came to was told then
         for record in trained:
+            if not record.begun:
+                continue  # likewise: the best checkpoint, which many scripts build a second model for
             if not had_traceback():
                 if sys.stderr is not None:
                     later("ace_plugins.report.tables").print_run(record.to_dict())

@@ -325,3 +325,13 @@ def test_a_process_that_only_loads_a_model_tells_nothing_of_its_training(clone: 
     assert "attached to Net" in done.stderr
     assert "ACE strict" not in done.stderr
     assert "made no step" not in done.stderr
+
+
+def test_a_second_model_that_the_best_checkpoint_is_loaded_into_has_no_table_of_its_own(clone: Clone) -> None:
+    """As scripts on Lightning test: the verdict is that of the model that was trained."""
+    clone.write(
+        TRAIN + "trained = build_and_train(); best = Net(); best.load_state_dict(trained.state_dict())\n", marked=False
+    )
+    told = clone.run("--", "train.py").stderr
+    assert told.count("attached to Net") == 2
+    assert told.count("ACE strict") == 1
