@@ -9,26 +9,29 @@ from torch import Tensor
 
 from ace_plugins import Example
 
+MODELS = ("equivariant-transformer", "tensornet")
 ELEMENTS = (1, 6, 8)
 CUTOFF = 4.0
 
 
 def small_example(seed: int, **options: Any) -> Example:
+    """An Equivariant Transformer; a TensorNet with odd seeds, so that a second one has all checks too."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = small_model(**options)
-        return Example(model, molecules(ELEMENTS, _dtype(model)))
+        model = small_model(MODELS[seed % 2], **options)
+    return example_for(model, seed)
 
 
 def example_for(model: Any, seed: int) -> Example:
     """A batch in the precision of a model, of elements that it has embeddings for."""
-    most = model.representation_model.max_z if hasattr(model.representation_model, "max_z") else ELEMENTS[-1] + 1
+    most = min(part.num_embeddings for part in model.modules() if isinstance(part, torch.nn.Embedding))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        return Example(model, molecules(tuple(n for n in ELEMENTS if n < most), _dtype(model)))
+        elements = tuple(number for number in ELEMENTS if number < most)
+        return Example(model, molecules(elements, next(model.parameters()).dtype))
 
 
-def small_model(model: str = "equivariant-transformer", **options: Any) -> Any:
+def small_model(model: str = MODELS[0], **options: Any) -> Any:
     """By the names of torchmd-train's options; on forces, unless said otherwise."""
     from torchmdnet.models.model import create_model
 
@@ -67,7 +70,3 @@ def molecules(elements: tuple[int, ...], dtype: torch.dtype, *, count: int = 2, 
     pos = 1.3 * places + 0.15 * torch.randn(count * atoms, 3)
     z = torch.tensor(elements)[torch.arange(count * atoms) % len(elements)]
     return z, pos.to(dtype), torch.arange(count).repeat_interleave(atoms)
-
-
-def _dtype(model: Any) -> torch.dtype:
-    return next(model.parameters()).dtype

@@ -2,8 +2,8 @@
 
 Equivariant Transformer: an attention layer, and a gated block of the output network, takes scalars x [n, F] and vectors
 [n, 3, F] and gives both. Its two branches, one for each of them, read the vectors: of the scalars every function is
-invariant. The first attention layer has no sites, since the vectors it is given are zero. TensorNet: a layer takes and
-gives tensors [n, 3, 3, F], which its branch reads and adds to.
+invariant. The first attention layer has no sites, since the vectors it is given are zero; of the output network, the
+first block has. TensorNet: a layer takes and gives tensors [n, 3, 3, F], which its branch reads and is added to.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ from .actions import TensorFeatures
 
 SCALARS, VECTORS = ace.Invariant(), ace.Vectors(axis=-2)
 INVARIANT = ("TorchMD_GN", "TorchMD_T")
-UNUSED = {"EquivariantScalar": "vec", "EquivariantVectorOutput": "x"}
-"""What the last block of an output model gives for nothing."""
 
 
 def sites(model: Any) -> list[ace.Node]:
     kind = type(model.representation_model).__name__
     if kind == "TorchMD_ET":
-        return [*_of_attention(model), *_of_blocks(model)]
+        return list(_of_vectors(model))
     if kind in ("TensorNet", "TensorNet2"):
         return list(_of_tensors(model))
     works = "ACE goes into model: equivariant-transformer, tensornet and tensornet2"
@@ -37,35 +35,24 @@ def sites(model: Any) -> list[ace.Node]:
     raise ace.AdapterError(f"representation_model: {kind} is not known to this adapter; {works}")
 
 
-def _of_attention(model: Any) -> Iterator[ace.Node]:
+def _of_vectors(model: Any) -> Iterator[ace.Node]:
     width = model.representation_model.hidden_channels
+    network = getattr(model.output_model, "output_network", None)
+    blocks = list(network) if isinstance(network, nn.ModuleList) else []  # none where it reads scalars alone
     last = len(model.representation_model.attention_layers) - 1
     for number in range(1, last + 1):
-        path = f"representation_model.attention_layers.{number}"
-        unused = "vec" if number == last and not _blocks(model) else ""
-        yield from _pair(f"layer{number}", path, width, width, unused)
+        pair = _pair(f"layer{number}", f"representation_model.attention_layers.{number}", width, width)
+        yield from pair if blocks or number < last else pair[:1]
+    if blocks:
+        yield from _pair("output", "output_model.output_network.0", width, blocks[0].out_channels)
 
 
-def _of_blocks(model: Any) -> Iterator[ace.Node]:
-    blocks = _blocks(model)
-    for number, block in enumerate(blocks):
-        path = f"output_model.output_network.{number}"
-        unused = UNUSED.get(type(model.output_model).__name__, "") if number == len(blocks) - 1 else ""
-        yield from _pair(f"output{number}", path, block.vec1_proj.in_features, block.out_channels, unused)
-
-
-def _blocks(model: Any) -> list[Any]:
-    """The gated blocks of the output network; none where it reads scalars alone."""
-    network = getattr(model.output_model, "output_network", None)
-    return list(network) if isinstance(network, nn.ModuleList) else []
-
-
-def _pair(name: str, path: str, width: int, out: int, unused: str) -> Iterator[ace.Node]:
+def _pair(name: str, path: str, width: int, out: int) -> tuple[ace.Node, ace.Node]:
     reads = ace.Tap(1)
-    if unused != "x":
-        yield ace.Site(f"{name}.x", path, (3, width), (out,), reads=reads, output=0, acts=(VECTORS, SCALARS))
-    if unused != "vec":
-        yield ace.Site(f"{name}.vec", path, (3, width), (3, out), reads=reads, output=1, acts=(VECTORS, VECTORS))
+    return (
+        ace.Site(f"{name}.x", path, (3, width), (out,), reads=reads, output=0, acts=(VECTORS, SCALARS)),
+        ace.Site(f"{name}.vec", path, (3, width), (3, out), reads=reads, output=1, acts=(VECTORS, VECTORS)),
+    )
 
 
 def _of_tensors(model: Any) -> Iterator[ace.Node]:

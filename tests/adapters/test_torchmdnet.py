@@ -1,0 +1,474 @@
+"""The TorchMD-NET adapter on the real torchmd-net: forces in every mode, and torchmd-train from data to deployment."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("torchmdnet", reason="needs torchmd-net: pip install 'ace-torchmdnet[upstream]'")
+
+import ace_plugins as ace
+from ace_plugins import attach, audit, averaged, bounds, equivariance_error, export, patched, use_branches
+from ace_plugins.compare.outputs import Reading
+from ace_plugins.errors import AceError, AceWarning, AdapterError
+from ace_plugins.plugins.registry import registry
+from ace_plugins.testing import parametrize_with_checks
+from ace_torchmdnet.actions import TensorFeatures
+from ace_torchmdnet.actions import action as how_it_acts
+from ace_torchmdnet.command import script
+from ace_torchmdnet.example import MODELS, molecules, small_example, small_model
+
+MODES = ("strict", "resilient", "bounded", "scheduled")
+ALL = (*MODELS, "tensornet2")
+QUIET: dict[str, Any] = {"trace": False, "tell": False}
+Atoms = tuple[Tensor, Tensor, Tensor]
+Model = Callable[..., tuple[Tensor, Tensor]]
+
+
+@parametrize_with_checks("torchmdnet")
+def test_contract(check: Any) -> None:
+    check()
+
+
+@parametrize_with_checks("torchmdnet", seed=1)
+def test_contract_of_a_tensornet(check: Any) -> None:
+    check()
+
+
+def small(kind: str, **options: Any) -> Any:
+    """In float64; weights from the same seed each time."""
+    torch.manual_seed(0)
+    return small_model(kind, **{"precision": 64, "q_dim": 4, **options})
+
+
+def data() -> Atoms:
+    torch.manual_seed(1)
+    z, pos, batch = molecules((1, 6, 8), torch.float64)
+    return z, pos, batch
+
+
+def relaxed(kind: str, mode: str = "strict", gamma: float = 1.0, **settings: Any) -> Any:
+    """One in eval mode whose branches count, whatever the mode starts them with."""
+    bounded = mode in ("resilient", "bounded")
+    model = attach(small(kind), mode=mode, **{**QUIET, "spectral_norm": bounded, **settings}).eval()
+    with torch.no_grad():
+        model.ace.gamma.fill_(gamma)
+        if mode == "scheduled":
+            for weight in model.ace.branches.parameters():
+                weight.mul_(1e3)
+    return model
+
+
+# Where ACE goes in.
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"model": "equivariant-transformer"}, ["layer1.x", "layer1.vec", "output.x", "output.vec"]),
+        ({"model": "equivariant-transformer", "num_layers": 1}, ["output.x", "output.vec"]),
+        ({"model": "equivariant-transformer", "output_model": "ElectronicSpatialExtent"}, ["layer1.x"]),
+        ({"model": "tensornet", "num_layers": 3}, ["layer0", "layer1", "layer2"]),
+        ({"model": "tensornet2", "q_dim": 4}, ["layer0", "layer1"]),
+    ],
+)
+def test_sites(options: dict[str, Any], expected: list[str]) -> None:
+    model: Any = attach(small_model(**options), **QUIET)
+    assert [site.name for site in model.ace.sites] == expected
+    assert all(site.shape_in[0] == 3 for site in model.ace.sites), "none reads scalars alone"
+
+
+def test_the_first_attention_layer_is_given_no_vectors() -> None:
+    model = small("equivariant-transformer")
+    seen: list[Tensor] = []
+    for layer in model.representation_model.attention_layers:
+        layer.register_forward_pre_hook(lambda _, args: seen.append(args[1].detach()))
+    model(*data())
+    assert [bool(vectors.any()) for vectors in seen] == [False, True]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_how_the_group_acts_at_the_sites(kind: str) -> None:
+    model = relaxed(kind, gamma=0.0, frames="off")
+    found = audit(model, data())
+    judged = {layer.name: layer for layer in found.layers if layer.known}
+    assert {site.module for site in model.ace.sites} <= {layer.path for layer in judged.values()} | judged.keys()
+    assert max(layer.after or 0.0 for layer in judged.values()) < 1e-9
+
+
+def test_tensors_of_a_reflected_molecule_are_transposed() -> None:
+    """By an implementation of its own: identity, antisymmetric part and the rest, each with its parity."""
+    element = ace.E3.sample(torch.Generator().manual_seed(3), scale=0.0)
+    x = torch.randn(2, 3, 3, 5, dtype=torch.float64)
+    for sign in (element.sign, -element.sign):
+        matrix = element.matrix * sign * element.sign
+        odd = (x - x.transpose(1, 2)) / 2
+        even = x - odd
+        turned = [torch.einsum("ab,nbcf,dc->nadf", matrix, part, matrix) for part in (even, odd)]
+        expected = turned[0] + sign * turned[1]
+        moved = ace.Rigid(matrix, torch.zeros(3, dtype=torch.float64))
+        torch.testing.assert_close(TensorFeatures().act(moved, x), expected)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("graph-network", "TorchMD_GN"), ("transformer", "TorchMD_T")])
+@pytest.mark.filterwarnings("ignore:TorchMD_T is deprecated")
+def test_invariant_models_are_refused(kind: str, name: str) -> None:
+    model = small_model(kind)
+    with pytest.raises(AceError, match=f"{name} has no features but scalars.* equivariant-transformer, tensornet and"):
+        attach(model, **QUIET)
+    assert not hasattr(model, "ace")
+
+
+def test_a_representation_of_somebodys_own_is_refused() -> None:
+    model = small_model()
+    model.representation_model.__class__ = type("Mine", (type(model.representation_model),), {})
+    with pytest.raises(AdapterError, match="representation_model: Mine is not known to this adapter"):
+        attach(model, **QUIET)
+
+
+# Energies and forces.
+
+
+def as_differentiated(model: Model, atoms: Atoms, step: float = 1e-4) -> Tensor:
+    """Minus the gradient of the energy by the positions, by central differences."""
+    z, pos, batch = atoms
+    found = torch.zeros_like(pos)
+    for place in range(found.numel()):
+        shift = torch.zeros_like(found).view(-1)
+        shift[place] = step
+        ends = [model(z, pos + sign * shift.view_as(pos), batch)[0].detach().sum() for sign in (1, -1)]
+        found.view(-1)[place] = -float(ends[0] - ends[1]) / (2 * step)
+    return found
+
+
+def exported(model: Any, kind: str) -> Any:
+    plain = small(kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AceWarning)  # of the gamma that is left
+        plain.load_state_dict(export(model.state_dict()), strict=True)
+    return plain.eval()
+
+
+@pytest.mark.parametrize("form", ["attached", "exported", "averaged"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ALL)
+def test_forces_are_minus_the_gradient_of_the_energy(kind: str, mode: str, form: str) -> None:
+    model, atoms = relaxed(kind, mode), data()
+    made = {"attached": lambda: model, "exported": lambda: exported(model, kind), "averaged": lambda: averaged(model, 2)}
+    judged = made[form]()
+    with use_branches(model, True):
+        forces = judged(*atoms)[1].detach()
+        with use_branches(model, False):
+            without = judged(*atoms)[1]
+        assert torch.allclose(forces, without, atol=1e-4) is (form == "exported"), "the branches count"
+        torch.testing.assert_close(forces, as_differentiated(judged, atoms), rtol=1e-6, atol=1e-6)
+    net = torch.zeros(2, 3, dtype=forces.dtype).index_add(0, atoms[2], forces)
+    assert float(net.abs().max()) < 1e-12, "the net force on a molecule"
+
+
+def test_forces_of_a_training_step_in_random_frames_are_those_of_its_energy() -> None:
+    """The frame is another one each time, so the energy is differentiated by autograd, within one forward."""
+    model = relaxed("tensornet", frames="on").train()
+    z, pos, batch = data()
+    pos.requires_grad_(True)
+    energy, forces = model(z, pos, batch)
+    (gradient,) = torch.autograd.grad(energy.sum(), pos)
+    torch.testing.assert_close(forces, -gradient, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ALL)
+def test_at_gamma_zero_energies_are_invariant_and_forces_turn(kind: str, mode: str) -> None:
+    atoms, model = data(), relaxed(kind, mode, gamma=0.0)
+    action, moved = how_it_acts(model), ace.E3.sample(torch.Generator().manual_seed(1))
+    names = ["z", "pos", "batch"]
+    turned, _ = action.act_on_inputs(moved, names, atoms, {})
+    with use_branches(model, True):
+        expected = action.act_on_outputs(moved, model(*atoms))
+        found = model(*turned)
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    assert equivariance_error(model, atoms, branches_on=True).relative < 1e-9
+    assert equivariance_error(relaxed(kind, mode), atoms, branches_on=True).relative > 1e-4
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_translations_change_nothing_with_branches(kind: str) -> None:
+    model, (z, pos, batch) = relaxed(kind), data()
+    with use_branches(model, True):
+        here, there = (model(z, pos + shift, batch) for shift in (0.0, torch.tensor([3.0, -1.0, 2.0])))
+    torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping gradients for 1 atoms")
+def test_an_atom_alone_keeps_its_energy() -> None:
+    model = relaxed("equivariant-transformer")
+    one = torch.tensor([6]), torch.zeros(1, 3, dtype=torch.float64), torch.tensor([0])
+    with use_branches(model, True):
+        energy = model(*one)[0]
+    assert torch.equal(energy, exported(model, "equivariant-transformer")(*one)[0])
+
+
+def test_other_outputs_turn_as_they_are() -> None:
+    """The length of a dipole, a vector, and a TensorNet that reflections change."""
+    options = {"model": "equivariant-transformer", "derivative": False, "precision": 64}
+    for output, kind in (("DipoleMoment", ace.Invariant), ("VectorOutput", ace.Vectors)):
+        model = attach(small_model(**options, output_model=output), mode="resilient", spectral_norm=True, **QUIET)
+        action = how_it_acts(model)
+        assert (type(action.outputs[0]), action.outputs[1]) == (kind, None)
+        with torch.no_grad():
+            model.ace.gamma.zero_()
+            assert equivariance_error(model, data(), branches_on=True).relative < 1e-9
+            model.ace.gamma.fill_(1.0)
+            assert equivariance_error(model, data(), branches_on=True).relative > 1e-4
+    handed = attach(small("tensornet", equivariance_invariance_group="SO(3)"), frames="off", **QUIET)
+    assert how_it_acts(handed).group is ace.SE3
+    assert equivariance_error(handed.eval(), data()).relative < 1e-9
+
+
+def test_branches_have_a_bound() -> None:
+    for kind in ALL:
+        found = bounds(relaxed(kind, "resilient"), data())
+        assert 0.9 < found.B < 1.2, "divided by their norms; SiLU has a slope of 1.1"
+
+
+# Periodic systems.
+
+
+BOX = 10.0 * torch.eye(3, dtype=torch.float64)
+
+
+def test_periodic_systems_train_without_random_frames() -> None:
+    for options, call in (({"box_vecs": BOX.tolist()}, {}), ({}, {"box": BOX})):
+        model = small("tensornet", **options)
+        if options:
+            with pytest.warns(AceWarning, match="training without random frames: box_vecs: .*cannot be turned"):
+                attach(model, **QUIET)
+        else:
+            attach(model, frames="off", **QUIET)
+        _, forces = model(*data(), **call)
+        forces.square().sum().backward()
+        assert model.ace.gamma.grad is not None
+    framed = attach(small("tensornet"), frames="on", **QUIET)
+    with pytest.raises(AdapterError, match="input 'box': TorchMD-NET takes box vectors in one .* frames = 'off'"):
+        framed(*data(), box=BOX)
+
+
+# What torchmd-train says.
+
+
+def test_what_the_command_line_says(tmp_path: Path) -> None:
+    command = "/somewhere/bin/torchmd-train"
+    config, silent = tmp_path / "run.yaml", tmp_path / "silent.yaml"
+    config.write_text("model: tensornet\nnum_epochs: 30  # few\nlr: 0.01\n")
+    silent.write_text("model: tensornet\n")
+    (tmp_path / "hparams.yaml").write_text("num_epochs: 12\n")
+    option, default = "torchmd-train --num-epochs", "torchmd-train's default"
+    told = {
+        (command, "--num-epochs", "7"): (7, option),
+        (command, "--conf", str(config), "--num-epochs=7"): (7, option),
+        (command, "--num-epochs", "7", "-c", str(config)): (30, str(config)),
+        (command, "--num-epochs", "7", "-c", str(silent)): (7, option),
+        (command, "--conf", str(silent), "--num-layers", "3"): (300, default),
+        (command, "--conf", "missing.yaml"): (300, default),
+        (command, "--load-model", str(tmp_path / "epoch=3.ckpt")): (12, str(tmp_path / "hparams.yaml")),
+        ("/lib/torchmdnet/scripts/train.py",): (300, default),
+    }
+    for argv, expected in told.items():
+        found = script(argv)
+        assert found is not None
+        assert (found.epochs, found.source, found.seed) == (*expected, "--seed")
+    for other in ((), ("train.py", "--num-epochs", "7"), (command, "--num-epochs", "many")):
+        assert script(other) is None
+
+
+def test_how_results_are_printed() -> None:
+    found = script(("torchmd-train",))
+    assert found is not None
+    reading = Reading(found.metrics)
+    for line in (
+        "│    test_neg_dy_l1_loss    │    0.13852043449878693    │",
+        "│    test_total_l1_loss     │   3.1862146854400635e-05  │",
+        "│      test_y_l1_loss       │            nan            │",
+    ):
+        reading.feed(line, 0.0)
+    energy = reading.values.pop("test energy")
+    assert reading.values == {"test forces": 0.13852043449878693, "test": 3.1862146854400635e-05}
+    assert energy != energy
+
+
+def test_batches_are_made_for_trained_models() -> None:
+    model = small("tensornet", max_z=7)
+    made = registry().adapter("torchmdnet").example(0, model)
+    assert made.model is model
+    assert int(made.args[0].max()) < 7
+    assert audit(model, ace.Call(made.args, made.kwargs), samples=2).verdict == "symmetric"
+    assert type(small_example(1).model.representation_model).__name__ == "TensorNet"
+
+
+# torchmd-train, in processes of its own.
+
+
+CONFIG = """
+model: equivariant-transformer
+embedding_dimension: 8
+num_layers: 2
+num_rbf: 8
+num_heads: 2
+neighbor_embedding: true
+max_z: 10
+derivative: true
+dataset: Custom
+coord_files: pos.npy
+embed_files: z.npy
+energy_files: y.npy
+force_files: neg_dy.npy
+train_size: 12
+val_size: 4
+test_size: 4
+batch_size: 4
+num_epochs: 5
+save_interval: 1
+lr: 0.01
+lr_warmup_steps: 4
+gradient_clipping: 10.0
+ngpus: 1
+num_workers: 0
+"""
+ACE = (sys.executable, "-m", "ace_plugins")
+TRAIN = Path(sys.executable).with_name("torchmd-train")
+WITHOUT = """
+import json, sys
+sys.modules["ace_plugins"] = sys.modules["ace_torchmdnet"] = None  # as if they were not installed
+import torch
+from torchmdnet.models.model import load_model
+model = load_model(sys.argv[1]).eval()
+energy, forces = model(*torch.load("atoms.pt"))
+print(json.dumps([energy.tolist(), forces.tolist(), len(model.state_dict())]))
+"""
+
+
+class Folder:
+    """A data set of atoms on springs, and what torchmd-train makes of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        torch.manual_seed(2)
+        z, pos, _ = molecules((1, 6, 8), torch.float64, count=20)
+        pos = pos.view(20, 6, 3).requires_grad_(True)
+        lengths = torch.stack([torch.nn.functional.pdist(each) for each in pos])
+        energies = (lengths - 2).square().sum(1) / 20
+        (gradient,) = torch.autograd.grad(energies.sum(), pos)
+        arrays = {"pos": pos, "y": energies[:, None], "neg_dy": -gradient}
+        for name, array in arrays.items():
+            numpy.save(path / f"{name}.npy", array.detach().float().numpy())
+        numpy.save(path / "z.npy", z[:6].numpy())
+        (path / "conf.yaml").write_text(CONFIG)
+        torch.save(small_example(0).args, path / "atoms.pt")
+
+    def run(self, *words: str | os.PathLike[str], fails: bool = False) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONWARNINGS": "ignore"}
+        told: Any = {"cwd": self.path, "env": environment, "capture_output": True, "text": True, "timeout": 600}
+        done = subprocess.run(list(words), check=False, **told)
+        assert (done.returncode != 0) is fails, done.stdout[-2000:] + done.stderr[-3000:]
+        return done
+
+    def train(self, name: str, *settings: str, more: Sequence[str] = ()) -> tuple[Path, str]:
+        """The checkpoint of the last epoch, and what was printed; without settings it is not patched."""
+        before = [*ACE, "run", "torchmdnet", *settings, "--"] if settings else [sys.executable]
+        done = self.run(*before, TRAIN, "--conf", "conf.yaml", "--log-dir", name, *more)
+        last = max((self.path / name).glob("*.ckpt"), key=lambda path: int(path.name.split("=")[1].split("-")[0]))
+        return last, done.stdout + done.stderr
+
+    def metrics(self, name: str) -> list[dict[str, str]]:
+        """Every number that Lightning logs."""
+        with (self.path / name / "metrics.csv").open() as file:
+            return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    return Folder(tmp_path_factory.mktemp("torchmdnet"))
+
+
+def states(path: Path) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = torch.load(path, weights_only=False)["state_dict"]
+    return state
+
+
+def evaluated(folder: Folder, checkpoint: Path, **settings: Any) -> tuple[Tensor, Tensor]:
+    """What a checkpoint with its branches gives, as upstream loads it in this process."""
+    from torchmdnet.models.model import load_model
+
+    with patched("torchmdnet", **QUIET, **settings):
+        model = load_model(str(checkpoint)).eval()
+    assert hasattr(model, "ace")
+    energy, forces = model(*torch.load(folder.path / "atoms.pt"))
+    return energy, forces
+
+
+def without_ace(folder: Folder, checkpoint: Path) -> tuple[Tensor, Tensor, int]:
+    done = folder.run(sys.executable, "-c", WITHOUT, checkpoint)
+    energy, forces, entries = json.loads(done.stdout.splitlines()[-1])
+    return torch.tensor(energy), torch.tensor(forces), entries
+
+
+def test_off_is_the_unpatched_run_bit_for_bit(folder: Folder) -> None:
+    plain, _ = folder.train("plain")
+    off, _ = folder.train("off", "--mode", "off")
+    assert len(folder.metrics("plain")) > 5
+    assert folder.metrics("off") == folder.metrics("plain")
+    one, two = states(plain), states(off)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(value, two[name]) for name, value in one.items())
+
+
+def test_strict_trains_lands_and_is_deployed_without_ace(folder: Folder) -> None:
+    trained, printed = folder.train("strict", "--mode", "strict")
+    assert "budget: 15 steps: 5 epochs (conf.yaml) of 3 steps" in printed
+    assert printed.count("ACE strict, landed at step") == 1, "and not again for the model that is tested"
+    plain = folder.path / "plain.ckpt"
+    folder.run(*ACE, "export", trained, "-o", plain)
+    assert not [name for name in states(plain) if "ace" in name.split(".")]
+    energy, forces, entries = without_ace(folder, plain)
+    assert entries == len(small_model().state_dict())
+    expected = evaluated(folder, trained, mode="strict")
+    assert torch.equal(energy, expected[0]), "strict deploys f_eq"
+    assert torch.equal(forces, expected[1])
+
+
+def test_resilient_keeps_its_branches_until_it_is_exported(folder: Folder) -> None:
+    trained, printed = folder.train("resilient", "--mode", "resilient", "--spectral-norm", more=["--num-epochs", "4"])
+    assert "budget: 12 steps: 4 epochs (torchmd-train --num-epochs) of 3 steps" in printed
+    kept = evaluated(folder, trained, mode="resilient", spectral_norm=True)
+    plain = folder.path / "f_eq.ckpt"
+    folder.run(*ACE, "export", trained, "-o", plain)
+    energy, _, _ = without_ace(folder, plain)
+    assert not torch.equal(energy, kept[0])
+
+
+def test_a_run_is_resumed_and_a_plain_model_goes_on_with_ace(folder: Folder) -> None:
+    plain, _ = folder.train("plain") if not (folder.path / "plain").exists() else (None, "")
+    checkpoint = plain or max((folder.path / "plain").glob("*.ckpt"))
+    _, printed = folder.train("resumed", "--mode", "strict", more=["--load-model", str(checkpoint), "--num-epochs", "7"])
+    assert "budget: 21 steps" in printed
+    assert "ACE strict" in printed
+
+
+def test_an_invariant_model_is_refused_in_one_line(folder: Folder) -> None:
+    words = [*ACE, "run", "torchmdnet", "--", TRAIN, "--conf", "conf.yaml", "--model", "graph-network", "-l", "refused"]
+    done = folder.run(*words, fails=True)
+    assert "TorchMD_GN has no features but scalars" in done.stderr
+    assert "Traceback" not in done.stderr
