@@ -23,7 +23,7 @@ ASSUMED = 2000
 LONG = 1000
 """Steps of a first epoch after which gamma no longer waits for its end."""
 LOOKED = 5
-"""Steps after which it is clear whether a scheduler steps with the optimizer."""
+"""Steps of this process after which it is clear whether a scheduler steps with the optimizer."""
 
 
 class Budget:
@@ -171,7 +171,7 @@ class Budget:
 
     def settled(self, count: int) -> bool:
         """Whether after so many steps no more will be known."""
-        return self.total is not None or (self.epochs is None and count >= LOOKED)
+        return self.total is not None or (self.epochs is None and count >= (self.begun or 0) + LOOKED)
 
     def __str__(self) -> str:
         """For people: what was found, and from where."""

@@ -151,6 +151,11 @@ def test_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (resumed.begun, resumed.total) == (3, 320)
 
 
+def test_a_run_that_goes_on_waits_for_its_scheduler_to_tell() -> None:
+    resumed = trained(lambda o: StepLR(o, 30), 2, after=after_three_steps())
+    assert (resumed.begun, resumed.settled(5), resumed.settled(8)) == (3, False, True)
+
+
 def after_three_steps() -> dict[str, Any]:
     model = attach(Layered(), **FIT, budget=100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
