@@ -163,7 +163,11 @@ def exported(model: Any, kind: str) -> Any:
 @pytest.mark.parametrize("kind", ALL)
 def test_forces_are_minus_the_gradient_of_the_energy(kind: str, mode: str, form: str) -> None:
     model, atoms = relaxed(kind, mode), data()
-    made = {"attached": lambda: model, "exported": lambda: exported(model, kind), "averaged": lambda: averaged(model, 2)}
+    made = {
+        "attached": lambda: model,
+        "exported": lambda: exported(model, kind),
+        "averaged": lambda: averaged(model, 2),
+    }
     judged = made[form]()
     with use_branches(model, True):
         forces = judged(*atoms)[1].detach()

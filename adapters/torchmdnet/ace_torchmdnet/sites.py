@@ -38,7 +38,8 @@ def sites(model: Any) -> list[ace.Node]:
 def _of_vectors(model: Any) -> Iterator[ace.Node]:
     width = model.representation_model.hidden_channels
     network = getattr(model.output_model, "output_network", None)
-    blocks = list(network) if isinstance(network, nn.ModuleList) else []  # none where it reads scalars alone
+    # None where it reads scalars alone.
+    blocks: list[Any] = list(network) if isinstance(network, nn.ModuleList) else []
     last = len(model.representation_model.attention_layers) - 1
     for number in range(1, last + 1):
         pair = _pair(f"layer{number}", f"representation_model.attention_layers.{number}", width, width)
