@@ -73,6 +73,8 @@ class Adapter:
     upstream: tuple[Requirement, ...]
     by_hand: str = ""
     """Why pip cannot install what it patches by name, where that is so: ``by-hand`` in ``tool.ace-matrix``."""
+    by_default: bool = True
+    """Whether a plain ``tox run`` tests it, if it has an environment of its own: ``default`` in ``tool.ace-matrix``."""
 
     @classmethod
     def read(cls, folder: Path) -> Adapter:
@@ -80,8 +82,9 @@ class Adapter:
         project = read["project"]
         extra = project.get("optional-dependencies", {}).get("upstream", ())
         requirements = tuple(map(Requirement, extra))
-        by_hand = read.get("tool", {}).get("ace-matrix", {}).get("by-hand", "")
-        return cls(folder.name, project["name"], project["requires-python"], requirements, by_hand)
+        told = read.get("tool", {}).get("ace-matrix", {})
+        how = told.get("by-hand", ""), told.get("default", True)
+        return cls(folder.name, project["name"], project["requires-python"], requirements, *how)
 
     def environments(self, known: Mapping[str, str]) -> list[Environment]:
         """From the lowest versions to the highest."""
@@ -135,11 +138,13 @@ def matrix(tox: str, record: Mapping[str, Any]) -> str:
     """The part of tox.ini between the two marks."""
     inside, named = together(tox), together(tox, "")
     own = [adapter for adapter in adapters() if adapter.upstream and not adapter.by_hand]
+    alone = [f"{adapter.name}-newest" for adapter in own if adapter.name not in inside and adapter.by_default]
     lines = [
         "[matrix]",
         "# What a plain `tox run` runs. The upstream of some adapters does not go with the others': these have",
-        "# an environment of their own on its newest version, and are everywhere else without it.",
-        f"default = {', '.join(['lint', 'docs', 'py', *(f'{a.name}-newest' for a in own if a.name not in inside)])}",
+        "# an environment of their own on its newest version, and are everywhere else without it. Those that say",
+        "# so in their metadata wait until they are asked for.",
+        f"default = {', '.join(['lint', 'docs', 'py', *alone])}",
         "apart =",
         *(f"    -e {{tox_root}}{{/}}adapters{{/}}{a.name}" for a in adapters() if a.name not in named),
     ]
@@ -169,7 +174,8 @@ def page(tox: str, record: Mapping[str, Any]) -> str:
     for adapter in adapters():
         for environment in adapter.environments(record["versions"]):
             newest = environment.factor == "newest" and not adapter.by_hand
-            where = ("in `py`" if adapter.name in inside else "yes") if newest else ""
+            alone = "yes" if adapter.by_default else ""
+            where = ("in `py`" if adapter.name in inside else alone) if newest else ""
             versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
             name = adapter.name if adapter.by_hand else f"`{environment.name}`"
             told = f" | no environment: {adapter.by_hand}" if adapter.by_hand else _told(environment, record)

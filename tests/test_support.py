@@ -103,6 +103,19 @@ def test_an_adapter_without_upstream_or_with_one_that_pip_cannot_install(with_an
         assert rows == ([f"| another | Some_net 1.2, helper 7 | >=3.11 |  | {row}"] if row else [])
 
 
+def test_an_adapter_that_waits_until_it_is_asked_for(with_another: dict[str, Any]) -> None:
+    another = support.ROOT / "adapters" / "another" / "pyproject.toml"
+    another.write_text(another.read_text(encoding="utf-8") + "[tool.ace-matrix]\ndefault = false\n", encoding="utf-8")
+    written = support.with_matrix(TOX, with_another)
+    parsed = configparser.RawConfigParser()
+    parsed.read_string(written)
+    assert "another-newest" not in parsed["matrix"]["default"]
+    assert parsed["testenv:another-{oldest,between1,newest}"]["labels"] == "matrix"
+    assert "| `another-newest` | Some_net 1.2, helper 7 | >=3.11 |  |  | not run |" in support.page(
+        written, with_another
+    )
+
+
 def test_the_page_says_how_runs_went(with_another: dict[str, Any]) -> None:
     def row(**about: Any) -> str:
         run = {
