@@ -109,17 +109,17 @@ def test_how_the_group_acts_at_the_sites(kind: str) -> None:
 
 
 def test_tensors_of_a_reflected_molecule_are_transposed() -> None:
-    """By an implementation of its own: identity, antisymmetric part and the rest, each with its parity."""
-    element = ace.E3.sample(torch.Generator().manual_seed(3), scale=0.0)
-    x = torch.randn(2, 3, 3, 5, dtype=torch.float64)
-    for sign in (element.sign, -element.sign):
-        matrix = element.matrix * sign * element.sign
-        odd = (x - x.transpose(1, 2)) / 2
-        even = x - odd
-        turned = [torch.einsum("ab,nbcf,dc->nadf", matrix, part, matrix) for part in (even, odd)]
-        expected = turned[0] + sign * turned[1]
-        moved = ace.Rigid(matrix, torch.zeros(3, dtype=torch.float64))
-        torch.testing.assert_close(TensorFeatures().act(moved, x), expected)
+    """A rotation turns them as tensors of rank 2, and the point reflection, which would leave those, transposes."""
+    x, still = torch.randn(2, 3, 3, 5, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    rotation = ace.SO3.sample(torch.Generator().manual_seed(0)).matrix
+    turned = torch.einsum("ab,nbcf,dc->nadf", rotation, x, rotation)
+    for matrix, expected in ((rotation, turned), (-rotation, turned.transpose(1, 2))):
+        torch.testing.assert_close(TensorFeatures().act(ace.Rigid(matrix, still), x), expected)
+    each = ace.E3.sample_many(8, torch.Generator().manual_seed(0), scale=0.0)
+    many = TensorFeatures().act(each.of(torch.arange(8)), x[:1].expand(8, 3, 3, 5))
+    for number, matrix in enumerate(each.matrix):
+        one = TensorFeatures().act(ace.Rigid(matrix, still), x[:1])
+        torch.testing.assert_close(many[number], one[0])
 
 
 @pytest.mark.parametrize(("kind", "name"), [("graph-network", "TorchMD_GN"), ("transformer", "TorchMD_T")])

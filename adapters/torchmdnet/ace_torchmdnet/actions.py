@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import ace_plugins as ace
@@ -20,17 +19,16 @@ PERIODIC = (
 class TensorFeatures(ace.Tensors):
     """Features [n, 3, 3, F] of a TensorNet. The antisymmetric part of each is a vector, and the rest is even.
 
-    A reflection takes vectors to their opposites where a tensor of rank 2 would keep them: it transposes besides.
+    A reflection takes the vector to its opposite, where it would leave the antisymmetric part of a tensor of rank 2.
     """
 
     axes: tuple[int, int] = (-3, -2)
 
     def act_on_last(self, element: Any, x: Tensor) -> Tensor:
-        turned = super().act_on_last(element, x)
-        if isinstance(element.sign, int):
-            return turned if element.sign > 0 else turned.mT
-        signs = element.sign.flatten().to(x.device)[element.index]
-        return torch.where(signs.view(-1, *[1] * (x.dim() - 1)) > 0, turned, turned.mT)
+        odd = (x - x.mT) / 2
+        reflected = element.sign * element.matrix
+        turned: Tensor = element.times(reflected, element.times(element.matrix, odd).mT).mT
+        return super().act_on_last(element, x - odd) + turned
 
 
 @dataclass(frozen=True)
