@@ -25,8 +25,7 @@ METRICS = tuple(
 
 def script(argv: Sequence[str]) -> Script | None:
     """None if ``argv`` is of another command."""
-    words = tuple(argv[:1]) and (argv[0], *argv[1:])
-    if not words or not (os.path.basename(words[0]) == TRAIN or tuple(words[0].split(os.sep)[-3:]) == MODULE):
+    if not argv or not (os.path.basename(argv[0]) == TRAIN or tuple(argv[0].split(os.sep)[-3:]) == MODULE):
         return None
     # In torchmd-train itself a file is read where it stands among the options, and what comes later counts.
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
@@ -35,7 +34,7 @@ def script(argv: Sequence[str]) -> Script | None:
     parser.add_argument("--load-model", action=_Beside)
     said = argparse.Namespace(epochs=DEFAULT, source=f"{TRAIN}'s default")
     try:
-        parser.parse_known_args(list(words[1:]), said)
+        parser.parse_known_args(list(argv[1:]), said)
     except argparse.ArgumentError:
         return None  # the script's own to complain about
     return Script(said.epochs, said.source, METRICS, "--seed")
