@@ -113,10 +113,13 @@ class Shim:
     apply: Callable[[], None]
     device: str | None = None
     """Set where the repair is only for people who ask for this device."""
+    first: bool = False
+    """Upstream cannot be imported without it: it is applied before that, and so imports nothing of upstream itself."""
 
     def __post_init__(self) -> None:
         _expect(self, "name", isinstance(self.name, str), "a text")
         _expect(self, "reason", isinstance(self.reason, str), "a text")
+        _expect(self, "first", isinstance(self.first, bool), "True or False")
         _expect(self, "needed", callable(self.needed), "a function that says whether the thing is missing")
         _expect(self, "apply", callable(self.apply), "a function that supplies it")
         _expect(self, "device", isinstance(self.device, (str, type(None))), "a device or None")

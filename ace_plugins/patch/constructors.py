@@ -90,6 +90,7 @@ def patch_models(plugin: Plugin, config: Config) -> Patch:
     patch = Patch(plugin, config)
     if config.shims:
         REPAIRS.offer_stand_ins(plugin)
+        REPAIRS.apply(plugin, config.device, importing=True)
         if config.device != "auto":
             REPAIRS.apply(plugin, config.device)  # for models that are not ours to attach, too
     CONSTRUCTORS.begin(patch)

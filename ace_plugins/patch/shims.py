@@ -17,10 +17,12 @@ class Repairs:
         self.applied: set[tuple[str, str]] = set()
         """Adapter and shim."""
 
-    def apply(self, plugin: Plugin, device: str) -> None:
-        """Apply what this upstream needs and has not got yet."""
+    def apply(self, plugin: Plugin, device: str, *, importing: bool = False) -> None:
+        """Apply what this upstream needs and has not got yet; ``importing``, what it needs to be imported at all."""
         for shim in plugin.shims:
             if isinstance(shim, StandIn) or self.acts(plugin, shim) or shim.device not in (None, device):
+                continue
+            if importing and not shim.first:
                 continue
             try:
                 if shim.needed():

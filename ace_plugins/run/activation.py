@@ -50,8 +50,10 @@ class Activation:
         self.name = name
         """The module that carries the marked line; empty without one."""
         modules = {path.partition(":")[0] for path in request.models}
-        self.names = {module.rpartition(".")[2] for module in modules} if request.cloned else modules
-        """Modules that hold upstream's models. A file of a checkout has one of these last names, whatever the first."""
+        last_names = {module.rpartition(".")[2] for module in modules}
+        self.names = {*(last_names if request.cloned else modules), *request.begins}
+        """Modules that hold upstream's models, and what is repaired before it is imported. A file of a checkout has one
+        of these last names, whatever the first."""
         self.started = False
         self.run: Any = None
         atexit.register(self.at_exit)

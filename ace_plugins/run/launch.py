@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..contract.upstreams import Shim
 from ..errors import AceError
 from ..plugins.claims import holding
 from ..plugins.plugin import Plugin
@@ -87,6 +88,7 @@ def asked(
         settings=dataclasses.asdict(config),
         origins=origin,
         models=list(plugin.patches.models),
+        begins=_begins(plugin) if config.shims else [],
         cloned=plugin.patches.checkout is not None,
         root=None if root is None else str(root),
         as_json=as_json,
@@ -95,6 +97,13 @@ def asked(
         marker=os.path.join(tempfile.gettempdir(), f"ace-{os.getpid()}-{os.urandom(8).hex()}"),
         attended=not by_command,
     )
+
+
+def _begins(plugin: Plugin) -> list[str]:
+    """The packages of upstream's models, where they cannot be imported without a repair."""
+    if not any(isinstance(shim, Shim) and shim.first for shim in plugin.shims):
+        return []
+    return sorted({path.partition(":")[0].partition(".")[0] for path in plugin.patches.models})
 
 
 def _become(command: list[str], environment: Mapping[str, str]) -> NoReturn:

@@ -32,6 +32,8 @@ class RunRequest:
     """Where each of them comes from that is not at its default."""
     models: list[str]
     """Model classes of upstream, as the adapter names them: "module:Class"."""
+    begins: list[str]
+    """Modules of upstream that are repaired before they are imported: its package, or none."""
     cloned: bool
     """Whether upstream is a checkout, where a module is a file, and not an installed package."""
     root: str | None

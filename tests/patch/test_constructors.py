@@ -83,6 +83,23 @@ def test_before_the_upstream_is_imported(adapter: type[NetAdapter]) -> None:
     assert status(net).mode == "resilient", "attached models stay attached"
 
 
+def test_what_upstream_cannot_be_imported_without_comes_first(adapter: type[NetAdapter]) -> None:
+    def ace_shims(self: NetAdapter) -> Sequence[Shim]:
+        done = self.__class__.shimmed.append  # type: ignore[attr-defined]
+        return [
+            Shim("repair", "a test", lambda: True, lambda: done(f"then {'upstream_net' in sys.modules}")),
+            Shim("early", "a test", lambda: True, lambda: done(f"first {'upstream_net' in sys.modules}"), first=True),
+        ]
+
+    registry().remove("net")
+    registry().add(type("Early", (adapter,), {"ace_shims": hookimpl(ace_shims), "shimmed": (shimmed := [])})(), "net")
+    with patched("net"):
+        assert shimmed == ["first False"]
+        importlib.import_module("upstream_net")
+    assert shimmed == ["first False", "then True"]
+    REPAIRS.applied.discard(("net", "early"))
+
+
 def test_after_it_was_imported_by_name(adapter: type[NetAdapter]) -> None:
     Net = importlib.import_module("upstream_net").Net
     patch = patched("net")

@@ -335,3 +335,38 @@ def test_a_second_model_that_the_best_checkpoint_is_loaded_into_has_no_table_of_
     told = clone.run("--", "train.py").stderr
     assert told.count("attached to Net") == 2
     assert told.count("ACE strict") == 1
+
+
+OLD_ADAPTER = """
+import string
+from ace_plugins import Shim, Site, Upstream, hookimpl
+
+@hookimpl
+def ace_upstream():
+    return Upstream("Old net", ("old_net.net:Net",))
+
+@hookimpl
+def ace_layers(model):
+    return [Site("layer", "layer", (4,), (4,))]
+
+@hookimpl
+def ace_shims():
+    def needed():
+        return not hasattr(string, "gone")
+    return [Shim("gone", "a name that is gone", needed, lambda: setattr(string, "gone", "put back"), first=True)]
+"""
+
+
+def test_a_package_is_repaired_before_it_is_imported(clone: Clone) -> None:
+    """The package fails in its first line, long before the module that holds the model."""
+    package = clone.installed / "old_net"
+    package.mkdir()
+    (clone.installed / "ace_toy_net.py").write_text(OLD_ADAPTER)
+    (package / "__init__.py").write_text("from string import gone\nfrom old_net.net import Net\n")
+    (package / "net.py").write_text((clone.root / "models" / "net.py").read_text())
+    clone.write(TRAIN.replace("models.net", "old_net") + MAIN, marked=False)
+    assert "cannot import name 'gone'" in clone.python("train.py").stderr
+    done = clone.run("--", "train.py")
+    assert trained(done)[0] == WITH_ACE
+    assert "shims: gone" in done.stderr
+    assert "cannot import name 'gone'" in clone.run("--no-shims", "--", "train.py").stderr
