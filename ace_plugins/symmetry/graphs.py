@@ -20,9 +20,9 @@ class Graphs:
 
     ``batch`` is a vector of whole numbers, the graph of every node, as PyTorch Geometric has it; or a tensor of
     another kind whose first dimension counts the graphs. ``edges`` are the inputs with a row for every edge, each
-    with the path of its edge index [2, edges]. ``several`` are the inputs with more than one row for every graph, each
-    with how many: 3 for the lattice vectors of all graphs [3 graphs, 3]. All other inputs and outputs have a row for
-    every node or graph.
+    with the path of its edge index [2, edges], or of the nodes at one of its ends [edges]. ``several`` are the inputs
+    with more than one row for every graph, each with how many: 3 for the lattice vectors of all graphs [3 graphs, 3].
+    All other inputs and outputs have a row for every node or graph.
     """
 
     batch: str
@@ -37,7 +37,11 @@ class Graphs:
         if batch.is_floating_point():
             return Rows(torch.arange(len(batch), device=batch.device), {})
         edges = {path: _at(index, names, args, kwargs) for path, index in self.edges.items()}
-        rows = {path: batch[index[0]] for path, index in edges.items() if isinstance(index, Tensor)}
+        rows = {
+            path: batch[index if index.dim() == 1 else index[0]]
+            for path, index in edges.items()
+            if isinstance(index, Tensor)
+        }
         for path, count in self.several.items():
             value = _at(path, names, args, kwargs)
             if isinstance(value, Tensor):

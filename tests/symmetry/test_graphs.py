@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,6 +109,19 @@ def test_a_batch_in_a_frame_per_graph() -> None:
     nodes, graphs = ACTION.act_on_outputs(frame.inverse(), (turned.pos, summed))
     assert torch.allclose(nodes, graph.pos, atol=1e-12)
     assert torch.allclose(graphs, torch.zeros(3, 3, dtype=torch.float64).index_add(0, NODES, graph.pos), atol=1e-12)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_edges_may_be_told_by_one_of_their_ends(end: int) -> None:
+    """As SchNetPack has them, whose ends are two vectors."""
+    graph = batch()
+    graph.ends = graph.edge_index[end]
+    action = replace(ACTION, graphs=Graphs("graph.batch", edges={"graph.edge_vec": "graph.ends"}))
+    frame = action.frame(torch.Generator().manual_seed(0), ["graph"], (graph,), {})
+    (turned,), _ = action.act_on_inputs(frame, ["graph"], (graph,), {})
+    one, two = turned.edge_index
+    assert torch.allclose(turned.edge_vec, turned.pos[two] - turned.pos[one], atol=1e-12)
+    assert not torch.allclose(turned.edge_vec, graph.edge_vec)
 
 
 def test_several_rows_for_each_graph() -> None:
