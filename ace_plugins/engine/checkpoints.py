@@ -7,7 +7,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..errors import AceWarning, CheckpointError
 from ..files import publish
 from .hooks import uninstall
-from .numbered import renumbered
+from .numbered import places, renumbered
 from .state import NAME, Ace, find
 
 MANIFEST = f"{NAME}.manifest"
@@ -118,10 +118,14 @@ class Exported:
     gammas: list[Tensor] = field(default_factory=list)
     optimizers: int = 0
     """Optimizer states beside the weights, which still count ACE's parameters."""
+    states: list[tuple[Mapping[Any, Any], tuple[str, ...]]] = field(default_factory=list)
+    """The state_dicts with ACE in them, each with the prefixes of ACE's keys."""
 
     def clean(self, content: Any) -> Any:
         if isinstance(content, (list, tuple)) and type(content) in (list, tuple):
-            return type(content)(self.clean(item) for item in content)
+            gone = places(content, self.states)
+            self.removed += len(gone)
+            return type(content)(self.clean(item) for place, item in enumerate(content) if place not in gone)
         if isinstance(content, nn.Module):
             return self._projected(content)
         if not isinstance(content, Mapping):
@@ -132,9 +136,7 @@ class Exported:
             if plain is not None:
                 return plain
             self.optimizers += 1
-        # A wrapped model's keys have a prefix ("module.ace.gamma"); the manifest marks every ACE there is.
-        marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
-        prefixes = tuple(mark[: -len("manifest")] for mark in marks)
+        prefixes = _prefixes(content)
         self.gammas.extend(content[p + "gamma"] for p in prefixes if isinstance(content.get(p + "gamma"), Tensor))
         numbered = renumbered(content, prefixes) if prefixes else {}
         cleaned: Any = copy.copy(content)  # of the same kind
@@ -152,7 +154,10 @@ class Exported:
     def _projected(self, whole: nn.Module) -> nn.Module:
         """A model that was pickled whole, plain again. It is nobody's but the export's."""
         before = len(whole.state_dict())
-        for model in list(whole.modules()):
+        # A module of Lightning keeps what it was built with, models among it, in a dict beside its submodules.
+        kept = [vars(part).values() for part in whole.modules()]
+        beside = [each for values in kept for value in values if isinstance(value, Mapping) for each in value.values()]
+        for model in [part for each in (whole, *beside) if isinstance(each, nn.Module) for part in each.modules()]:
             ace = find(model)
             if ace is not None:
                 self.gammas.append(ace.gamma)
@@ -170,6 +175,24 @@ def _is_of_an_optimizer(content: Mapping[Any, Any]) -> bool:
         and isinstance(groups, list)
         and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
     )
+
+
+def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Of ACE's keys in a state_dict. A wrapped model's have one ("module.ace."); the manifest marks every ACE."""
+    marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
+    return tuple(mark[: -len("manifest")] for mark in marks)
+
+
+def _states(content: Any) -> Iterator[tuple[Mapping[Any, Any], tuple[str, ...]]]:
+    """The state_dicts with ACE in them, wherever they are."""
+    if isinstance(content, Mapping):
+        if prefixes := _prefixes(content):
+            yield content, prefixes
+        content = content.values()
+    elif type(content) not in (list, tuple):
+        return
+    for each in content:
+        yield from _states(each)
 
 
 def _without_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -199,6 +222,7 @@ def exported(
         content = read_checkpoint(Path(source), trust=trust)
     result = Exported()
     try:
+        result.states.extend(_states(content))
         result.content = result.clean(content)
     except RecursionError:
         raise CheckpointError(f"{where} is nested too deeply, or holds itself: expected dicts and lists") from None

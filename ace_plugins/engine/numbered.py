@@ -1,4 +1,4 @@
-"""Weights that a checkpoint keeps by number: ``ema.ema_weight_0``, ``ema.ema_weight_1`` and so on.
+"""Weights that a checkpoint keeps by number: ``ema.ema_weight_0``, ``ema.ema_weight_1`` and so on, or as a list.
 
 Averages of weights are often kept so, in the order of ``model.parameters()``, and what ACE added is among them without
 a name. It is found by its shapes: ACE's parameters stand together there, and what stands before and after them must be
@@ -27,12 +27,23 @@ def renumbered(state: Mapping[Any, Any], prefixes: Sequence[str]) -> dict[str, s
     found: dict[str, str | None] = {}
     for family in _families(state):
         shapes = [_shape(state[name]) for name in family]
-        gone = _places_of_ace(state, prefixes, family, shapes)
+        others = {name: value for name, value in state.items() if name not in family}
+        gone = _places_of_ace(others, prefixes, shapes, f"{family[0]} to {family[-1]}")
         stem = family[0].removesuffix("0")
         kept = [name for place, name in enumerate(family) if place not in gone]
         found.update({name: None for place, name in enumerate(family) if place in gone})
         found.update({name: f"{stem}{number}" for number, name in enumerate(kept) if name != f"{stem}{number}"})
     return found
+
+
+def places(weights: Sequence[Any], states: Iterable[tuple[Mapping[Any, Any], Sequence[str]]]) -> set[int]:
+    """Where ACE's parameters are in a list, if that is one of weights of these state_dicts, each with its prefixes."""
+    if not all(isinstance(weight, Tensor) for weight in weights):
+        return set()
+    found = (
+        _places_of_ace(*state, list(map(_shape, weights)), f"a list of {len(weights)} weights") for state in states
+    )
+    return next(filter(None, found), set())
 
 
 def _families(state: Mapping[Any, Any]) -> list[list[str]]:
@@ -49,11 +60,9 @@ def _families(state: Mapping[Any, Any]) -> list[list[str]]:
     ]
 
 
-def _places_of_ace(
-    state: Mapping[Any, Any], prefixes: Sequence[str], family: Sequence[str], shapes: Sequence[Shape]
-) -> set[int]:
-    """Empty for a family that holds no copies of ACE's parameters."""
-    others = {name: _shape(value) for name, value in state.items() if isinstance(value, Tensor) and name not in family}
+def _places_of_ace(state: Mapping[Any, Any], prefixes: Sequence[str], shapes: Sequence[Shape], what: str) -> set[int]:
+    """Of weights with these shapes; empty if they hold no copies of ACE's parameters. ``what`` is for errors."""
+    others = {name: _shape(value) for name, value in state.items() if isinstance(value, Tensor)}
     gone: set[int] = set()
     begin = 0
     before: list[Shape] = []
@@ -64,23 +73,23 @@ def _places_of_ace(
                 before.append(shape)
             continue
         mine = _parameters(others, left.pop(0))
-        places = [
+        fitting = [
             place
             for place in range(begin, len(shapes) - len(mine) + 1)
             if list(shapes[place : place + len(mine)]) == mine and _among(shapes[begin:place], before)
         ]
-        if not places and not gone:
+        if not fitting and not gone:
             return set()
-        if len(places) != 1:
+        if len(fitting) != 1:
             raise CheckpointError(
-                f"{family[0]} to {family[-1]}: {len(places)} places fit the shapes of ACE's parameters, expected one; "
+                f"{what}: {len(fitting)} places fit the shapes of ACE's parameters, expected one; "
                 "which of these weights are ACE's cannot be told, and nothing was exported"
             )
-        gone.update(range(places[0], begin := places[0] + len(mine)))
+        gone.update(range(fitting[0], begin := fitting[0] + len(mine)))
         before = []
     if gone and not _among(shapes[begin:], before):
         raise CheckpointError(
-            f"{family[0]} to {family[-1]}: what follows ACE's parameters are no weights of this state_dict; which of "
+            f"{what}: what follows ACE's parameters are no weights of this state_dict; which of "
             "these weights are ACE's cannot be told, and nothing was exported"
         )
     return gone

@@ -173,13 +173,15 @@ def test_export_tells_of_optimizers_and_nan() -> None:
 
 
 def test_export_of_models_that_were_saved_whole(tmp_path: Path) -> None:
-    """In containers, and inside another model."""
+    """In containers, inside another model, and in what another module was built with, as Lightning's keep it."""
     model = trained(mode="resilient", spectral_norm=True).eval()
     x = torch.randn(4, 3)
     with use_branches(model, False):
         expected = model(x)
     assert find(torch.jit.script(nn.Linear(1, 1))) is None, "a scripted part is no obstacle"
-    torch.save({"model": model, "more": [nn.Sequential(model)]}, tmp_path / "whole.pt")
+    task = nn.Sequential(model)
+    task.hparams = {"model": model, "lr": 0.1, "initial": copy.deepcopy(model)}  # type: ignore[assignment]
+    torch.save({"model": model, "more": [task]}, tmp_path / "whole.pt")
     with pytest.warns(AceWarning, match="exporting f_eq alone"):
         plain = export(tmp_path / "whole.pt", tmp_path / "plain.pt", trust=True)
     assert torch.equal(plain["model"](x), expected)

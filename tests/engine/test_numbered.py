@@ -75,6 +75,22 @@ def test_weights_after_the_models_keep_their_place() -> None:
     assert torch.equal(averages_of(found)[-1], training.model["head"].bias + 1)  # type: ignore[union-attr,operator]
 
 
+@pytest.mark.parametrize("settings", [{}, {"mode": "resilient", "spectral_norm": True}])
+def test_averages_in_a_list_lose_what_is_aces(settings: dict[str, Any]) -> None:
+    """As torch_ema has them, in the state of a callback: of the model's parameters, not of all there are."""
+    torch.manual_seed(0)
+    attached, plain = models(8, **settings)
+    other = [torch.zeros(3), torch.zeros(2, 2)]
+    averages = [parameter + 1 for parameter in attached["m0"].parameters()]
+    state = nn.ModuleDict({**attached, "head": nn.Linear(5, 2)}).state_dict()
+    found = exported({"callbacks": {"ema": {"shadow": averages, "collected": None, "other": other}}, "state": state})
+    kept = found["callbacks"]["ema"]
+    for average, parameter in zip(kept["shadow"], plain["m0"].parameters(), strict=True):
+        assert torch.equal(average, parameter + 1)
+    assert (kept["collected"], kept["other"]) == (None, other)
+    assert len(averages) > len(kept["shadow"]), "the original is untouched"
+
+
 def test_other_numbered_tensors_stay() -> None:
     state = attach(Layered()).state_dict()
     own = {"loss_0": torch.zeros(3), "loss_1": torch.zeros(2), "table_7": torch.zeros(1)}
