@@ -91,6 +91,8 @@ def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: 
     """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
     if Path(output).exists() and not overwrite:
         raise AceError(f"{output!r} exists already: choose another name, or --overwrite")
+    if trust:
+        later("ace_plugins.patch.shims").REPAIRS.make_importable()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AceWarning)
         done = later("ace_plugins.engine.checkpoints").exported(checkpoint, output, trust=trust)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from ..contract.upstreams import AnyShim, Shim, StandIn
 from ..errors import AdapterError
 from ..plugins.plugin import Plugin, one_line
+from ..plugins.registry import registry
 from .stand_ins import STAND_INS
 
 
@@ -34,6 +35,11 @@ class Repairs:
                 raise AdapterError(
                     f"adapter {plugin.name!r}: shim {shim.name!r} ({shim.reason}) failed: {one_line(error)}"
                 ) from error
+
+    def make_importable(self) -> None:
+        """What any upstream needs to be imported, before a model that was saved whole is read: that imports its own."""
+        for plugin in registry().adapters:
+            self.apply(plugin, "auto", importing=True)
 
     def acts(self, plugin: Plugin, shim: AnyShim) -> bool:
         """Whether it does something in this process now."""

@@ -16,6 +16,7 @@ from ..engine.checkpoints import read_checkpoint
 from ..engine.measuring import averaged, use_branches
 from ..engine.state import find
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
+from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
 from ..symmetry.measuring import EquivarianceError
 from .examples import attached_example, given_example
@@ -63,6 +64,8 @@ def audit_example(
     """
     if average is not None and average < 1:
         raise ConfigError(f"averaged {average}: expected at least 1 random frame")
+    if trust:
+        REPAIRS.make_importable()
     content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
     if isinstance(content, nn.Module):
         built = given_example(name, content, seed, checkout=checkout)
