@@ -1,0 +1,1 @@
+"""ACE for PaiNN and other models of SchNetPack."""
