@@ -26,7 +26,7 @@ SHIMS = (
     ),
     Shim(
         "whole_checkpoints",
-        "Lightning 2.6 reads tensors alone where nobody says otherwise, and upstream's checkpoints hold the whole model",
+        "Lightning 2.6 reads tensors alone unless told otherwise, and upstream's checkpoints hold the whole model",
         lambda: Version(version("pytorch-lightning")) >= Version("2.6"),
         lambda: _read_whole_checkpoints(),
         first=True,  # for classes that are patched as soon as they are there
