@@ -75,17 +75,15 @@ def _outputs(module: Any) -> Mapping[str, ace.Action]:
 def _group(model: Any) -> ace.Group:
     """Without translations where an output is a moment about the origin, which the data puts at the centre of mass.
 
-    Without reflections for SO3net, whose products of features take no heed of parity, and for magnetic fields.
+    Without reflections for magnetic fields, which FieldSchNet multiplies with vectors that are none of their kind.
     """
     from schnetpack import atomistic, representation
 
     parts = list(model.modules())
-    about_origin = any(isinstance(part, (atomistic.DipoleMoment, atomistic.Polarizability)) for part in parts)
-    turns_alone = any(
-        isinstance(part, representation.SO3net)
-        or (isinstance(part, representation.FieldSchNet) and "magnetic_field" in part.external_fields)
-        for part in parts
+    moments = any(isinstance(part, (atomistic.DipoleMoment, atomistic.Polarizability)) for part in parts)
+    magnetic = any(
+        isinstance(part, representation.FieldSchNet) and "magnetic_field" in part.external_fields for part in parts
     )
-    if turns_alone:
-        return ace.SO3 if about_origin else ace.SE3
-    return ace.O3 if about_origin else ace.E3
+    if magnetic:
+        return ace.SO3 if moments else ace.SE3
+    return ace.O3 if moments else ace.E3
