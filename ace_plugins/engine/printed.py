@@ -99,10 +99,10 @@ class Printed(Owned):
 
     def move(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         gamma, config = self.ace.gamma, self.ace.config
-        self._watch(optimizer, before, gradient)
+        guard = Guard(self.ace.duals, gamma, before, gradient)
+        self._watch(optimizer, before, gradient, guard.finite)
         if optimizer in SKIPPING and config.gamma_lr != 1:
             gamma.copy_(torch.lerp(before, gamma, config.gamma_lr))
-        guard = Guard(self.ace.duals, gamma, before, gradient)
         self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
         guard.put_back()
         if self.ace.landed:
@@ -110,12 +110,12 @@ class Printed(Owned):
         elif config.may_wait(self.ace.duals.count) and self.unmoved is not None and float(self.unmoved) >= PATIENCE:
             self._tell(optimizer)
 
-    def _watch(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
+    def _watch(self, optimizer: Optimizer, before: Tensor, gradient: Tensor, finite: Tensor) -> None:
         """Whether the optimizer has moved gamma, where it was to."""
         rate = optimizer.param_groups[self.group]["lr"] * self.ace.config.gamma_lr
         # Beyond rounding: a gamma that has come to rest, or a warm-up that begins at 0, is nothing to tell of.
         least = 4 * torch.finfo(before.dtype).eps * before.abs()
-        pulled = (rate * (gradient + self.ace.duals.pull(before)).abs() > least).any() & is_finite(gradient)
+        pulled = (rate * (gradient + self.ace.duals.pull(before)).abs() > least).any() & finite
         stays = (pulled & (self.ace.gamma == before).all()).float()
         self.unmoved = stays if self.unmoved is None else (self.unmoved + 1) * stays
 
