@@ -57,10 +57,12 @@ def action(model: Any) -> ace.GroupAction:
 
 
 def _outputs(module: Any) -> Mapping[str, ace.Action]:
+    """What an output module gives, and how that turns."""
     from schnetpack import atomistic
 
     if isinstance(module, atomistic.Forces):
-        return {module.force_key: ace.Vectors(), module.stress_key: Stress()}
+        stress = {module.stress_key: Stress()} if module.calc_stress else {}
+        return {module.force_key: ace.Vectors(), **stress}
     if isinstance(module, atomistic.DipoleMoment):
         dipole = ace.Invariant() if module.predict_magnitude else ace.Vectors()
         return {module.charges_key: ace.Invariant(), module.dipole_key: dipole}
