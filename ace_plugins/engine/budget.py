@@ -121,7 +121,7 @@ class Budget:
     def look_at(self, optimizer: Optimizer, count: int) -> None:
         """Ask Lightning and schedulers, where neither the user nor the script has said anything.
 
-        Where they have said epochs, ask Lightning for the steps of one: it does not call ``model.train()``.
+        Lightning also knows the steps of an epoch: it does not call ``model.train()``.
         """
         made = 1 if self.begun is None else count - self.begun  # in this process
         if self.steps is not None or made not in (1, LOOKED):
@@ -137,13 +137,11 @@ class Budget:
         for thing in gc.get_objects():
             kind = type(thing)
             if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
-                if self.epochs is not None:
-                    batches = getattr(thing, "num_training_batches", math.inf)
-                    if math.isfinite(batches) and batches > 0:
-                        self.epoch_steps = math.ceil(batches / getattr(thing, "accumulate_grad_batches", 1))
-                    continue
-                steps = getattr(thing, "estimated_stepping_batches", math.inf)
-                if math.isfinite(steps) and steps > 0:
+                steps = getattr(thing, "estimated_stepping_batches", math.inf)  # sets the data up, where need be
+                batches = getattr(thing, "num_training_batches", math.inf)
+                if math.isfinite(batches) and batches > 0:
+                    self.epoch_steps = math.ceil(batches / getattr(thing, "accumulate_grad_batches", 1))
+                if self.epochs is None and math.isfinite(steps) and steps > 0:
                     self.steps, self.source = int(steps), "Lightning's trainer"
 
     def _ask_schedulers(self, optimizer: Optimizer, count: int) -> None:

@@ -172,6 +172,9 @@ def test_lightning_knows_the_steps_of_an_epoch_which_it_begins_without_a_word(mo
     found = trained(lambda o: CosineAnnealingLR(o, T_max=9), 6, budget="10 epochs")
     assert trainer is not None
     assert (found.total, str(found)) == (230, "230 steps: 10 epochs (the setting budget) of 23 steps")
+    endless = trained(lambda o: StepLR(o, 30), 6)
+    assert (endless.total, str(endless)) == (10**6, "1,000,000 steps (Lightning's trainer)")
+    assert endless.horizon(6) == 100 * 23, "of epochs until somebody stops it, gamma takes a hundred"
 
 
 @pytest.mark.parametrize(
