@@ -159,7 +159,7 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
             "run 'a': .*dual_lr belongs to the printed loop",
         ),
         (["schnet", *METRIC, "--picture", "x.gif", "--", "train.py"], "expected a name that ends in .png"),
-        (["schnet", *METRIC, "--picture", "no/x.png", "--", "train.py"], "there is no folder"),
+        (["schnet", *METRIC, "--picture", "no/x.png", "--", "train.py"], "expected an existing folder"),
         (["no.toml"], "no.toml cannot be read: No such file"),
         (["schnet", *METRIC, "--seeds", "none", "--", "train.py"], "seeds 'none': expected a number of seeds"),
     ],
