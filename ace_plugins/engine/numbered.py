@@ -38,7 +38,7 @@ def renumbered(state: Mapping[Any, Any], prefixes: Sequence[str]) -> dict[str, s
 
 def places(weights: Sequence[Any], states: Iterable[tuple[Mapping[Any, Any], Sequence[str]]]) -> set[int]:
     """Where ACE's parameters are in a list, if that is one of weights of these state_dicts, each with its prefixes."""
-    if not all(isinstance(weight, Tensor) for weight in weights):
+    if not weights or not all(isinstance(weight, Tensor) for weight in weights):
         return set()
     found = (
         _places_of_ace(*state, list(map(_shape, weights)), f"a list of {len(weights)} weights") for state in states
@@ -62,7 +62,9 @@ def _families(state: Mapping[Any, Any]) -> list[list[str]]:
 
 def _places_of_ace(state: Mapping[Any, Any], prefixes: Sequence[str], shapes: Sequence[Shape], what: str) -> set[int]:
     """Of weights with these shapes; empty if they hold no copies of ACE's parameters. ``what`` is for errors."""
-    others = {name: _shape(value) for name, value in state.items() if isinstance(value, Tensor)}
+    others = {
+        name: _shape(value) for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)
+    }
     gone: set[int] = set()
     begin = 0
     before: list[Shape] = []

@@ -298,6 +298,8 @@ def test_export_of_strange_checkpoints() -> None:
         export({**state, "ace.gamma": meta})
     for odd in (1, "0", ["0"], [{}], [{"params": 3, "name": "ace"}]):
         assert export({**state, "ace.gamma": empty, "state": {}, "param_groups": odd})["param_groups"] == odd
+    numbered = export({"model": {**state, "ace.gamma": empty, 0: empty}, "other": [empty, empty]})
+    assert (set(numbered["model"]), len(numbered["other"])) == ({*Layered().state_dict(), 0}, 2)
     held: list[Any] = [state]
     held.append(held)
     refused("nested too deeply, or holds itself", lambda: export({"model": held}))
