@@ -6,25 +6,19 @@ python benchmarks/mace_torch.py        (a script named mace.py would be imported
 from __future__ import annotations
 
 import argparse
-import copy
 from typing import Any
 
 import torch
-from timing import Timed, interleaved
+from force_fields import atoms_and_pairs, tell_costs
+from timing import Timed
 from torch import Tensor
 
 from ace_mace.example import small_model
-from ace_plugins import attach
 
 
 def molecules(count: int, atoms: int, r_max: float) -> dict[str, Tensor]:
-    """As MACE's forward takes them: atoms at random, as far apart as in a molecule, in boxes of their own."""
-    corners = torch.cartesian_prod(*[torch.arange(3)] * 3)[:atoms]
-    positions = 1.3 * corners.repeat(count, 1) + 0.15 * torch.randn(count * atoms, 3)
-    graph = torch.arange(count).repeat_interleave(atoms)
-    near = (positions[:, None] - positions).norm(dim=-1) < r_max
-    others = ~torch.eye(len(positions), dtype=torch.bool)
-    sender, receiver = torch.nonzero((graph[:, None] == graph) & near & others, as_tuple=True)
+    """As MACE's forward takes them, in boxes of their own."""
+    positions, graph, sender, receiver = atoms_and_pairs(count, atoms, r_max)
     return {
         "positions": positions,
         "node_attrs": torch.nn.functional.one_hot(torch.randint(3, (len(positions),)), 3).to(positions.dtype),
@@ -67,31 +61,7 @@ def main() -> None:
     data = molecules(options.molecules, options.atoms, 4.0)
     about = f"{len(data['batch'])} atoms, {data['edge_index'].shape[1]} edges, {options.rounds} rounds"
     print(f"MACE {options.hidden}, l <= {options.max_ell}, {about}")
-
-    def beside() -> Timed:
-        return trainer(copy.deepcopy(plain), data)
-
-    def warm(*sides: Timed) -> None:
-        for side in sides:
-            for _ in range(5):  # TorchScript compiles in the first ones
-                side()
-
-    for mode, frames in (("strict", "auto"), ("strict", "off"), ("resilient", "auto")):
-        settings: dict[str, Any] = {"mode": mode, "frames": frames, "budget": 100_000, "trace": False}
-        model: Any = attach(copy.deepcopy(plain), **settings)
-        step, other = trainer(model, data), beside()
-        warm(step, other)
-        ratio = interleaved(step, other, options.rounds)
-        told = f"{mode}, frames {'on' if model.ace.action else 'off'}"
-        print(f"training step, ACE / upstream, {told:22}: {ratio:.4f} (at most 1.15 wanted)", flush=True)
-    landed: Any = attach(copy.deepcopy(plain), mode="strict", budget=40, trace=False)
-    step, other = trainer(landed, data), beside()
-    while not landed.ace.landed:
-        step()
-        other()  # as far: late in training numbers are small, and sums of the smallest are slow
-    warm(step, other)
-    ratio = interleaved(step, other, options.rounds)
-    print(f"training step, landed / upstream                       : {ratio:.4f} (at most 1.02 wanted)")
+    tell_costs(plain, lambda model: trainer(model, data), options.rounds)
 
 
 if __name__ == "__main__":

@@ -7,25 +7,20 @@ python benchmarks/schnetpack_painn.py
 from __future__ import annotations
 
 import argparse
-import copy
 from typing import Any
 
 import torch
-from timing import Timed, interleaved
+from force_fields import atoms_and_pairs, tell_costs
+from timing import Timed
 from torch import Tensor
 
-from ace_plugins import attach, patched
+from ace_plugins import patched
 from ace_schnetpack.example import small_model
 
 
 def molecules(count: int, atoms: int, cutoff: float) -> dict[str, Tensor]:
-    """As SchNetPack's loader gives them: atoms at random, as far apart as in a molecule."""
-    corners = torch.cartesian_prod(*[torch.arange(3)] * 3)[:atoms]
-    positions = 1.3 * corners.repeat(count, 1) + 0.15 * torch.randn(count * atoms, 3)
-    graph = torch.arange(count).repeat_interleave(atoms)
-    near = (positions[:, None] - positions).norm(dim=-1) < cutoff
-    others = ~torch.eye(len(positions), dtype=torch.bool)
-    center, neighbour = torch.nonzero((graph[:, None] == graph) & near & others, as_tuple=True)
+    """As SchNetPack's loader gives them."""
+    positions, graph, center, neighbour = atoms_and_pairs(count, atoms, cutoff)
     return {
         "_positions": positions,
         "_atomic_numbers": torch.tensor([1, 6, 8])[torch.randint(3, (len(positions),))],
@@ -71,23 +66,7 @@ def main() -> None:
     plain = small_model(stress=False, **sizes, **radial)
     about = f"{len(data['_idx_m'])} atoms, {len(data['_idx_i'])} pairs, {options.rounds} rounds"
     print(f"PaiNN, {options.layers} layers of {options.features} features, {about}")
-
-    def beside() -> Timed:
-        return trainer(copy.deepcopy(plain), data)
-
-    for mode, frames in (("strict", "auto"), ("strict", "off"), ("resilient", "auto")):
-        settings: dict[str, Any] = {"mode": mode, "frames": frames, "budget": 100_000, "trace": False}
-        model: Any = attach(copy.deepcopy(plain), **settings)
-        ratio = interleaved(trainer(model, data), beside(), options.rounds)
-        told = f"{mode}, frames {'on' if model.ace.action else 'off'}"
-        print(f"training step, ACE / upstream, {told:22}: {ratio:.4f} (at most 1.15 wanted)", flush=True)
-    landed: Any = attach(copy.deepcopy(plain), mode="strict", budget=40, trace=False)
-    step, other = trainer(landed, data), beside()
-    while not landed.ace.landed:
-        step()
-        other()  # as far: late in training numbers are small, and sums of the smallest are slow
-    ratio = interleaved(step, other, options.rounds)
-    print(f"training step, landed / upstream                       : {ratio:.4f} (at most 1.02 wanted)")
+    tell_costs(plain, lambda model: trainer(model, data), options.rounds)
 
 
 if __name__ == "__main__":

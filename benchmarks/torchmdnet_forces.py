@@ -6,14 +6,13 @@ python benchmarks/torchmdnet_forces.py --model tensornet
 from __future__ import annotations
 
 import argparse
-import copy
 from typing import Any
 
 import torch
-from timing import Timed, interleaved
+from force_fields import tell_costs
+from timing import Timed
 from torch import Tensor
 
-from ace_plugins import attach
 from ace_torchmdnet.example import ELEMENTS, molecules, small_model
 
 
@@ -46,34 +45,7 @@ def main() -> None:
     plain = small_model(options.model, **sizes)
     data = molecules(ELEMENTS, torch.float32, count=options.molecules, atoms=options.atoms)
     print(f"{options.model} {sizes}, {options.molecules} molecules of {options.atoms} atoms, {options.rounds} rounds")
-
-    def beside() -> Timed:
-        return trainer(copy.deepcopy(plain), data)
-
-    def warm(*sides: Timed) -> None:
-        for side in sides:
-            for _ in range(5):  # kernels are loaded in the first ones
-                side()
-
-    step, other = beside(), beside()
-    warm(step, other)
-    print(f"noise, upstream / itself:                  {interleaved(step, other, options.rounds):.4f}", flush=True)
-    for mode, frames in (("strict", "auto"), ("strict", "off"), ("resilient", "auto")):
-        settings: dict[str, Any] = {"mode": mode, "frames": frames, "budget": 100_000, "trace": False, "tell": False}
-        model: Any = attach(copy.deepcopy(plain), spectral_norm=mode == "resilient", **settings)
-        step, other = trainer(model, data), beside()
-        warm(step, other)
-        ratio = interleaved(step, other, options.rounds)
-        told = f"{mode}, frames {'on' if model.ace.action else 'off'}"
-        print(f"training step, {told:21} / upstream: {ratio:.4f} (at most 1.15 wanted)", flush=True)
-    landed: Any = attach(copy.deepcopy(plain), mode="strict", budget=40, trace=False, tell=False)
-    step, other = trainer(landed, data), beside()
-    while not landed.ace.landed:
-        step()
-        other()  # as far: late in training numbers are small, and sums of the smallest are slow
-    warm(step, other)
-    ratio = interleaved(step, other, options.rounds)
-    print(f"training step, landed                / upstream: {ratio:.4f} (at most 1.02 wanted)")
+    tell_costs(plain, lambda model: trainer(model, data), options.rounds)
 
 
 if __name__ == "__main__":
