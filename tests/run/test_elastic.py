@@ -85,6 +85,8 @@ def torchrun(folder: Path) -> dict[str, list[dict[str, torch.Tensor]]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command += ["--max-restarts=1", "--monitor-interval=0.1", str(here), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(here.parents[1]), "ACE_QUIET": "1", "OMP_NUM_THREADS": "1"}
+    # torchrun's own store outlives a restart, so a fast process may read where the dead one had listened.
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return {run: [torch.load(folder / f"{run}-end-{rank}.pt") for rank in range(2)] for run in RUNS}
