@@ -96,10 +96,10 @@ class Comparison:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """``3``: seeds 1, 2, 3. ``7,11``: these."""
-    expected = "expected a number of seeds, such as 3, or the seeds themselves, such as 7,11"
+    """``3``: seeds 1, 2, 3. ``7,11``: these. ``7,``: this one."""
+    expected = "expected a number of seeds, such as 3, or the seeds themselves, such as 7,11 (7, for seed 7 alone)"
     try:
-        numbers = [int(word) for word in str(text).split(",")]
+        numbers = [int(word) for word in str(text).removesuffix(",").split(",")]
     except ValueError:
         raise AceError(f"seeds {text!r}: {expected}") from None
     if len(numbers) == 1 and "," not in str(text):

@@ -46,9 +46,11 @@ def test_mistakes_in_runs(text: str, told: str) -> None:
 def test_seeds() -> None:
     assert parse_seeds("3") == (1, 2, 3)
     assert parse_seeds("7,11") == (7, 11)
+    assert parse_seeds("7,") == (7,)
+    assert parse_seeds("0,") == (0,)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "x", "1,1", "1,-2", "", "1,,2", "100000000"])
+@pytest.mark.parametrize("text", ["0", "-1", "x", "1,1", "1,-2", "", "1,,2", "1,,", ",", "100000000"])
 def test_mistakes_in_seeds(text: str) -> None:
     with pytest.raises(AceError, match="expected a number of seeds, such as 3, or the seeds themselves"):
         parse_seeds(text)
