@@ -64,12 +64,14 @@ def main(folder: Path) -> None:
     for name, adapter in ADAPTERS.items():
         registry().add(adapter(), name)
     torch.distributed.init_process_group("gloo")
-    rank, starts = torch.distributed.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank, died = torch.distributed.get_rank(), folder / "died"
+    again = died.exists()
     batches = torch.randn(STEPS, 16, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
     runs = [Training(run, folder, rank) for run in RUNS]
-    assert {run.first for run in runs} == {40 if starts else 0}
+    assert {run.first for run in runs} == {40 if again else 0}
     for number in range(runs[0].first, STEPS):
-        if number == DEATH and rank == 1 and starts == 0 and folder.name == "dying":
+        if number == DEATH and rank == 1 and not again and folder.name == "dying":
+            died.touch()
             os._exit(1)
         for run in runs:
             run.step(number, batches[number])
@@ -83,7 +85,8 @@ def torchrun(folder: Path) -> dict[str, list[dict[str, torch.Tensor]]]:
     folder.mkdir()
     here = Path(__file__)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--max-restarts=1", "--monitor-interval=0.1", str(here), str(folder)]
+    # More restarts than deaths: a port that was free may be taken by the time it is opened.
+    command += ["--max-restarts=3", "--monitor-interval=0.1", str(here), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(here.parents[1]), "ACE_QUIET": "1", "OMP_NUM_THREADS": "1"}
     # torchrun's own store outlives a restart, so a fast process may read where the dead one had listened.
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -95,6 +98,7 @@ def torchrun(folder: Path) -> dict[str, list[dict[str, torch.Tensor]]]:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_processes_that_die_and_start_again_end_as_if_they_had_not(tmp_path: Path) -> None:
     undisturbed, restarted = torchrun(tmp_path / "undisturbed"), torchrun(tmp_path / "dying")
+    assert (tmp_path / "dying" / "died").exists(), "a process has died"
     for run in RUNS:
         one, two = restarted[run]
         for name, expected in undisturbed[run][0].items():
