@@ -135,3 +135,10 @@ def test_the_page_says_how_runs_went(with_another: dict[str, Any]) -> None:
     assert row(failed=["test_a"], skipped=2).startswith("2026-01-02 | 3 passed, 1 failed: test_a, 2 skipped (")
     assert row(ran=False) == "2026-01-02 | could not be made or run |"
     assert row(versions={"Some_net": "1.1", "helper": "7"}) == " | not run |", "it ran on other versions"
+
+
+def test_what_the_whole_suite_has_is_not_called_untested(with_another: dict[str, Any]) -> None:
+    rows = support.page(TOX, {**with_another, "runs": {}}).splitlines()
+    told = next(row for row in rows if "`schnet-newest`" in row)
+    assert told.endswith("| in `py` |  | with the whole suite, at every `tox run` |")
+    assert next(row for row in rows if "`schnet-oldest`" in row).endswith("| not run |")
