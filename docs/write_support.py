@@ -169,30 +169,27 @@ def with_matrix(tox: str, record: Mapping[str, Any]) -> str:
     return f"{before}{BEGIN}\n{matrix(tox, record)}{END}\n{rest.split(END + chr(10))[1]}"
 
 
-IN_PY, NOT_RUN = "in `py`", " | not run"
-
-
 def page(tox: str, record: Mapping[str, Any]) -> str:
     inside, rows = together(tox), []
     for adapter in adapters():
         for environment in adapter.environments(record["versions"]):
             newest = environment.factor == "newest" and not adapter.by_hand
             alone = "yes" if adapter.by_default else ""
-            where = (IN_PY if adapter.name in inside else alone) if newest else ""
+            where = ("in `py`" if adapter.name in inside else alone) if newest else ""
             versions = ", ".join(f"{name} {version}" for name, version in environment.versions.items())
             name = adapter.name if adapter.by_hand else f"`{environment.name}`"
-            told = f" | no environment: {adapter.by_hand}" if adapter.by_hand else _told(environment, record)
-            if where == IN_PY and told == NOT_RUN:
-                told = " | with the whole suite, at every `tox run`"
+            unless_run = "with the whole suite, at every `tox run`" if where == "in `py`" else "not run"
+            if adapter.by_hand:
+                unless_run = f"no environment: {adapter.by_hand}"
+            told = _told(record["runs"].get(environment.name), environment.versions) or f" | {unless_run}"
             rows.append(f"| {name} | {versions} | {adapter.python} | {where} | {told} |")
     return HEAD + "\n".join(rows) + f"\n\nThe package index was asked for versions on {record['asked']}.\n"
 
 
-def _told(environment: Environment, record: Mapping[str, Any]) -> str:
-    """How its last run went; one on other versions does not count."""
-    run = record["runs"].get(environment.name)
-    if run is None or run["versions"] != environment.versions:
-        return NOT_RUN
+def _told(run: Mapping[str, Any] | None, versions: Mapping[str, str]) -> str:
+    """How the last run went; empty if there was none, or on other versions."""
+    if run is None or run["versions"] != versions:
+        return ""
     failed = f", {len(run['failed'])} failed: {', '.join(run['failed'])}" if run["failed"] else ""
     if not run["ran"]:
         return f"{run['date']} | could not be made or run"
