@@ -1,42 +1,14 @@
-"""The public home of groups and actions: what an adapter's ``ace_group_action`` is made of."""
+"""Deprecated. Groups and actions are in `ace_plugins.adapter`."""
 
-from .symmetry.actions import (
-    Action,
-    Grid,
-    GroupAction,
-    Invariant,
-    Irreps,
-    Positions,
-    PseudoVectors,
-    Tensors,
-    Vectors,
-)
-from .symmetry.finite import Cyclic, Dihedral
-from .symmetry.graphs import Graphs
-from .symmetry.groups import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Element, Group, Rigid
+from __future__ import annotations
 
-__all__ = [
-    "E2",
-    "E3",
-    "O2",
-    "O3",
-    "SE2",
-    "SE3",
-    "SO2",
-    "SO3",
-    "Action",
-    "Cyclic",
-    "Dihedral",
-    "Element",
-    "Graphs",
-    "Grid",
-    "Group",
-    "GroupAction",
-    "Invariant",
-    "Irreps",
-    "Positions",
-    "PseudoVectors",
-    "Rigid",
-    "Tensors",
-    "Vectors",
-]
+import warnings
+
+from . import adapter
+
+
+def __getattr__(name: str) -> object:
+    if name.startswith("_") or name not in adapter.__all__:
+        raise AttributeError(f"module 'ace_plugins.actions' has no attribute {name!r}")
+    warnings.warn("ace_plugins.actions has moved; import from ace_plugins.adapter", DeprecationWarning, stacklevel=2)
+    return getattr(adapter, name)

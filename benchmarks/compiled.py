@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from ace_egno.example import mocap_batch, mocap_model
 from ace_plugins import attach
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing.importable import make_importable
+from ace_plugins.testing.examples import make_importable
 from ace_schnet.paper import schnet
 from ace_segnn.example import nbody_batch, nbody_model
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ace_plugins import attach
 from ace_plugins.engine.state import LIVE
-from ace_plugins.engine.steps import LOOP
+from ace_plugins.engine.step import LOOP
 from ace_schnet.paper import schnet
 
 

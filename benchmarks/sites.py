@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import ace_plugins as ace
-from ace_plugins.engine.steps import LOOP
+import ace_plugins
+from ace_plugins import adapter as ace
+from ace_plugins.engine.step import LOOP
 from ace_plugins.plugins.registry import registry
 
 
@@ -94,7 +95,7 @@ def main() -> None:
     for sites, rows in ((6, 16_384), (100, 4096), (1000, 512)):
         found = []
         for settings in loops:
-            model = ace.attach(Deep(sites), adapter="deep", trace=False, **settings)
+            model = ace_plugins.attach(Deep(sites), adapter="deep", trace=False, **settings)
             found.append(share(model, rows, options.rounds))
         print(f"{sites:5} sites: strict {found[0]:.2%}, resilient {found[1]:.2%}, printed {found[2]:.2%}", flush=True)
 

@@ -10,7 +10,7 @@ import click
 
 from ace_plugins.cli.main import COMMANDS, cli
 from ace_plugins.settings.config import KINDS, PRINTED, SETTINGS, build
-from ace_plugins.settings.kinds import Choice, Flag
+from ace_plugins.settings.fields import Choice, Flag
 from ace_plugins.settings.sources import option, variable
 
 ROOT = Path(__file__).resolve().parents[1]

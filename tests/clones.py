@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ace_plugins import Checkout
+from ace_plugins.adapter import Checkout
 from ace_plugins.testing import CHECKS, name_of
 
 MINIATURES = Path(__file__).parent / "upstreams"

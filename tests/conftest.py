@@ -11,7 +11,7 @@ import torch
 from toy import ADAPTERS
 
 from ace_plugins.plugins.registry import registry
-from ace_plugins.report.announcer import ANNOUNCER
+from ace_plugins.report.observers import ANNOUNCER
 
 # Models of this size are fastest on one thread, and tests often share a machine. Subprocesses inherit it.
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ace_plugins.settings.config import KINDS, PRINTED
-from ace_plugins.settings.kinds import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Price
+from ace_plugins.settings.fields import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Price
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"dual_optimizer": "adam", "dual_lr": 5e-4, "land_at": 7},

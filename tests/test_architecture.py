@@ -98,7 +98,7 @@ def test_adapters_and_what_needs_no_torch_do_not_import_it() -> None:
     light = [name for name in KNOWN if house.folder(name) in ("contract", "settings", "plugins", "checkout")]
     adapters = [path.parent for path in sorted(ROOT.glob("adapters/*/pyproject.toml"))]
     plugins = [f"ace_{adapter.name}.plugin" for adapter in adapters]
-    names = [*light, *plugins, "ace_plugins.cli.main", "ace_plugins.run.launch", "ace_plugins.report.loggers"]
+    names = [*light, *plugins, "ace_plugins.cli.main", "ace_plugins.run.launch", "ace_plugins.report.observers"]
     # Also those that are not installed here: not all of them can be, in one environment.
     code = f"import sys, importlib\nsys.path += {list(map(str, adapters))}\n"
     code += f"for name in {names}: importlib.import_module(name)\n"

@@ -8,8 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ace_plugins import Example, Node, Site, Stem, Tap, Upstream, hookimpl, linear
-from ace_plugins.actions import O3, SO3, GroupAction, Invariant, Vectors
+from ace_plugins.adapter import (
+    O3,
+    SO3,
+    Example,
+    GroupAction,
+    Invariant,
+    Node,
+    Site,
+    Stem,
+    Tap,
+    Upstream,
+    Vectors,
+    hookimpl,
+    linear,
+)
 from ace_plugins.contract.upstreams import class_path
 
 

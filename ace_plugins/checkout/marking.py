@@ -1,4 +1,6 @@
-"""One marked line in somebody else's script, put in and taken out again byte for byte.
+"""Change several files, all of them or none, and show the changes beforehand.
+
+One marked line in somebody else's script, put in and taken out again byte for byte.
 
 The line is the only record that it was put there. What counts is the import on a line of its own; the comment is for
 people. Sources are parsed, never executed.
@@ -8,11 +10,111 @@ from __future__ import annotations
 
 import ast
 import codecs
+import difflib
+import os
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import AceError
+from ..output import publish
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a file holds and what it is to hold. Of a link, the file it points to changes."""
+
+    path: Path
+    before: bytes | None
+    """None: it must not exist."""
+    after: bytes | None
+    """None: it is removed."""
+
+
+def apply(changes: Sequence[Change]) -> None:
+    """Make the changes. If one fails, or on an interrupt, every file gets its old content back."""
+    try:
+        for change in changes:
+            _check(change)
+    except AceError as error:
+        raise AceError(f"{error}; nothing was changed") from error
+    begun: list[Change] = []
+    try:
+        for change in changes:
+            if change.before != change.after:
+                begun.append(change)  # before it happens: an interrupt may come right after
+                _put(change.path, change.after)
+    except BaseException as error:
+        changed = [str(change.path) for change in reversed(begun) if not _restored(change)]
+        outcome = f"{', '.join(changed)} could not be put back" if changed else "nothing was changed"
+        if isinstance(error, AceError) or changed:
+            raise AceError(f"{str(error) or type(error).__name__}; {outcome}") from error
+        raise
+
+
+def diff(changes: Sequence[Change], root: Path) -> str:
+    """The changes as a unified diff, with paths from ``root``."""
+    return "".join(line for change in changes for line in _diff(change, root))
+
+
+def _check(change: Change) -> None:
+    """Whether the file is as it was read and can be written. That nobody may write it holds for the superuser too."""
+    path = change.path
+    if content_of(path) != change.before:
+        raise AceError(f"{path} has changed since it was read; run the command again")
+    if change.before == change.after:
+        return
+    target = Path(os.path.realpath(path))
+    places = {target.parent: f"its folder {target.parent}"} | ({} if change.before is None else {target: "it"})
+    for place, what in places.items():
+        if not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
+            raise AceError(f"{path} cannot be changed, {what} is read-only; make it writable or work on a copy")
+
+
+def content_of(path: Path) -> bytes | None:
+    """What a file holds; None if there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AceError(f"{path} cannot be read, {error.strerror}; expected a file") from error
+
+
+def _put(path: Path, content: bytes | None) -> None:
+    if content is not None:
+        publish(path, content)
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise AceError(f"{path} cannot be removed, {error.strerror}; make its folder writable") from error
+
+
+def _restored(change: Change) -> bool:
+    try:
+        if content_of(change.path) != change.before:
+            _put(change.path, change.before)
+    except AceError:
+        return False
+    return True
+
+
+def _diff(change: Change, root: Path) -> Iterator[str]:
+    name = Path(os.path.relpath(change.path, root)).as_posix()
+    old = "/dev/null" if change.before is None else f"a/{name}"
+    new = "/dev/null" if change.after is None else f"b/{name}"
+    for line in difflib.unified_diff(_lines(change.before), _lines(change.after), old, new):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _lines(content: bytes | None) -> list[str]:
+    # At \n alone, as git does; splitlines knows many more.
+    lines = (content or b"").decode("utf-8", "backslashreplace").split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+
 
 LINE = "import ace_plugins.activate  # added by ace-patch; to undo, run 'ace-patch revert' or delete this line"
 _MARKED = re.compile(rb"([ \t]*)import[ \t]+ace_plugins\.activate[ \t]*(#[^\r\n]*)?[\r\n]*")

@@ -16,12 +16,10 @@ from ..contract.upstreams import Checkout
 from ..errors import AceError, CheckoutError
 from ..plugins.plugin import Plugin
 from ..settings.config import Config
-from ..settings.editing import updated, written
-from ..settings.file import NAME, SettingsFile, is_as_written, is_ours, read
 from ..settings.sources import resolve
+from ..settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, updated, written
 from .layout import Layout, fits, layout
-from .marking import is_marked, mark, unmark
-from .writing import Change, apply, content_of, diff
+from .marking import Change, apply, content_of, diff, is_marked, mark, unmark
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from ..errors import AceError, CheckoutError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.config import Config
-from ..settings.file import NAME, SettingsFile, read
 from ..settings.sources import RUNS, misspelt, resolve, settings_in, variable
+from ..settings.toml_file import NAME, SettingsFile, read
 from .layout import Layout, fits, layout
 from .marking import is_marked
 from .patching import checkout_of, folder, nearby

@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import AceError, AceWarning, CheckoutError, one_of
 from ..later import later
 from ..plugins.registry import registry
-from .completing import Items, matching
+from .options import Items, matching
 
 COMMANDS = {
     "audit": ("models", "audit", "How equivariant a model is, as a whole and by layer."),

@@ -13,8 +13,7 @@ import click
 
 from ..errors import AceError, AceWarning
 from ..later import later
-from .completing import adapters
-from .options import as_json, print_json
+from .options import adapters, as_json, print_json
 from .tables import print_audit, print_diagnosis
 
 
@@ -72,7 +71,7 @@ def audit(
     with your preprocessing in it, is audited by ace_plugins.audit(model, batch).
     """
     on = None if branches is None else branches == "on"
-    audited = later("ace_plugins.testing.auditing").audit_example
+    audited = later("ace_plugins.testing.audit").audit_example
     wanted = {"checkpoint": checkpoint, "trust": trust, "branches_on": on, "average": averaged}
     found = audited(adapter, checkout=checkout, **wanted)
     if as_json:
@@ -95,7 +94,7 @@ def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: 
         later("ace_plugins.patch.shims").REPAIRS.make_importable()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AceWarning)
-        done = later("ace_plugins.engine.checkpoints").exported(checkpoint, output, trust=trust)
+        done = later("ace_plugins.engine.checkpoint").exported(checkpoint, output, trust=trust)
     notices = [str(warning.message) for warning in caught if issubclass(warning.category, AceWarning)]
     if as_json:
         told = {"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed}

@@ -13,7 +13,7 @@ import click
 from ..errors import AceError, AceWarning, one_of
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..scaffold.making import make_adapter
+from ..scaffold import make_adapter
 from .options import as_json, print_json
 from .tables import print_plugins
 

@@ -12,18 +12,15 @@ import click
 from rich.console import Console
 
 from .. import __version__
-from ..compare import picture as curves
-from ..compare.reading import Found, is_comparison, read_comparison
-from ..compare.section import comparison_section
+from ..compare import page as curves
+from ..compare.page import Found, comparison_section, is_comparison, read_comparison
 from ..errors import AceError
-from ..files import publish
-from ..pictures import check_picture
-from ..report import picture
-from ..report.report import data_of, page_of
+from ..output import check_picture, publish
+from ..report import charts as picture
 from ..report.runs import find_run, is_run, newest, read_run
-from ..report.terminal import print_report
+from ..report.sections import data_of, page_of
 from ..report.trace import relative
-from ..report.watching import SECONDS, Watch, follow, print_once
+from ..report.watch import SECONDS, Watch, follow, print_once, print_report
 from ..settings.sources import RUNS
 from .options import as_json, print_json
 

@@ -13,8 +13,7 @@ from ..checkout.state import state
 from ..errors import AceError
 from ..plugins.registry import registry
 from ..run.launch import launch
-from .completing import Items, ScriptCommand, adapters, files
-from .options import as_json, config_options, given_settings, print_json
+from .options import Items, ScriptCommand, adapters, as_json, config_options, files, given_settings, print_json
 from .tables import print_patching, print_state
 
 CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")

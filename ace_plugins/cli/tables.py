@@ -17,7 +17,7 @@ from ..report.tables import console, table_of
 from ..settings.config import FIT, Config
 
 if TYPE_CHECKING:
-    from ..testing.auditing import ExampleAudit
+    from ..testing.audit import ExampleAudit
     from ..testing.doctor import Diagnosis
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 from ..errors import AceError
 from .local import TICK, Event
-from .plan import Trial
+from .plan import Contents, Trial
 from .results import LOG, Result, Store
 from .trial import Task, perform
-from .workspace import Contents
 
 SMALL = 64 * 2**20
 """Bytes of data that travel; the rest is linked."""

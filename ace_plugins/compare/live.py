@@ -6,10 +6,10 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from ..report.words import duration
-from ..telling import say
+from ..output import say
+from ..report.tables import duration
 from .local import Event
-from .outputs import Reading
+from .metrics import Reading
 from .plan import Comparison, Trial
 from .results import Result
 

@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from ..errors import AceError
-from .outputs import Reading
+from .metrics import Reading
 from .plan import Trial
 from .results import Result, Store
 from .trial import Stop, Stopped, Task, perform

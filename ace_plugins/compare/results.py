@@ -9,9 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..files import publish
-from .plan import Comparison, Trial
-from .workspace import OURS
+from ..output import publish
+from .plan import OURS, Comparison, Trial
 
 RESULT, LOG = "result.json", "log.txt"
 

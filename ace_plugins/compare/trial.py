@@ -17,7 +17,7 @@ from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..run.request import SHIFT
 from ..settings.sources import VARIABLES, option
-from .outputs import Reading
+from .metrics import Reading
 from .plan import Comparison, Trial
 from .results import LOG, Result
 

@@ -1,29 +1,167 @@
-"""``model.ace``: gamma, the branches and the duals of one model, as one submodule."""
+"""The training forwards of one step, counted, so that each has a random frame of its own that can be drawn again.
+
+What a step was made of, for observers: the loss, its gradient at gamma, the learning rates.
+
+The loss is the tensor that ``backward`` was last called on. Nothing is computed and nothing waits for the device: only
+references are kept, and whoever writes a line of a trace reads them then.
+
+Arguments of forwards: which one a branch reads, and which of them say that nothing is trained.
+
+``model.ace``: gamma, the branches and the duals of one model, as one submodule.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+import random
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import wrapt
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..contract.sites import AddsItself, Node, Site, Tap
 from ..contract.upstreams import Script
-from ..errors import AceWarning
+from ..errors import AceWarning, AdapterError
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
-from ..symmetry.measuring import Call
-from .bounded import maps, settle
+from ..symmetry.groups import Element
+from ..symmetry.measure import Call
+from ..symmetry.parts import part_of
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import BEYOND_HALF, Duals
-from .observed import Observed
-from .taps import Argument, Condition
-from .turns import Turns
+from .spectral_norm import maps, settle
+
+
+class Turns:
+    """The training forwards since the last optimizer step. Nothing of it outlives a step, so none of it is saved."""
+
+    def __init__(self) -> None:
+        self.forwards = 0
+        self.frame: Element | None = None
+        """The frame of the forward under way."""
+
+    def seed(self, count: int, salt: int) -> int:
+        """A seed for one more forward of this step, the same whenever the run is made again.
+
+        The script's own random stream is left alone.
+        """
+        self.forwards += 1
+        return random.Random(f"{torch.initial_seed()} {count} {self.forwards} {salt}").getrandbits(63)
+
+
+@dataclass
+class Observed:
+    """Of the last step of one model."""
+
+    loss: Tensor | None = None
+    gradient: Tensor | None = None
+    """Of the loss at gamma, [sites]."""
+    rates: tuple[Any, ...] = ()
+    """The learning rate of every parameter group, a number or a tensor."""
+
+
+class Losses:
+    """The loss of the backward that was made last in this process."""
+
+    def __init__(self) -> None:
+        self.last: Tensor | None = None
+        self._scaled: tuple[int, Tensor] | None = None
+        """A tensor that a GradScaler made, by its identity, and the loss it made it of."""
+        self.installed = False
+
+    def install(self) -> None:
+        """With the first attached model."""
+        if not self.installed:
+            self.installed = True
+            wrapt.wrap_function_wrapper("torch.autograd", "backward", self._backward)
+            wrapt.wrap_function_wrapper("torch.amp", "GradScaler.scale", self._scale)
+
+    def _backward(self, backward: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        tensors = args[0] if args else kwargs.get("tensors")
+        if isinstance(tensors, Tensor) and tensors.numel() == 1 and not torch.compiler.is_compiling():
+            scaled, self._scaled = self._scaled, None
+            self.last = scaled[1] if scaled is not None and scaled[0] == id(tensors) else tensors.detach()
+        return backward(*args, **kwargs)
+
+    def _scale(self, scale: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = scale(*args, **kwargs)
+        loss = args[0] if args else kwargs.get("outputs")
+        self._scaled = (id(made), loss.detach()) if isinstance(loss, Tensor) and made is not loss else None
+        return made
+
+    def observed(self, gradient: Tensor, optimizer: Optimizer) -> Observed:
+        """The step that ends now."""
+        loss, self.last = self.last, None
+        return Observed(
+            loss, gradient.detach(), tuple(group["lr"] for group in optimizer.param_groups if "lr" in group)
+        )
+
+
+LOSSES = Losses()
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A tap resolved against the forward it listens to: position, name and attributes to walk."""
+
+    index: int
+    name: str
+    attributes: tuple[str, ...] = ()
+
+    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        value = args[self.index] if 0 <= self.index < len(args) else kwargs[self.name]
+        for attribute in self.attributes:
+            value = part_of(value, attribute, f"argument {self.name!r}")
+        return value
+
+
+@dataclass(frozen=True)
+class Condition:
+    """An argument of a forward that has a certain value, because the call says so or by default."""
+
+    argument: Argument
+    default: Any
+    value: Any
+
+    def holds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        given = self.argument.index < len(args) or self.argument.name in kwargs
+        return bool((self.argument.pick(args, kwargs) if given else self.default) == self.value)
+
+
+def conditions(wanted: Mapping[str, Any], module: nn.Module) -> tuple[Condition, ...]:
+    """What these values of arguments mean for the module's forward; nothing if it does not have all of them."""
+    parameters = inspect.signature(module.forward).parameters
+    if not wanted.keys() <= parameters.keys():
+        return ()
+    places = {name: Argument(index, name) for index, name in enumerate(parameters)}
+    return tuple(Condition(places[name], parameters[name].default, value) for name, value in wanted.items())
+
+
+def resolve(tap: Tap, module: nn.Module, where: str) -> Argument:
+    """The argument a tap means, checked against the signature of the module's forward."""
+    parameters = inspect.signature(module.forward).parameters
+    names = list(parameters)
+    first, *attributes = [tap.argument] if isinstance(tap.argument, int) else tap.argument.split(".")
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if isinstance(first, int):
+        if first < len(names):
+            return Argument(first, names[first])
+        if inspect.Parameter.VAR_POSITIONAL in kinds:
+            return Argument(first, "")
+    elif first in names:
+        return Argument(names.index(first), first, tuple(map(str, attributes)))
+    elif inspect.Parameter.VAR_KEYWORD in kinds:
+        return Argument(-1, first, tuple(map(str, attributes)))
+    raise AdapterError(f"{where} reads argument {first!r} of a forward that takes ({', '.join(names)})")
+
 
 NAME = "ace"
 """The attribute of the model, and so the prefix of ACE's keys in its state_dict."""

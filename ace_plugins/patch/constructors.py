@@ -17,7 +17,7 @@ import wrapt
 from torch import nn
 
 from ..contract.upstreams import Upstream, file_of
-from ..engine.attaching import prepare, put_on
+from ..engine.attach import prepare, put_on
 from ..engine.state import find
 from ..errors import AdapterError, AttachError
 from ..plugins.claims import class_in, holds

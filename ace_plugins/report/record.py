@@ -1,6 +1,12 @@
-"""The record of a run: of one model in one process, from its first step to its verdicts.
+"""Where gamma, lambda and u went over a run, in a bounded number of points.
+
+The record of a run: of one model in one process, from its first step to its verdicts.
 
 Observers come in through the entry point group, and so this must not import torch.
+
+The host's own observer, which keeps a record of every attached model and has it write its trace.
+
+It comes in through the entry point group like anyone's, and so this must not import torch.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import platform
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -20,11 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
+from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..later import later
 from ..plugins.registry import registry
 from ..settings.config import NONE
-from .history import History
+from ..settings.sources import RUNS
 from .trace import TraceFile, finite, relative
 from .verdicts import sites_verdicts, whole_verdict
 
@@ -32,6 +40,36 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..engine.state import Ace
+    from ..symmetry.measure import Call
+
+
+class History:
+    """gamma, lambda and u over a run: a bounded number of evenly spaced points, kept on their device, so that recording
+    waits for nothing."""
+
+    def __init__(self, points: int = 256) -> None:
+        self.points = points
+        self.every = 1
+        self._taken: list[tuple[int, Tensor]] = []
+
+    def record(self, step: int, snapshot: Tensor) -> None:
+        """``snapshot``: gamma, lambda and u of every site, [3, sites]."""
+        if step % self.every:
+            return
+        self._taken.append((step, snapshot))
+        if len(self._taken) > self.points:
+            self.every *= 2
+            # By their steps: a run that goes on from a checkpoint may begin anywhere.
+            self._taken = [taken for taken in self._taken if not taken[0] % self.every]
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def per_site(self, *, now: Tensor) -> list[tuple[list[float], list[float], list[float]]]:
+        """Of each site its gammas, its lambdas and its us, the last ones being those of now."""
+        points = [*(snapshot.tolist() for _, snapshot in self._taken), now.tolist()]
+        gamma, lambda_, u = ([list(site) for site in zip(*(p[row] for p in points), strict=True)] for row in range(3))
+        return list(zip(gamma, lambda_, u, strict=True))
 
 
 class Record:
@@ -100,7 +138,7 @@ class Record:
     @property
     def gradients(self) -> float:
         """Of how many gradients at 0 a site that has landed knows the mean."""
-        averaged: float = later("ace_plugins.engine.pace").averaged_over(self.budget.planned)
+        averaged: float = later("ace_plugins.engine.paced_loop").averaged_over(self.budget.planned)
         return averaged
 
     def new_landings(self) -> frozenset[int]:
@@ -224,3 +262,94 @@ def _versions(adapter: str) -> dict[str, str]:
 
 def _no_trace(error: OSError) -> None:
     warnings.warn(f"no trace is written: {error}; training goes on", AceWarning, stacklevel=2)
+
+
+class Recorder:
+    """The records of this process."""
+
+    def __init__(self) -> None:
+        self.records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
+        self.home = Path()
+        """The folder whose runs these are: the current one, or a patched checkout."""
+        self.about: dict[str, Any] = {}
+        """What a record says of its run besides: upstream and its commit, where settings come from."""
+
+    def of(self, model: nn.Module) -> Record:
+        """The record of an attached model. In a forked process it begins anew."""
+        record = self.records.get(model)
+        if record is None or record.process != os.getpid():
+            record = self.records[model] = Record(model, _ace(model))
+        return record
+
+    @hookimpl
+    def ace_stepped(self, model: nn.Module, step: int) -> None:
+        ace = _ace(model)
+        record = self.of(model)
+        if not record.begun:
+            self._begin(model, record)
+        record.pass_step(step)
+        record.history.record(record.position, record.snapshot())
+        batch, ace.batch = ace.batch, None
+        if record.finished or not record.read:
+            return
+        error = None if batch is None else _measured(model, record, batch)
+        if record.trace is not None and (batch is not None or ace.config.traces(step) or record.new_landings()):
+            record.write(**_observed(ace), **({} if error is None else {"error": error}))
+
+    @hookimpl
+    def ace_finished(self, model: nn.Module) -> None:
+        record = self.records.pop(model, None)
+        if record is not None:
+            record.finish()
+
+    def _begin(self, model: nn.Module, record: Record) -> None:
+        """At the first step: by then processes that train together have found each other."""
+        record.begun = True
+        record.leads = later("ace_plugins.engine.distributed").rank() == 0
+        if record.leads and record.config.trace and os.environ.get("ACE_TRACE") != "0":
+            record.open_trace(Path(os.environ.get("ACE_RUNS") or self.home / RUNS), self.about)
+            # Holds the record, never the model: a model dropped inside a function still gets its last line.
+            weakref.finalize(model, record.finish)
+
+
+def _ace(model: nn.Module) -> Ace:
+    ace: Any = model.ace
+    found: Ace = ace
+    return found
+
+
+def _observed(ace: Ace) -> dict[str, Any]:
+    """What the last step was made of, as numbers."""
+    seen = ace.observed
+    told: dict[str, Any] = {}
+    if seen.loss is not None:
+        told["loss"] = finite(float(seen.loss))
+    if seen.gradient is not None:
+        told["gradient"] = [finite(value) for value in seen.gradient.tolist()]
+    if seen.rates:
+        told["lr"] = [finite(float(rate)) for rate in seen.rates]
+    return told
+
+
+def _measured(model: nn.Module, record: Record, batch: Call | Exception) -> dict[str, Any] | None:
+    """How far the model with its branches is from equivariant, on a batch it has just trained on."""
+    if not record.measurable:
+        return None
+    try:
+        if isinstance(batch, Exception):
+            raise batch
+        found = later("ace_plugins.engine.measure").equivariance_error(model, batch, branches_on=True)
+    except Exception as error:
+        record.measurable = False
+        warnings.warn(
+            f"the equivariance error of {type(model).__name__} cannot be measured: {error}; training goes on",
+            AceWarning,
+            stacklevel=2,
+        )
+        return None
+    told = {name: finite(v) if isinstance(v, float) else v for name, v in found.to_dict().items()}
+    record.errors.append({"step": record.steps, **told})
+    return told
+
+
+RECORDER = Recorder()

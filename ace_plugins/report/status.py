@@ -10,7 +10,7 @@ from torch import nn
 
 from ..contract.sites import Stem
 from ..engine.state import find, unwrapped
-from .recorder import RECORDER
+from .record import RECORDER
 from .tables import shown
 
 

@@ -1,7 +1,11 @@
-"""What a run has come to, as a table."""
+"""Numbers, lengths of time and counts, as people read them.
+
+What a run has come to, as a table.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +15,33 @@ from rich.markup import escape
 from rich.table import Table
 
 from .verdicts import meaning
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """For people: four digits that count, a real minus sign, and words where there is no number."""
+    if not math.isfinite(value):
+        return "not finite"
+    text = f"{value:.{digits}g}"
+    if "e" in text:
+        mantissa, _, exponent = text.partition("e")
+        text = f"{mantissa}e{int(exponent)}"
+    elif abs(value) >= 1000:
+        text = f"{float(text):,.0f}"
+    return "0" if text in ("0", "-0") else text.replace("-", MINUS)
+
+
+def duration(seconds: float) -> str:
+    """For people: ``42 s``, ``7 min``, ``2.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
 
 WIDEST = 500
 """Letters of a table where there is no terminal to fit it to: a name that is broken cannot be searched for."""

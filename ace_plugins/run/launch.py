@@ -22,12 +22,12 @@ from typing import Any, NoReturn
 
 from ..contract.upstreams import Shim
 from ..errors import AceError
+from ..output import say
 from ..plugins.claims import holding
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..settings.file import NAME, SettingsFile, read
 from ..settings.sources import misspelt, origins, resolve
-from ..telling import say
+from ..settings.toml_file import NAME, SettingsFile, read
 from .request import VARIABLE, RunRequest
 
 STARTUP = str(Path(__file__).parent / "startup")

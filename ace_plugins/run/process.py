@@ -27,14 +27,13 @@ from ..contract.hookspecs import hookimpl
 from ..engine.distributed import rank
 from ..errors import AceError, AceWarning
 from ..later import later
+from ..output import quiet, say
 from ..patch.constructors import patch_models
 from ..plugins.registry import registry
-from ..report.announcer import ANNOUNCER, banner
-from ..report.record import Record
-from ..report.recorder import RECORDER
+from ..report.observers import ANNOUNCER, banner
+from ..report.record import RECORDER, Record
 from ..report.trace import relative
 from ..settings.config import Config
-from ..telling import quiet, say
 from .request import RunRequest, had_traceback
 
 

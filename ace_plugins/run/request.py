@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ..telling import say
+from ..output import say
 
 VARIABLE = "ACE_RUN"
 SHIFT = "ACE_SEED_SHIFT"

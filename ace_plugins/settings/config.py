@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AceWarning, ConfigError, one_of
-from .kinds import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Perhaps, Price, Rate
+from .fields import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Perhaps, Price, Rate
 
 FIT = "fit"
 """The preset that is used unless another is named: the loop that fits the run. Every adapter has it."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .config import KINDS, SETTINGS, Config, build, preset
-from .file import SettingsFile
+from .toml_file import SettingsFile
 
 HOME = ".ace"
 """The folder of what runs leave behind."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .actions import Action, GroupAction
 from .groups import Element, Euclidean, Rigid
-from .measuring import as_call, as_double, evaluate, forward_names, untouched
+from .measure import as_call, as_double, evaluate, forward_names, untouched
 from .parts import tensors_in
 
 ROWS = 256

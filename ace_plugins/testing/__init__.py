@@ -9,8 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checks import CHECKS, name_of
-    from .judging import AdapterCheckError, Failure, Judgement, check_adapter, judge
+    from .checks import CHECKS, AdapterCheckError, Failure, Judgement, check_adapter, judge, name_of
     from .kit import CheckError, Kit, NotApplicable
     from .pytest_plugin import AdapterCheck, parametrize_with_checks
 

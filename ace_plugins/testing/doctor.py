@@ -10,16 +10,15 @@ from typing import Any
 import torch
 
 from ..contract.sites import Site, Stem
-from ..engine.measuring import equivariance_error
+from ..engine.measure import equivariance_error
 from ..errors import AceError, AdapterError
+from ..output import progress
 from ..patch.shims import would_act
 from ..plugins.plugin import one_line
 from ..report.status import status
-from ..symmetry.measuring import EquivarianceError
-from ..telling import progress
-from .checks import CHECKS
+from ..symmetry.measure import EquivarianceError
+from .checks import CHECKS, Judgement, judge, together
 from .examples import attached_example
-from .judging import Judgement, judge, together
 from .kit import Kit
 
 

@@ -20,7 +20,7 @@ from ..patch.shims import REPAIRS
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..symmetry.parts import part_of, tensors_in
-from .importable import make_importable
+from .examples import make_importable
 
 PLAIN = {"trace": False, "tell": False, "frames": "off"}
 """Without what is random by design, so that runs can be compared bit for bit."""

@@ -17,7 +17,8 @@ from ace_c4 import demo as demo_module
 from ace_c4 import shapes, training
 from ace_c4.demo import INSTALL, demo
 from ace_c4.net import C4Conv, C4Net
-from ace_plugins import ConfigError, attach, check_picture
+from ace_plugins import attach
+from ace_plugins.adapter import ConfigError, check_picture
 from ace_plugins.testing import parametrize_with_checks
 
 

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 pytest.importorskip("torch_geometric")
 
-from ace_plugins import AdapterError, ConfigError, check_picture
+from ace_plugins.adapter import AdapterError, ConfigError, check_picture
 from ace_schnet import demo as demo_module
 from ace_schnet import picture, qm9, training
 from ace_schnet.demo import demo

@@ -18,9 +18,9 @@ from e3nn.nn import FullyConnectedNet, Gate, NormActivation
 from e3nn.nn.models.v2106.gate_points_networks import NetworkForAGraphWithAttributes, SimpleNetwork
 
 from ace_e3nn.actions import ByName
-from ace_plugins import (
+from ace_plugins import AceWarning, attach, audit, equivariance_error, project, status
+from ace_plugins.adapter import (
     E3,
-    AceWarning,
     AdapterError,
     GroupAction,
     Invariant,
@@ -29,12 +29,7 @@ from ace_plugins import (
     Site,
     Upstream,
     Vectors,
-    attach,
-    audit,
-    equivariance_error,
     hookimpl,
-    project,
-    status,
 )
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import parametrize_with_checks

@@ -17,9 +17,10 @@ with warnings.catch_warnings():
 from escnn import gspaces
 from escnn import nn as enn
 
-import ace_plugins as ace
+import ace_plugins
 from ace_escnn import fields
 from ace_escnn.example import Network
+from ace_plugins import adapter as ace
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import parametrize_with_checks
 
@@ -69,18 +70,20 @@ def test_the_hosts_action_is_escnns_own(make: Any, name: str) -> None:
 
 def test_a_group_that_moves_no_pixels_is_told() -> None:
     model = Network(gspaces.rot2dOnR2(3))
-    with pytest.warns(ace.AceWarning, match="without random frames: .* no element but the identity that moves whole"):
-        ace.attach(model, trace=False, tell=False)
+    with pytest.warns(
+        ace_plugins.AceWarning, match="without random frames: .* no element but the identity that moves whole"
+    ):
+        ace_plugins.attach(model, trace=False, tell=False)
     assert model.ace.action is None
     with pytest.raises(ace.AdapterError, match="cannot be seen on images$"):
-        ace.equivariance_error(model, (torch.randn(1, 1, 8, 8),))
+        ace_plugins.equivariance_error(model, (torch.randn(1, 1, 8, 8),))
 
 
 @pytest.mark.parametrize(("make", "name"), SPACES[:1] + SPACES[4:6])
 def test_plain_tensors_in_and_out(make: Any, name: str) -> None:
-    model = ace.attach(Network(make()), gamma_init=1.0, trace=False, tell=False)
+    model = ace_plugins.attach(Network(make()), gamma_init=1.0, trace=False, tell=False)
     x = torch.randn(2, 1, 8, 8)
-    off, on = (ace.equivariance_error(model, (x,), branches_on=branches) for branches in (False, True))
+    off, on = (ace_plugins.equivariance_error(model, (x,), branches_on=branches) for branches in (False, True))
     assert off.group == name
     assert off.relative < 1e-4 < 0.05 < on.relative
 
@@ -102,20 +105,20 @@ def test_geometric_tensors_in_and_out() -> None:
     model = layers(gspaces.rot2dOnR2(4))
     x = enn.GeometricTensor(torch.randn(2, 2, 9, 9), model.in_type)
     plain = model.eval()(x).tensor
-    ace.attach(model, mode="resilient", gamma_init=0.5, trace=False, tell=False)
-    with ace.use_branches(model, on=False):
+    ace_plugins.attach(model, mode="resilient", gamma_init=0.5, trace=False, tell=False)
+    with ace_plugins.use_branches(model, on=False):
         assert torch.equal(model(x).tensor, plain)
     found = model(x)
     assert isinstance(found, enn.GeometricTensor)
     assert found.type == model.out_type
     assert not torch.allclose(found.tensor, plain)
-    off, on = (ace.equivariance_error(model, (x,), branches_on=branches) for branches in (False, True))
+    off, on = (ace_plugins.equivariance_error(model, (x,), branches_on=branches) for branches in (False, True))
     assert off.relative < 1e-4 < 0.02 < on.relative
-    assert [site.name for site in ace.status(model).sites] == ["0", "2", "4"]
+    assert [site.name for site in ace_plugins.status(model).sites] == ["0", "2", "4"]
 
 
 def test_what_a_site_adds_is_gamma_times_a_convolution() -> None:
-    model = ace.attach(layers(gspaces.rot2dOnR2(4)), gamma_init=0.7, frames="off", trace=False, tell=False)
+    model = ace_plugins.attach(layers(gspaces.rot2dOnR2(4)), gamma_init=0.7, frames="off", trace=False, tell=False)
     x = enn.GeometricTensor(torch.randn(2, 2, 9, 9), model.in_type)
     layer, branch = model[4], model.ace.branch("4")
     seen: list[Any] = []
@@ -145,15 +148,15 @@ class Classifier(nn.Module):
 
 
 def test_logits_do_not_turn() -> None:
-    model = ace.attach(Classifier(gspaces.flipRot2dOnR2(4)), gamma_init=1.0, trace=False, tell=False)
+    model = ace_plugins.attach(Classifier(gspaces.flipRot2dOnR2(4)), gamma_init=1.0, trace=False, tell=False)
     x = torch.randn(4, 1, 8, 8)
-    assert ace.equivariance_error(model, (x,), branches_on=False).relative < 1e-5
-    assert ace.equivariance_error(model, (x,), branches_on=True).relative > 1e-3
+    assert ace_plugins.equivariance_error(model, (x,), branches_on=False).relative < 1e-5
+    assert ace_plugins.equivariance_error(model, (x,), branches_on=True).relative > 1e-3
 
 
 def test_strict_lands_and_leaves_plain_escnn() -> None:
     torch.manual_seed(0)
-    model = ace.attach(Network(gspaces.rot2dOnR2(4)), budget=80, trace=False, tell=False)
+    model = ace_plugins.attach(Network(gspaces.rot2dOnR2(4)), budget=80, trace=False, tell=False)
     keys = list(Network(gspaces.rot2dOnR2(4)).train().state_dict())
     x, y = torch.randn(8, 1, 8, 8), torch.randn(8, 1, 8, 8)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -163,17 +166,17 @@ def test_strict_lands_and_leaves_plain_escnn() -> None:
         (model(x) - y).square().mean().backward()
         optimizer.step()
     assert model.ace.landed
-    assert list(ace.project(model).state_dict()) == keys
+    assert list(ace_plugins.project(model).state_dict()) == keys
 
 
 def test_bounded_branches_are_told_as_bounded(recwarn: pytest.WarningsRecorder) -> None:
-    ace.attach(layers(gspaces.rot2dOnR2(4)), mode="resilient", trace=False, tell=False)
-    assert not [warning for warning in recwarn if issubclass(warning.category, ace.AceWarning)]
+    ace_plugins.attach(layers(gspaces.rot2dOnR2(4)), mode="resilient", trace=False, tell=False)
+    assert not [warning for warning in recwarn if issubclass(warning.category, ace_plugins.AceWarning)]
 
 
 def test_there_is_no_class_to_patch() -> None:
-    with pytest.raises(ace.AceError, match="names no class to patch; call attach"):
-        ace.patched("escnn")
+    with pytest.raises(ace_plugins.AceError, match="names no class to patch; call attach"):
+        ace_plugins.patched("escnn")
     assert registry().claiming(Network(gspaces.rot2dOnR2(4))).name == "escnn"
-    with pytest.raises(ace.AceError):
+    with pytest.raises(ace_plugins.AceError):
         registry().claiming(nn.Conv2d(1, 1, 3))

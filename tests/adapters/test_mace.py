@@ -25,15 +25,16 @@ with warnings.catch_warnings():
     from mace.tools.scripts_utils import get_optimizer, get_params_options
     from torch_ema import ExponentialMovingAverage
 
-import ace_plugins as ace
+import ace_plugins
 from ace_mace import finishing
 from ace_mace.example import small_example, small_model
 from ace_mace.plugin import ace_layers, ace_script
+from ace_plugins import adapter as ace
 from ace_plugins import attach, averaged, equivariance_error, export, status, use_branches
-from ace_plugins.compare.outputs import Reading
+from ace_plugins.compare.metrics import Reading
 from ace_plugins.errors import AceWarning, AdapterError, StepError
 from ace_plugins.plugins.registry import registry
-from ace_plugins.symmetry.measuring import mapped
+from ace_plugins.symmetry.measure import mapped
 from ace_plugins.testing import parametrize_with_checks
 
 pytestmark = pytest.mark.filterwarnings(
@@ -93,7 +94,7 @@ def test_sites_and_how_the_group_acts_there() -> None:
     assert (first.name, first.shape_in, first.shape_out) == ("products.0", (8, 9), (32,))
     assert (last.name, last.shape_in, last.shape_out) == ("products.1", (8, 9), (8,))
     assert first.acts == (ace.Irreps("0e+1o+2e"), ace.Irreps("8x0e+8x1o"))
-    found = ace.audit(attach(model, **QUIET), (example()[1],))
+    found = ace_plugins.audit(attach(model, **QUIET), (example()[1],))
     judged = {layer.name: layer for layer in found.layers if layer.known}
     assert {"products.0", "products.1"} <= judged.keys()
     assert max(judged[name].after or 0 for name in ("products.0", "products.1")) < 1e-9, "and acts so indeed"
@@ -287,7 +288,7 @@ def test_batches_are_made_for_trained_models() -> None:
     model = small_model(atomic_numbers=[3, 17], num_elements=2, atomic_energies=[0.0, 1.0], r_max=5.0)
     made = registry().adapter("mace").example(0, model)
     assert made.model is model
-    found = ace.audit(model, ace.Call(made.args, made.kwargs), samples=2)
+    found = ace_plugins.audit(model, ace.Call(made.args, made.kwargs), samples=2)
     assert found.verdict == "symmetric"
     assert "data.cell" not in found.uncovered
     assert bool(made.args[0]["unit_shifts"].any()), "a crystal is among them"

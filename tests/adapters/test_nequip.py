@@ -22,7 +22,8 @@ pytest.importorskip("nequip", reason="needs nequip: pip install nequip")
 from ace_nequip.action import action as how_it_acts
 from ace_nequip.command import METRICS, script
 from ace_nequip.example import batch, molecules_example, small
-from ace_plugins import E3, AceError, AceWarning, attach, audit, averaged, equivariance_error, export, use_branches
+from ace_plugins import AceError, AceWarning, attach, audit, averaged, equivariance_error, export, use_branches
+from ace_plugins.adapter import E3
 from ace_plugins.testing import parametrize_with_checks
 
 MODES = ("strict", "resilient", "bounded", "scheduled")

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 if find_spec("schnetpack") is None:
     pytest.skip("needs schnetpack, installed in steps: adapters/schnetpack/README.md", allow_module_level=True)
 
-import ace_plugins as ace
 from ace_plugins import AceWarning, attach, audit, averaged, equivariance_error, export, status, use_branches
-from ace_plugins.compare.outputs import Reading
+from ace_plugins import adapter as ace
+from ace_plugins.compare.metrics import Reading
 from ace_plugins.errors import AdapterError
 from ace_plugins.patch.shims import REPAIRS
 from ace_plugins.plugins.registry import registry

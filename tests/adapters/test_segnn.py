@@ -202,7 +202,8 @@ def preprocessing() -> dict[str, Any]:
     from e3nn.o3 import Irreps, spherical_harmonics
     from torch_geometric.data import Data
 
-    from ace_plugins import E3, GroupAction, Positions, Vectors, audit, patched
+    from ace_plugins import audit, patched
+    from ace_plugins.adapter import E3, GroupAction, Positions, Vectors
     from ace_segnn.example import nbody_batch, nbody_model
 
     with patched("segnn", mode="off"):

@@ -19,9 +19,9 @@ from torch import Tensor
 
 pytest.importorskip("torchmdnet", reason="needs torchmd-net: pip install 'ace-torchmdnet[upstream]'")
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 from ace_plugins import attach, audit, averaged, bounds, equivariance_error, export, patched, use_branches
-from ace_plugins.compare.outputs import Reading
+from ace_plugins.compare.metrics import Reading
 from ace_plugins.errors import AceError, AceWarning, AdapterError
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import parametrize_with_checks

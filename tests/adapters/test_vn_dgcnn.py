@@ -196,7 +196,7 @@ def bounded() -> list[float]:
     import torch
 
     from ace_plugins import patched
-    from ace_plugins.engine.bounded import divided, maps
+    from ace_plugins.engine.spectral_norm import divided, maps
     from ace_vn_dgcnn.example import shapes_example
 
     with patched("vn_dgcnn", device="cpu", trace=False, mode="resilient", spectral_norm=True):

@@ -11,7 +11,7 @@ from clones import git
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace_plugins import Checkout
+from ace_plugins.adapter import Checkout
 from ace_plugins.checkout.layout import Layout, commit, differences, fits, layout
 
 STUB = """

@@ -16,11 +16,11 @@ from clones import git, miniature
 
 pytest.importorskip("ace_segnn", reason="needs the adapter: pip install ./adapters/segnn")
 
-from ace_plugins import Checkout, Upstream, hookimpl
+from ace_plugins.adapter import Checkout, Upstream, hookimpl
 from ace_plugins.checkout.marking import LINE
 from ace_plugins.cli.main import cli
 from ace_plugins.plugins.registry import registry
-from ace_plugins.settings.file import read
+from ace_plugins.settings.toml_file import read
 
 
 def call(*arguments: object) -> Result:

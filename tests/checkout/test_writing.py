@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace_plugins.checkout.writing import Change, apply, diff
+from ace_plugins.checkout.marking import Change, apply, diff
 from ace_plugins.errors import AceError
-from ace_plugins.files import publish
+from ace_plugins.output import publish
 
 
 def contents(folder: Path) -> dict[str, bytes]:

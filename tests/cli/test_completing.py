@@ -17,11 +17,11 @@ from click.testing import CliRunner
 from clones import python
 from toy import ADAPTERS, Layered, LayeredAdapter
 
-from ace_plugins import hookimpl
+from ace_plugins.adapter import hookimpl
 from ace_plugins.cli.main import COMMANDS, cli
 from ace_plugins.plugins.registry import registry
 from ace_plugins.settings.config import KINDS
-from ace_plugins.settings.kinds import Choice
+from ace_plugins.settings.fields import Choice
 from ace_plugins.settings.sources import option
 
 VARIABLE = "_ACE_PATCH_COMPLETE"

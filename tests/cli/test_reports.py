@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from traces import write_run
 
 from ace_plugins.cli.main import cli
-from ace_plugins.report import watching
+from ace_plugins.report import watch as watching
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ace_plugins.compare.cluster import packed
-from ace_plugins.compare.workspace import LARGE, Contents
+from ace_plugins.compare.plan import LARGE, Contents
 
 SCRIPT = """
 import os, random, time

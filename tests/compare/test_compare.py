@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ace_plugins import AceError, Script
+from ace_plugins import AceError
+from ace_plugins.adapter import Script
 from ace_plugins.cli.main import cli
-from ace_plugins.compare.plan import Comparison, Trial
-from ace_plugins.compare.workspace import LARGE, Contents
+from ace_plugins.compare.plan import LARGE, Comparison, Contents, Trial
 
 METRIC = ["--metric", r"test=test (\S+)"]
 SCRIPT = """
@@ -183,7 +183,7 @@ def test_no_space_on_the_disk(project: Path, monkeypatch: pytest.MonkeyPatch) ->
     class Usage:
         free = 2**20
 
-    monkeypatch.setattr("ace_plugins.compare.workspace.shutil.disk_usage", lambda path: Usage)
+    monkeypatch.setattr("ace_plugins.compare.plan.shutil.disk_usage", lambda path: Usage)
     done = compare("schnet", *METRIC, "--", "train.py", code=2)
     assert "free for 9 copies of" in done.stderr
     assert "found 1 MiB; give another folder with --out" in done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from ace_plugins import AceError
 from ace_plugins.compare.experiment import read
-from ace_plugins.compare.outputs import Reading, compiled
+from ace_plugins.compare.metrics import Reading, compiled
 from ace_plugins.compare.plan import SEED
 from ace_plugins.plugins.registry import registry
 from ace_plugins.settings.sources import resolve

@@ -9,13 +9,12 @@ import pytest
 from click.testing import CliRunner
 from traces import write_run
 
-from ace_plugins import AceError, Metric
+from ace_plugins import AceError
+from ace_plugins.adapter import Metric
 from ace_plugins.cli.main import cli
-from ace_plugins.compare.plan import Comparison, Trial
-from ace_plugins.compare.reading import is_comparison, read_comparison
+from ace_plugins.compare.page import comparison_section, is_comparison, read_comparison
+from ace_plugins.compare.plan import Comparison, Contents, Trial
 from ace_plugins.compare.results import Result, Store
-from ace_plugins.compare.section import comparison_section
-from ace_plugins.compare.workspace import Contents
 
 
 def written(folder: Path, *, higher: bool = False, traces: bool = True) -> Path:

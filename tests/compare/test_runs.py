@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ace_plugins import AceError, Metric
-from ace_plugins.compare.outputs import Reading, parse_metric
+from ace_plugins import AceError
+from ace_plugins.adapter import Metric
+from ace_plugins.compare.experiment import parse_runs, runs_of
+from ace_plugins.compare.metrics import Reading, parse_metric
 from ace_plugins.compare.plan import parse_seeds
-from ace_plugins.compare.runs import parse_runs, runs_of
 
 
 def test_names_and_settings() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace_plugins import Metric
+from ace_plugins.adapter import Metric
 from ace_plugins.compare.results import Result
 from ace_plugins.compare.statistics import differences, interval, rows
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ace_plugins import AceError, Metric, Script, check_picture
-from ace_plugins.compare import picture
-from ace_plugins.compare.answer import Answer
+from ace_plugins import AceError
+from ace_plugins.adapter import Metric, Script, check_picture
+from ace_plugins.compare import page as picture
 from ace_plugins.compare.live import Lines, Progress, Screen
 from ace_plugins.compare.local import Event, Machine
-from ace_plugins.compare.outputs import Reading
-from ace_plugins.compare.plan import Comparison, Trial
+from ace_plugins.compare.metrics import Reading
+from ace_plugins.compare.plan import Comparison, Contents, Trial
 from ace_plugins.compare.results import Result
-from ace_plugins.compare.workspace import Contents
-from ace_plugins.report.words import duration
+from ace_plugins.compare.statistics import Answer
+from ace_plugins.report.tables import duration
 
 METRICS = (Metric("test", r"test (\S+)"), Metric("validation", r"val (\S+)"))
 

@@ -14,19 +14,8 @@ import torch
 from torch import nn
 from toy import Adapter, Layered, Pair, TwoOutputs, VectorMaps
 
-from ace_plugins import (
-    AceError,
-    AceWarning,
-    Site,
-    Stem,
-    Tap,
-    attach,
-    equivariance_error,
-    hookimpl,
-    project,
-    status,
-    use_branches,
-)
+from ace_plugins import AceError, AceWarning, attach, equivariance_error, project, status, use_branches
+from ace_plugins.adapter import Site, Stem, Tap, hookimpl
 from ace_plugins.contract.sites import Node
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import AdapterCheckError, check_adapter
@@ -116,7 +105,7 @@ def test_forward_that_raises_leaves_no_forward_open() -> None:
     model = attach(Layered())
     with pytest.raises(RuntimeError):
         model(torch.randn(4, 7)[:, :2].long())
-    from ace_plugins.engine import forwards
+    from ace_plugins.engine import forward as forwards
 
     assert forwards.OPEN.stack == []
 
@@ -248,7 +237,7 @@ def test_a_copy_made_inside_use_branches_is_free_of_it() -> None:
 
 
 def test_an_interrupted_forward_is_forgotten() -> None:
-    from ace_plugins.engine import forwards
+    from ace_plugins.engine import forward as forwards
 
     model = attach(Layered())
 

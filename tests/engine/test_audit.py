@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from toy import Layered, VectorMaps
 
-from ace_plugins import Call, attach, audit, averaged, equivariance_error, project, use_branches
-from ace_plugins.actions import E3, O3, SO3, Cyclic, Grid, GroupAction, Invariant, Positions, Vectors
+from ace_plugins import attach, audit, averaged, equivariance_error, project, use_branches
+from ace_plugins.adapter import E3, O3, SO3, Call, Cyclic, Grid, GroupAction, Invariant, Positions, Vectors
 from ace_plugins.errors import AceError, AdapterError, ConfigError
 
 VECTORS = GroupAction(O3, {"x": Vectors(axis=-2)}, outputs=Vectors(axis=-2))

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from toy import ADAPTERS, Layered, LayeredAdapter
 
-from ace_plugins import AceWarning, Stem, Tap, attach, hookimpl, project, status
-from ace_plugins.engine.bounded import SNLinear, bound, divided, follow, maps, settle, unbounded
+from ace_plugins import AceWarning, attach, project, status
+from ace_plugins.adapter import Stem, Tap, hookimpl
+from ace_plugins.engine.spectral_norm import SNLinear, bound, divided, follow, maps, settle, unbounded
 from ace_plugins.plugins.registry import registry
 
 

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from toy import Adapter, Layered, TwoOutputs, VectorMaps
 
-from ace_plugins import Node, Norm, Site, attach, bounds, equivariance_error, hookimpl, linear, mlp, norm_linear
-from ace_plugins.actions import O3, GroupAction, Vectors
-from ace_plugins.engine.lipschitz import lipschitz, unknown
-from ace_plugins.engine.theorems import theorem_1, theorem_2
+from ace_plugins import attach, bounds, equivariance_error
+from ace_plugins.adapter import O3, GroupAction, Node, Norm, Site, Vectors, hookimpl, linear, mlp, norm_linear
 from ace_plugins.errors import AceError, AttachError, ConfigError
 from ace_plugins.plugins.registry import registry
+from ace_plugins.testing.bounds import lipschitz, theorem_1, theorem_2, unknown
 
 CHANNELS = 3
 

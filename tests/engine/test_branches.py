@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from toy import Layered
 
-from ace_plugins import Site, attach
+from ace_plugins import attach
+from ace_plugins.adapter import Site
 from ace_plugins.engine.branches import Norm, linear, mlp, norm_linear
 
 

@@ -11,7 +11,8 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, StepLR
 from toy import Layered
 
-from ace_plugins import Config, Script, attach
+from ace_plugins import Config, attach
+from ace_plugins.adapter import Script
 from ace_plugins.engine.budget import ASSUMED, LONG, Budget
 
 FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False}

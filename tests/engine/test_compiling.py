@@ -14,7 +14,8 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from toy import Layered, LayeredAdapter
 
-from ace_plugins import Node, Site, Stem, Tap, attach, hookimpl, norm_linear, status
+from ace_plugins import attach, status
+from ace_plugins.adapter import Node, Site, Stem, Tap, hookimpl, norm_linear
 from ace_plugins.plugins.registry import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*:UserWarning:torch")

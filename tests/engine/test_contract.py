@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from toy import Layered
 
-import ace_plugins as ace
+import ace_plugins
 from ace_plugins import AceError, attach, export, project, status, use_branches
+from ace_plugins import adapter as ace
 from ace_plugins.contract.upstreams import class_path
-from ace_plugins.engine.hooks import RestoreHook
+from ace_plugins.engine.forward import RestoreHook
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import check_adapter
 from ace_plugins.testing.doctor import diagnose
@@ -166,7 +167,7 @@ def test_a_forward_that_is_told_whether_it_trains() -> None:
         assert model.ace.budget.epoch_steps == 7, "evaluations tell epochs apart"
         assert model.training, "its own flag stays"
         assert not torch.equal(model(x, True), expected)
-        ace.equivariance_error(model, (x,), branches_on=True, samples=1)
+        ace_plugins.equivariance_error(model, (x,), branches_on=True, samples=1)
         assert not model.ace.evaluates, "the host's own evaluations do not count"
         assert not torch.equal(model(x, force=False), expected), "one of two is not enough"
         assert torch.equal(copy.deepcopy(model).eval()(x, True), expected), "model.eval() goes over it"
@@ -223,7 +224,7 @@ def test_models_that_differentiate_inside_their_forward_are_measured() -> None:
         (out["energy"].square() + out["forces"].square().sum()).backward()  # through the forces: a second derivative
         optimizer.step()
     (folder,) = Path(os.environ["ACE_RUNS"]).iterdir()
-    assert ace.read_trace(folder)[0]["error"]["relative"] > 0
+    assert ace_plugins.read_trace(folder)[0]["error"]["relative"] > 0
 
 
 class Stack(nn.Sequential):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ace_plugins import AdapterError, AddsItself, Convolution
-from ace_plugins.engine.bounded import bound, unbounded
+from ace_plugins.adapter import AdapterError, AddsItself, Convolution
+from ace_plugins.engine.spectral_norm import bound, unbounded
 
 D = torch.float64
 SHAPES = [

@@ -9,7 +9,8 @@ import pytest
 import torch
 from toy import ADAPTERS, Layered, TwoOutputs, VectorMaps
 
-from ace_plugins import AceWarning, AdapterError, ConfigError, attach, averaged, equivariance_error, hookimpl
+from ace_plugins import AceWarning, attach, averaged, equivariance_error
+from ace_plugins.adapter import AdapterError, ConfigError, hookimpl
 from ace_plugins.plugins.registry import registry
 
 ON: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "on", "budget": 400}

@@ -14,7 +14,7 @@ from toy import Layered, TwoOutputs, VectorMaps
 
 from ace_plugins import Config, attach, status
 from ace_plugins.engine.duals import Duals
-from ace_plugins.engine.pace import SPEED, advance, land
+from ace_plugins.engine.paced_loop import SPEED, advance, land
 
 FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "off"}
 BUDGET = 400

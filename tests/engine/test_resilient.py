@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from toy import Adapter
 
-from ace_plugins import Site, Tap, attach, equivariance_error, hookimpl, status, use_branches
-from ace_plugins.actions import O3, GroupAction, Invariant, Vectors
+from ace_plugins import attach, equivariance_error, status, use_branches
+from ace_plugins.adapter import O3, GroupAction, Invariant, Site, Tap, Vectors, hookimpl
 from ace_plugins.contract.sites import Node
 from ace_plugins.plugins.registry import registry
 

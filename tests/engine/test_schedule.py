@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from toy import Layered, TwoOutputs, VectorMaps
 
-from ace_plugins import AdapterError, ConfigError, Site, attach, status
-from ace_plugins.actions import Irreps, Vectors
-from ace_plugins.engine.schedule import WEIGHT, Map, gamma_at
+from ace_plugins import attach, status
+from ace_plugins.adapter import AdapterError, ConfigError, Irreps, Site, Vectors
+from ace_plugins.engine.scheduled import WEIGHT, Map, gamma_at
 from ace_plugins.report.verdicts import sites_verdicts, whole_verdict
 
 BY_SCHEDULE: dict[str, Any] = {"mode": "scheduled", "trace": False, "frames": "off"}

@@ -398,7 +398,7 @@ def test_a_model_that_shares_weights_with_a_trained_one_is_no_reason_to_refuse()
 
 
 def test_failing_observers_cost_no_training() -> None:
-    from ace_plugins import hookimpl
+    from ace_plugins.adapter import hookimpl
     from ace_plugins.plugins.registry import registry
 
     class Offline:

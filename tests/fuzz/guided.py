@@ -36,8 +36,8 @@ def one(name: str, seconds: int) -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent)]
     with atheris.instrument_imports(include=["ace_plugins.settings", "ace_plugins.checkout", "ace_plugins.report"]):
         import ace_plugins.checkout.marking
-        import ace_plugins.report.report
-        import ace_plugins.settings.file  # noqa: F401
+        import ace_plugins.report.sections
+        import ace_plugins.settings.toml_file  # noqa: F401
     import test_inputs
     from toy import ADAPTERS
 

@@ -19,16 +19,17 @@ from hypothesis import strategies as st
 from toy import ADAPTERS, Layered
 from traces import write_run
 
-from ace_plugins import AceError, AceWarning, Config, Example, Script, Shim, Site, attach, export, hookimpl
+from ace_plugins import AceError, AceWarning, Config, attach, export
+from ace_plugins.adapter import Example, Script, Shim, Site, hookimpl
 from ace_plugins.checkout.marking import is_marked, mark, unmark
-from ace_plugins.plugins.answers import EXPECTED
+from ace_plugins.plugins.plugin import EXPECTED
 from ace_plugins.plugins.registry import registry
-from ace_plugins.report.outcome import outcome
-from ace_plugins.report.report import data_of, page_of
 from ace_plugins.report.runs import read_run
+from ace_plugins.report.sections import data_of, page_of
+from ace_plugins.report.verdicts import outcome
 from ace_plugins.settings.config import SETTINGS
-from ace_plugins.settings.file import read
 from ace_plugins.settings.sources import VARIABLES, resolve
+from ace_plugins.settings.toml_file import read
 
 EXAMPLES = int(os.environ.get("ACE_FUZZ") or 15)
 fuzzed = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=False)

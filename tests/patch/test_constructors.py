@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from toy import Layered
 
-from ace_plugins import AceError, AnyShim, Checkout, Node, Shim, Site, StandIn, Upstream, hookimpl, patched, status
+from ace_plugins import AceError, patched, status
+from ace_plugins.adapter import AnyShim, Checkout, Node, Shim, Site, StandIn, Upstream, hookimpl
 from ace_plugins.patch.constructors import CONSTRUCTORS
 from ace_plugins.patch.shims import REPAIRS
 from ace_plugins.plugins.registry import registry

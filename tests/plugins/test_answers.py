@@ -15,11 +15,12 @@ from clones import ace, miniature
 from test_plugins import install
 from toy import ADAPTERS, Layered
 
-from ace_plugins import Example, Metric, Script, Shim, Site, Stem, Tap, attach, hookimpl
+from ace_plugins import attach
+from ace_plugins.adapter import Example, Metric, Script, Shim, Site, Stem, Tap, hookimpl
 from ace_plugins.cli.main import cli
-from ace_plugins.engine.measuring import equivariance_error
+from ace_plugins.engine.measure import equivariance_error
 from ace_plugins.errors import AceWarning, AdapterError
-from ace_plugins.plugins.answers import EXPECTED, OPTIONAL
+from ace_plugins.plugins.plugin import EXPECTED, OPTIONAL
 from ace_plugins.plugins.registry import HOOKS, registry
 
 

@@ -12,7 +12,8 @@ from test_plugins import install, loaded
 from torch import nn
 from toy import Layered
 
-from ace_plugins import Upstream, attach, hookimpl, patched, status
+from ace_plugins import attach, patched, status
+from ace_plugins.adapter import Upstream, hookimpl
 from ace_plugins.errors import AdapterError
 from ace_plugins.plugins.registry import registry
 

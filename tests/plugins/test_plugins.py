@@ -15,7 +15,8 @@ import pytest
 from clones import ace
 from toy import ADAPTERS, Layered
 
-from ace_plugins import attach, hookimpl
+from ace_plugins import attach
+from ace_plugins.adapter import hookimpl
 from ace_plugins.errors import AdapterError
 from ace_plugins.plugins.plugin import Requires
 from ace_plugins.plugins.registry import Registry, registry

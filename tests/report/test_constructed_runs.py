@@ -16,10 +16,9 @@ import torch
 from toy import Layered
 
 from ace_plugins import attach, project
-from ace_plugins.report.outcome import outcome
-from ace_plugins.report.recorder import RECORDER
+from ace_plugins.report.record import RECORDER
 from ace_plugins.report.runs import find_run, read_run
-from ace_plugins.report.verdicts import meaning
+from ace_plugins.report.verdicts import meaning, outcome
 
 BROKEN, NOISE = 0.3, 0.1
 FITTED = {"preset": "fit", "loop": "fitted"}

@@ -22,8 +22,8 @@ from toy import Layered
 from ace_plugins import AceWarning, attach, project, read_trace
 from ace_plugins.errors import ConfigError
 from ace_plugins.plugins import plugin
-from ace_plugins.report import loggers
-from ace_plugins.report.recorder import RECORDER
+from ace_plugins.report import observers as loggers
+from ace_plugins.report.record import RECORDER
 from ace_plugins.settings.config import LOGGERS
 
 SITES = ["layers.0", "layers.1", "layers.2"]
@@ -405,7 +405,7 @@ def test_libraries_that_nobody_asked_for_are_not_imported() -> None:
         "from toy import Layered, LayeredAdapter\nregistry().add(LayeredAdapter(), 'layered')\n"
         "m = attach(Layered(), trace=False, error_every=1); o = torch.optim.SGD(m.parameters(), lr=.01)\n"
         "m(torch.randn(8, 3)).square().mean().backward(); o.step()\n"
-        "assert 'ace_plugins.report.loggers' in sys.modules\n"
+        "assert 'ace_plugins.report.observers' in sys.modules\n"
         f"print(*sorted(set({LOGGERS}) & set(sys.modules)))"
     )
     done = python(Path(__file__).parents[2], "-c", code)

@@ -11,12 +11,26 @@ from pathlib import Path
 import pytest
 from traces import write_run
 
-from ace_plugins.report.heat import heat_map
-from ace_plugins.report.lines import GAP, LETTER, WIDTH, Series, across_ticks, line_chart, shortened, spread
-from ace_plugins.report.report import data_of, page_of
+from ace_plugins.report.charts import (
+    GAP,
+    LETTER,
+    WIDTH,
+    Scale,
+    Series,
+    across_ticks,
+    columns,
+    heat_map,
+    line_chart,
+    scale_of,
+    shortened,
+    smoothed,
+    spans,
+    spread,
+    thinned,
+)
 from ace_plugins.report.runs import read_run
-from ace_plugins.report.scales import Scale, columns, scale_of, smoothed, spans, thinned
-from ace_plugins.report.words import duration, number
+from ace_plugins.report.sections import data_of, page_of
+from ace_plugins.report.tables import duration, number
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

@@ -11,8 +11,8 @@ import pytest
 from traces import write_run
 
 from ace_plugins import AceError, attach
-from ace_plugins.report.outcome import outcome
 from ace_plugins.report.runs import Follower, find_run, read_run
+from ace_plugins.report.verdicts import outcome
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -130,7 +130,7 @@ def test_a_real_run_is_read_as_it_was_told(tmp_path: Path) -> None:
     import torch
     from toy import Layered
 
-    from ace_plugins.report.recorder import RECORDER
+    from ace_plugins.report.record import RECORDER
 
     model = attach(Layered(), mode="strict", loop="fitted", budget=60)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

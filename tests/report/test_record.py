@@ -12,8 +12,8 @@ from toy import Layered
 
 from ace_plugins import attach, project, status
 from ace_plugins.engine.duals import Duals
-from ace_plugins.report.announcer import ANNOUNCER
-from ace_plugins.report.recorder import RECORDER
+from ace_plugins.report.observers import ANNOUNCER
+from ace_plugins.report.record import RECORDER
 from ace_plugins.report.tables import print_run
 from ace_plugins.settings.config import Config
 

@@ -16,9 +16,10 @@ import torch
 from clones import python
 from toy import Free, Layered
 
-from ace_plugins import AceError, AceWarning, attach, equivariance_error, hookimpl, project, read_trace
+from ace_plugins import AceError, AceWarning, attach, equivariance_error, project, read_trace
+from ace_plugins.adapter import hookimpl
 from ace_plugins.plugins.registry import registry
-from ace_plugins.report.recorder import RECORDER
+from ace_plugins.report.record import RECORDER
 
 
 def train(model: Any, steps: int, *args: Any) -> None:
@@ -190,7 +191,7 @@ def test_a_forked_child_does_not_end_the_run(tmp_path: Path) -> None:
     train(model, 2)
     child = os.fork()
     if child == 0:
-        from ace_plugins.engine import steps
+        from ace_plugins.engine import step as steps
 
         steps.LOOP.finish()
         os._exit(0)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ace_plugins import Config
 from ace_plugins.engine.duals import Duals
-from ace_plugins.report.history import History
+from ace_plugins.report.record import History
 from ace_plugins.report.verdicts import FEWEST, FEWEST_TO_BREAK, NEAR, meaning, verdict
 
 Curve = Callable[[float], float]

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 from traces import write_run
 
-from ace_plugins.report import watching
-from ace_plugins.report.terminal import sparkline
-from ace_plugins.report.watching import Watch, bar, follow
+from ace_plugins.report import watch as watching
+from ace_plugins.report.watch import Watch, bar, follow, sparkline
 
 
 def text_of(renderable: object) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from toy_clone import HEAVY, MAIN, TRAIN, WITH_ACE, Clone, trained
 
-from ace_plugins import Upstream, hookimpl
+from ace_plugins.adapter import Upstream, hookimpl
 from ace_plugins.errors import AceError, ConfigError
 from ace_plugins.plugins.registry import registry
 from ace_plugins.run.launch import STARTUP, launch

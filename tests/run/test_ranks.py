@@ -16,7 +16,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from toy import ADAPTERS, Layered, LayeredAdapter
 
-from ace_plugins import AceError, Site, attach, hookimpl, norm_linear, status
+from ace_plugins import AceError, attach, status
+from ace_plugins.adapter import Site, hookimpl, norm_linear
 from ace_plugins.plugins.registry import registry
 
 FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "frames": "off", "trace": False}

@@ -14,7 +14,7 @@ from clones import python
 import ace_plugins
 from ace_plugins.cli.main import cli
 from ace_plugins.plugins.registry import registry
-from ace_plugins.scaffold.making import SUFFIX
+from ace_plugins.scaffold import SUFFIX
 
 ROOT = Path(__file__).parents[2]
 TEMPLATES = Path(ace_plugins.__file__).parent / "scaffold" / "templates"

@@ -12,7 +12,7 @@ from ace_plugins import AceError, AceWarning, Config
 from ace_plugins.errors import ConfigError
 from ace_plugins.settings.config import BUDGET, KINDS, build
 from ace_plugins.settings.config import SETTINGS as FIELDS
-from ace_plugins.settings.kinds import LARGEST, Choice, Flag, Number, Rate
+from ace_plugins.settings.fields import LARGEST, Choice, Flag, Number, Rate
 
 
 def test_every_setting_explains_itself_and_starts_as_its_kind() -> None:

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from ace_plugins import Config
 from ace_plugins.cli.options import config_options, given_settings
 from ace_plugins.errors import ConfigError
+from ace_plugins.output import quiet, say
 from ace_plugins.settings.config import KINDS, build
-from ace_plugins.settings.editing import written
-from ace_plugins.settings.file import read
 from ace_plugins.settings.sources import OTHERS, misspelt, option, resolve, settings_in, variable
-from ace_plugins.telling import quiet, say
+from ace_plugins.settings.toml_file import read, written
 
 HERE = Path("ace.toml")
 
@@ -182,7 +181,7 @@ def test_options_are_parsed_by_kind() -> None:
 
 
 def test_a_patched_script_loads_nothing_heavy() -> None:
-    code = "import sys, ace_plugins.settings.sources, ace_plugins.settings.file; print(*sys.modules)"
+    code = "import sys, ace_plugins.settings.sources, ace_plugins.settings.toml_file; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {*done.stdout.split()}
     assert loaded & {"torch", "numpy", "click", "rich", "difflib", "hashlib"} == set()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ace_plugins.actions import Action
+from ace_plugins.adapter import Action
 from ace_plugins.errors import AdapterError
 
 

@@ -16,7 +16,7 @@ from samples import Members, Symmetric, close, generator, normal
 from torch import Tensor
 
 import ace_plugins.actions
-from ace_plugins.actions import (
+from ace_plugins.adapter import (
     E2,
     E3,
     O2,

@@ -11,7 +11,7 @@ import torch
 from samples import BarePoints, FrozenPoints, Points, close, generator, normal
 from torch import Tensor
 
-from ace_plugins.actions import E3, O3, SE3, SO3, Action, GroupAction, Invariant, Irreps, Positions, Vectors
+from ace_plugins.adapter import E3, O3, SE3, SO3, Action, GroupAction, Invariant, Irreps, Positions, Vectors
 from ace_plugins.errors import AdapterError
 
 EGNO = GroupAction(

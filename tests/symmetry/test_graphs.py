@@ -11,12 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace_plugins import AdapterError
-from ace_plugins.actions import (
+from ace_plugins.adapter import (
     E2,
     E3,
     SO3,
     Action,
+    AdapterError,
     Graphs,
     Grid,
     GroupAction,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples import generator
 from torch import Tensor
 
-from ace_plugins.actions import Cyclic, Dihedral, Grid, Vectors
+from ace_plugins.adapter import Cyclic, Dihedral, Grid, Vectors
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 whole = st.integers(-9, 9)

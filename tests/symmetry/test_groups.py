@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from samples import Permutation, Symmetric, close, generator
 from torch import Tensor
 
-from ace_plugins.actions import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Dihedral, Element, Group, Rigid
+from ace_plugins.adapter import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Dihedral, Element, Group, Rigid
 from ace_plugins.errors import AdapterError, ConfigError
 
 quick = settings(max_examples=10, deadline=None, derandomize=True)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from samples import BarePoints, FrozenPoints, Members, Points, Symmetric, normal
 from torch import Tensor, nn
 
-from ace_plugins.actions import (
+from ace_plugins.adapter import (
     E2,
     E3,
     SE3,
@@ -33,12 +33,7 @@ from ace_plugins.actions import (
     Vectors,
 )
 from ace_plugins.errors import AdapterError, ConfigError
-from ace_plugins.symmetry.measuring import (
-    Call,
-    as_call,
-    forward_names,
-    measure,
-)
+from ace_plugins.symmetry.measure import Call, as_call, forward_names, measure
 
 quick = settings(max_examples=12, deadline=None, derandomize=True)
 

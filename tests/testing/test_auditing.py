@@ -11,7 +11,7 @@ from toy import Layered, VectorMaps
 
 from ace_plugins import attach
 from ace_plugins.errors import AdapterError, CheckpointError, ConfigError
-from ace_plugins.testing.auditing import audit_example
+from ace_plugins.testing.audit import audit_example
 
 
 def saved(model: Any, folder: Path) -> Path:

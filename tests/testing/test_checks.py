@@ -15,11 +15,24 @@ import torch
 from torch import Tensor, nn
 from toy import ADAPTERS, Layered, LayeredAdapter
 
-from ace_plugins import Example, GroupAction, Invariant, Node, Script, Site, Stem, Tap, hookimpl, linear
-from ace_plugins.actions import O3, SO3, Vectors
+from ace_plugins.adapter import (
+    O3,
+    SO3,
+    Example,
+    GroupAction,
+    Invariant,
+    Node,
+    Script,
+    Site,
+    Stem,
+    Tap,
+    Vectors,
+    hookimpl,
+    linear,
+)
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import CHECKS, CheckError, Kit, NotApplicable, name_of
-from ace_plugins.testing.judging import failure_of
+from ace_plugins.testing.checks import failure_of
 
 GOOD = ADAPTERS["layered"]
 VECTORS = ADAPTERS["vector_maps"]

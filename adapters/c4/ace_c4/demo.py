@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ace_plugins import check_picture
+from ace_plugins.adapter import check_picture
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     from rich.table import Table

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 from .sites import INPUTS
 

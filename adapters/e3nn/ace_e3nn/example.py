@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ace_plugins import Example
+from ace_plugins.adapter import Example
 
 POINTS = 6
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from torch import nn
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 GATE, MAP, PRODUCT = "gate", "map", "product"
 INPUTS = ("irreps_in", "irreps_node_input", "irreps_input", "irreps_node_in")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 from .upstream import CHECKOUT
 

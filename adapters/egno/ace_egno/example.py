@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ace_plugins import Example
+from ace_plugins.adapter import Example
 
 TIMES = 5
 

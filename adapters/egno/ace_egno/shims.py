@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from ace_plugins import Shim
+from ace_plugins.adapter import Shim
 
 SHIMS = (
     Shim(

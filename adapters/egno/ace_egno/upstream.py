@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ace_plugins import Checkout
+from ace_plugins.adapter import Checkout
 
 CHECKOUT = Checkout(
     repository="MinkaiXu/EGNO",

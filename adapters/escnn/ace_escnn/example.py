@@ -9,7 +9,7 @@ from escnn import gspaces
 from escnn import nn as enn
 from torch import Tensor, nn
 
-from ace_plugins import Example
+from ace_plugins.adapter import Example
 
 
 class Network(nn.Module):

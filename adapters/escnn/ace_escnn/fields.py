@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 NEAR = 1e-6
 """How far off an element's matrix may be from the one it is taken for."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 SCRIPTS = ("mace_run_train", "run_train.py")
 OPTION = "--max_num_epochs"

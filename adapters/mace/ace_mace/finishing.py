@@ -11,7 +11,8 @@ from typing import Any
 
 import wrapt
 
-import ace_plugins as ace
+import ace_plugins
+from ace_plugins import adapter as ace
 
 
 def install() -> None:
@@ -36,7 +37,7 @@ def finish(model: Any) -> None:
     if state is None:
         return
     if not state.config.branches_in_eval:
-        ace.project(model)
+        ace_plugins.project(model)
         ace.say("training is over: ACE is taken off, and the models that MACE writes now are plain MACE")
         return
     ace.say(

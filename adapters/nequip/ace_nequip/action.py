@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 
 @dataclass(frozen=True)

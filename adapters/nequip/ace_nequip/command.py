@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ace_plugins import Metric, Script
+from ace_plugins.adapter import Metric, Script
 
 TRAIN = "nequip-train"
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ace_plugins import Example
+from ace_plugins.adapter import Example
 
 TYPES = ("H", "C", "O")
 CUTOFF = 4.0

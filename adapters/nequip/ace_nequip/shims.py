@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from ace_plugins import Shim
+from ace_plugins.adapter import Shim
 
 MODE = "ace"
 

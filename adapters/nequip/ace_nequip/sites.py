@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ace_plugins as ace
+import ace_plugins
+from ace_plugins import adapter as ace
 
 
 def sites(model: Any) -> list[ace.Node]:
     if getattr(model, "is_compile_graph_model", False):
-        raise ace.AceError(
+        raise ace_plugins.AceError(
             "model with compile_mode 'compile': it is traced once, branches and all, and would neither land nor be "
             "evaluated without them; set compile_mode: eager in the config (for nequip-package build add --mode ace)"
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ace_plugins import ConfigError, check_picture, one_of
+from ace_plugins.adapter import ConfigError, check_picture, one_of
 
 if TYPE_CHECKING:  # torch is imported where it is used: --help does not wait for it
     import torch

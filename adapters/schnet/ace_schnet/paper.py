@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch_geometric.nn import SchNet
 
-from ace_plugins import Example
+from ace_plugins.adapter import Example
 
 from .neighbours import RadiusGraph
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ace_plugins import AdapterError, ConfigError, one_of
+from ace_plugins.adapter import AdapterError, ConfigError, one_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ace_plugins import Shim
+from ace_plugins.adapter import Shim
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from ace_plugins import Node
+from ace_plugins.adapter import Node
 
 
 def branch(site: Node) -> nn.Module:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from packaging.version import Version
 
-from ace_plugins import Shim, whenever_imported
+from ace_plugins.adapter import Shim, whenever_imported
 
 SHIMS = (
     Shim(

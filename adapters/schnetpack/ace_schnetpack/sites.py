@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 KNOWN = "PaiNN, SO3net, or FieldSchNet with an external field"
 

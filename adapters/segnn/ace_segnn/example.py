@@ -9,7 +9,7 @@ from e3nn.o3 import Irreps, spherical_harmonics
 from torch import Tensor
 from torch_geometric.data import Data
 
-from ace_plugins import Example
+from ace_plugins.adapter import Example
 
 PARTICLES = 5
 

@@ -18,7 +18,8 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from ace_plugins import AceError, progress
+from ace_plugins import AceError
+from ace_plugins.adapter import progress
 
 Array = NDArray[np.float64]
 Progress = Callable[[int], None]

@@ -7,7 +7,8 @@ from inspect import signature
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ace_plugins import AceError, Shim, StandIn, whenever_imported
+from ace_plugins import AceError
+from ace_plugins.adapter import Shim, StandIn, whenever_imported
 
 INSTANCE_NORM = "models/segnn/instance_norm.py"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ace_plugins import Checkout, Metric
+from ace_plugins.adapter import Checkout, Metric
 
 MODEL = """
 class {name}(Module):

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 PERIODIC = (
     "TorchMD-NET takes box vectors in one orientation only, so a periodic system cannot be turned; "

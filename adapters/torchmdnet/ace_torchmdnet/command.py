@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ace_plugins import Metric, Script
+from ace_plugins.adapter import Metric, Script
 
 TRAIN = "torchmd-train"
 MODULE = ("torchmdnet", "scripts", "train.py")

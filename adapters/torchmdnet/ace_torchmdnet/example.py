@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ace_plugins import Example
+from ace_plugins.adapter import Example
 
 MODELS = ("equivariant-transformer", "tensornet")
 ELEMENTS = (1, 6, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 from .command import script
 

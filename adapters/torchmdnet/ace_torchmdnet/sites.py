@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 from .actions import TensorFeatures
 

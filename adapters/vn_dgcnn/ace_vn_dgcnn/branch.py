@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ace_plugins import Bounded
+from ace_plugins.adapter import Bounded
 
 
 @dataclass(frozen=True)

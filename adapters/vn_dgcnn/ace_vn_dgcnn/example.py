@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ace_plugins import Example
+from ace_plugins.adapter import Example
 
 POINTS, NEIGHBOURS, KINDS = 32, 5, 16
 

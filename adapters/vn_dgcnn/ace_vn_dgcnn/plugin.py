@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 from .upstream import CHECKOUT, METRICS, MODELS
 

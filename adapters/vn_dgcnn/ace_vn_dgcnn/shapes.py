@@ -18,7 +18,8 @@ from typing import Any
 import click
 import numpy as np
 
-from ace_plugins import AceError, one_of, progress
+from ace_plugins import AceError
+from ace_plugins.adapter import one_of, progress
 
 from .solids import FAMILIES, Array
 

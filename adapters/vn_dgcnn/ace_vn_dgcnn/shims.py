@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ace_plugins import Shim, StandIn
+from ace_plugins.adapter import Shim, StandIn
 
 SHIMS = (
     StandIn(
@@ -59,7 +59,7 @@ def _load_is_strict() -> bool:
 def _allow_numpy() -> None:
     from torch.serialization import add_safe_globals
 
-    from ace_plugins import numpy_numbers
+    from ace_plugins.engine.checkpoint import numpy_numbers
 
     add_safe_globals(numpy_numbers())
 

@@ -15,7 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ace_plugins import AceError, AceWarning, one_of
+from ace_plugins import AceError, AceWarning
+from ace_plugins.adapter import one_of
 
 Device = str | torch.device
 T = TypeVar("T", bound="Rotate")

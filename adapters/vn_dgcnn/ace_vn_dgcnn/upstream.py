@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ace_plugins import Checkout, Metric
+from ace_plugins.adapter import Checkout, Metric
 
 MODELS = ("vn_dgcnn_cls", "vn_dgcnn_partseg", "vn_pointnet_cls", "vn_pointnet_partseg")
 

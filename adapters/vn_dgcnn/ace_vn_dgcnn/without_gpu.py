@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ace_plugins import belongs, say, whenever_imported
+from ace_plugins.adapter import belongs, say, whenever_imported
 
 from .upstream import MODELS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ace_plugins as ace
+from ace_plugins import adapter as ace
 
 FEATS, COORS = 0, 1
 """Where a layer's outputs have them."""

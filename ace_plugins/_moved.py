@@ -1,0 +1,37 @@
+"""Names that could be imported from `ace_plugins` in version 0.1.0 and have moved since."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+HOMES = {
+    "Audit": "testing.audit",
+    "Bounds": "testing.bounds",
+    "EquivarianceError": "symmetry.measure",
+    "SiteStatus": "report.status",
+    "Status": "report.status",
+    "numpy_numbers": "engine.checkpoint",
+}
+"""New module of each moved name, relative to this package. All other moved names are in `ace_plugins.adapter`."""
+
+
+def moved(name: str) -> object:
+    """Return an object that has moved out of `ace_plugins`.
+
+    Args:
+        name: The attribute of `ace_plugins` that was requested.
+
+    Returns:
+        The object. A DeprecationWarning names the module to import it from.
+
+    Raises:
+        AttributeError: If `ace_plugins` never had this name.
+    """
+    home = f"ace_plugins.{HOMES.get(name, 'adapter')}"
+    if not name.startswith("_"):
+        module = importlib.import_module(home)
+        if name in HOMES or name in module.__all__:
+            warnings.warn(f"ace_plugins.{name} has moved; import it from {home}", DeprecationWarning, stacklevel=3)
+            return getattr(module, name)
+    raise AttributeError(f"module 'ace_plugins' has no attribute {name!r}")

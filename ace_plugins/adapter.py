@@ -1,0 +1,21 @@
+"""The public API for people who write adapters: sites, upstreams, groups, actions, branches and shims.
+
+    from ace_plugins.adapter import E3, GroupAction, Positions, Site, Upstream, hookimpl
+
+The names are listed once, in ``adapter.pyi``, and are imported on first use, so that loading an adapter does not
+import torch.
+"""
+
+import sys
+
+import lazy_loader
+
+_lazy, __dir__, __all__ = lazy_loader.attach_stub(__package__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    value = _lazy(name)
+    # lazy_loader caches the value on the package. Cache it here instead: the package has a smaller API.
+    vars(sys.modules[__package__]).pop(name, None)
+    globals()[name] = value
+    return value
