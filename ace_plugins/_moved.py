@@ -11,7 +11,6 @@ HOMES = {
     "EquivarianceError": "symmetry.measure",
     "SiteStatus": "report.status",
     "Status": "report.status",
-    "numpy_numbers": "engine.checkpoint",
 }
 """New module of each moved name, relative to this package. All other moved names are in `ace_plugins.adapter`."""
 

@@ -17,6 +17,7 @@ from .engine.branches import Norm as Norm
 from .engine.branches import linear as linear
 from .engine.branches import mlp as mlp
 from .engine.branches import norm_linear as norm_linear
+from .engine.checkpoint import numpy_numbers as numpy_numbers
 from .engine.spectral_norm import Bounded as Bounded
 from .errors import AdapterError as AdapterError
 from .errors import ConfigError as ConfigError

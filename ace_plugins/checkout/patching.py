@@ -16,8 +16,9 @@ from ..contract.upstreams import Checkout
 from ..errors import AceError, CheckoutError
 from ..plugins.plugin import Plugin
 from ..settings.config import Config
+from ..settings.editing import updated, written
 from ..settings.sources import resolve
-from ..settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, updated, written
+from ..settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read
 from .layout import Layout, fits, layout
 from .marking import Change, apply, content_of, diff, is_marked, mark, unmark
 

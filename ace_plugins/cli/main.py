@@ -21,7 +21,7 @@ from .options import Items, matching
 
 COMMANDS = {
     "audit": ("models", "audit", "How equivariant a model is, as a whole and by layer."),
-    "compare": ("comparing", "compare", "Does it pay, here? One script with and without ACE, over seeds."),
+    "compare": ("compare", "compare", "Does it pay, here? One script with and without ACE, over seeds."),
     "data": ("plugins", "data", "Make a data set that an upstream reads."),
     "demo": ("plugins", "demo", "See ACE at work, where it wins and where it ties, in a few minutes."),
     "doctor": ("models", "doctor", "Attach an adapter to a small model and examine it."),

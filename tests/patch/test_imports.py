@@ -20,7 +20,7 @@ import pytest
 from ace_plugins.adapter import StandIn
 from ace_plugins.patch import imports
 from ace_plugins.patch.imports import Watch, imported, is_file, when_imported
-from ace_plugins.patch.shims import StandIns, belongs
+from ace_plugins.patch.stand_ins import StandIns, belongs
 
 NET = """
 class Net:

@@ -222,9 +222,9 @@ def test_one_bad_answer_leaves_the_other_data_sets_and_demos(monkeypatch: pytest
     assert "ace-patch: adapter 'aaa' ((registered) ): ace_demo failed: SystemExit: 3" in refused.output
 
 
-QUITS = "import sys\nfrom ace_plugins import hookimpl\n@hookimpl\ndef ace_upstream(): sys.exit(7)\n"
+QUITS = "import sys\nfrom ace_plugins.adapter import hookimpl\n@hookimpl\ndef ace_upstream(): sys.exit(7)\n"
 CLONED = """
-from ace_plugins import Upstream, hookimpl
+from ace_plugins.adapter import Upstream, hookimpl
 @hookimpl
 def ace_upstream(): return Upstream("Net", ("net:Net",), checkout="me/net")
 @hookimpl

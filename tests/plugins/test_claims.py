@@ -74,7 +74,7 @@ def test_two_that_recognise_a_model_and_one_that_fails(generic: Generic, monkeyp
 
 
 REEXPORT = """
-from ace_plugins import Site, Upstream, hookimpl
+from ace_plugins.adapter import Site, Upstream, hookimpl
 @hookimpl
 def ace_upstream():
     return Upstream("Net", ("offering:Net",))
@@ -114,7 +114,7 @@ def test_a_class_is_known_by_where_upstream_offers_it(tmp_path: Path, monkeypatc
 
 
 SEVERAL = """
-from ace_plugins import Upstream, hookimpl
+from ace_plugins.adapter import Upstream, hookimpl
 class Adapter:
     def __init__(self, name):
         self.name = name

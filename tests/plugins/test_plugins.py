@@ -22,7 +22,7 @@ from ace_plugins.plugins.plugin import Requires
 from ace_plugins.plugins.registry import Registry, registry
 
 GOOD = """
-from ace_plugins import hookimpl, Upstream
+from ace_plugins.adapter import hookimpl, Upstream
 @hookimpl
 def ace_upstream():
     return Upstream(title="Good Net", models=("goodnet:Net",))
@@ -154,7 +154,7 @@ def test_two_distributions_with_one_name(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_observers_are_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "from ace_plugins import hookimpl\n@hookimpl\ndef ace_stepped(model, step): pass\n"
+    source = "from ace_plugins.adapter import hookimpl\n@hookimpl\ndef ace_stepped(model, step): pass\n"
     install(tmp_path, "ace-watcher", "watcher", source)
     registry = loaded(tmp_path, monkeypatch)
     assert registry.plugins["watcher"].hooks == ("ace_stepped",)

@@ -18,7 +18,7 @@ pytest.importorskip("hatchling", reason="needs hatchling: pip install hatchling"
 
 PACKAGES = Path(__file__).parents[1] / "third_party"
 GOOD = """
-    from ace_plugins import Upstream, hookimpl
+    from ace_plugins.adapter import Upstream, hookimpl
     @hookimpl
     def ace_upstream(): return Upstream("Net", ("net:Net",))
 """

@@ -18,8 +18,9 @@ from ace_plugins.errors import ConfigError
 from ace_plugins.settings import toml_file as file_module
 from ace_plugins.settings.config import PRINTED, build
 from ace_plugins.settings.config import SETTINGS as FIELDS
+from ace_plugins.settings.editing import updated, written
 from ace_plugins.settings.sources import resolve
-from ace_plugins.settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, updated, written
+from ace_plugins.settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read
 
 HERE = Path(NAME)
 drawn = settings(max_examples=50, deadline=None, derandomize=True)
@@ -140,7 +141,7 @@ def test_a_setting_never_lands_in_a_table_or_in_a_text() -> None:
 
 
 def test_what_cannot_be_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ace_plugins.settings.toml_file._edited", lambda text, *_: text)
+    monkeypatch.setattr("ace_plugins.settings.editing._edited", lambda text, *_: text)
     with pytest.raises(AceError, match=r"^ace.toml: could not set rho in it; set rho there by hand$"):
         update(parsed('adapter = "net"\n'), {"rho": 2.0})
 

@@ -18,8 +18,9 @@ from ace_plugins.cli.options import config_options, given_settings
 from ace_plugins.errors import ConfigError
 from ace_plugins.output import quiet, say
 from ace_plugins.settings.config import KINDS, build
+from ace_plugins.settings.editing import written
 from ace_plugins.settings.sources import OTHERS, misspelt, option, resolve, settings_in, variable
-from ace_plugins.settings.toml_file import read, written
+from ace_plugins.settings.toml_file import read
 
 HERE = Path("ace.toml")
 

@@ -15,7 +15,7 @@ from ace_plugins.testing import CHECKS, AdapterCheckError, check_adapter, name_o
 PLUGIN = "ace_plugins.testing.pytest_plugin"
 TESTS = """
     import pytest
-    from ace_plugins import hookimpl
+    from ace_plugins.adapter import hookimpl
     from ace_plugins.plugins.registry import registry
     from ace_plugins.testing import parametrize_with_checks
     from toy import ADAPTERS, LayeredAdapter

@@ -59,7 +59,7 @@ def _load_is_strict() -> bool:
 def _allow_numpy() -> None:
     from torch.serialization import add_safe_globals
 
-    from ace_plugins.engine.checkpoint import numpy_numbers
+    from ace_plugins.adapter import numpy_numbers
 
     add_safe_globals(numpy_numbers())
 
