@@ -1,7 +1,4 @@
-"""Making a checkout importable in this process, for doctor, the battery and notebooks.
-
-An adapter's own example, built and attached, or a model with a batch for it, for doctor and audit.
-"""
+"""Builds adapters' examples for doctor, audit and the test kit, with upstream importable and repaired."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import torch
 
 from ..checkout.layout import fits, layout
 from ..contract.sites import Site
-from ..contract.upstreams import Example, class_path
+from ..contract.upstreams import Checkout, Example, class_path
 from ..engine.state import find
 from ..errors import AdapterError, CheckoutError
 from ..patch.constructors import attach
@@ -27,101 +24,101 @@ from ..symmetry.measure import Call
 
 
 def make_importable(plugin: Plugin, checkout: Path | None = None) -> Path | None:
-    """Put the adapter's upstream on ``sys.path``: the checkout given, or one that can be found.
+    """Put the adapter's checkout on ``sys.path`` and return its folder; None for an installed upstream.
 
-    Without one given: ``ACE_UPSTREAM_<ADAPTER>``, a checkout that is importable already, the current folder and
-    those above it. An upstream that is installed needs nothing.
+    Without ``checkout`` the folder is ``ACE_UPSTREAM_<ADAPTER>``, or the first match in ``sys.path``, the current
+    folder and its parents.
     """
-    assert plugin.upstream is not None
-    wanted = plugin.upstream.checkout
-    if wanted is None:
+    expected = plugin.patches.checkout
+    if expected is None:
         if checkout is not None:
             raise AdapterError(f"adapter {plugin.name!r} patches an installed package: expected no checkout")
         return None
-    variable = f"ACE_UPSTREAM_{plugin.name.upper()}"
-    given = checkout or (Path(os.environ[variable]) if os.environ.get(variable) else None)
-    if given is not None:
-        found = layout(given, wanted)
-        if not found.fits:
-            raise CheckoutError(f"{given} has not the shape of a checkout of {wanted.repository}", found.differences)
-        root = given
-    else:
-        here = [Path(path or ".") for path in (*sys.path, ".")]
-        near = next((p for p in (*here, *Path.cwd().parents) if fits(p, wanted)), None)
-        if near is None:
-            raise AdapterError(
-                f"adapter {plugin.name!r} patches a checkout of {wanted.repository}: expected its folder, found none; "
-                f"run it there, give its path, or set {variable}"
-            )
-        root = near
-    path = str(root.resolve())
+    root = _find_checkout(plugin, expected, checkout)
+    path = os.path.realpath(root)
     if path not in map(os.path.realpath, sys.path):
         sys.path.insert(0, path)
-    for file in plugin.upstream.files:
+    for file in plugin.patches.files:
         module = file.removesuffix(".py").replace("/", ".")
         origin = getattr(find_spec(module), "origin", None)
         if os.path.realpath(origin or "") != os.path.join(path, *file.split("/")):
             raise AdapterError(
-                f"module {module!r} is {origin}, expected the one in {path}: another package of that name comes first; "
-                "use a process of its own"
+                f"module {module!r} is {origin}, expected the one in {path}: another package of the same name was "
+                "imported first; start a new process"
             )
     return root
 
 
+def _find_checkout(plugin: Plugin, expected: Checkout, given: Path | None) -> Path:
+    variable = f"ACE_UPSTREAM_{plugin.name.upper()}"
+    given = given or (Path(os.environ[variable]) if os.environ.get(variable) else None)
+    if given is not None:
+        found = layout(given, expected)
+        if not found.fits:
+            raise CheckoutError(f"{given} does not look like a checkout of {expected.repository}", found.differences)
+        return given
+    for folder in (*(Path(path or ".") for path in sys.path), Path.cwd(), *Path.cwd().parents):
+        if fits(folder, expected):
+            return folder
+    raise AdapterError(
+        f"adapter {plugin.name!r} patches a checkout of {expected.repository}: expected its folder, found none; "
+        f"run the command there, give its path, or set {variable}"
+    )
+
+
+def prepare(name: str, checkout: Path | None) -> tuple[Plugin, Path | None]:
+    """Return the adapter and its checkout, with upstream importable and repaired."""
+    plugin = registry().adapter(name)
+    root = make_importable(plugin, checkout)
+    REPAIRS.offer_stand_ins(plugin)
+    REPAIRS.apply(plugin, "cpu")  # examples are built on the CPU
+    return plugin, root
+
+
 @dataclass(frozen=True)
-class Attached:
-    """The example of an adapter, attached, or a model as it was given."""
+class Built:
+    """A model of an adapter and a batch for it."""
 
     plugin: Plugin
     root: Path | None
-    """The checkout, if upstream is cloned."""
+    """Folder of the checkout; None for an installed upstream."""
     example: Example
     model: Any
 
     @property
     def batch(self) -> Call:
+        """Arguments of one forward pass."""
         return Call(self.example.args, self.example.kwargs)
 
     @property
     def sites(self) -> list[Site]:
-        """Where ACE is on the model, or where it would go."""
+        """Sites of the attached model, or those that `attach` would use."""
         ace = find(self.model)
         nodes = self.plugin.call("ace_layers", model=self.model) if ace is None else ace.sites
         return [node for node in nodes if isinstance(node, Site)]
 
     @property
     def upstream(self) -> str:
-        """What was patched, and at which commit."""
-        checkout = self.plugin.patches.checkout
-        if self.root is None or checkout is None:
-            return self.plugin.patches.title
-        return f"{self.plugin.patches.title} {layout(self.root, checkout)}"
+        """Upstream's title, with the commit of a checkout."""
+        upstream = self.plugin.patches
+        if self.root is None or upstream.checkout is None:
+            return upstream.title
+        return f"{upstream.title} {layout(self.root, upstream.checkout)}"
 
 
-def attached_example(name: str, seed: int = 0, *, checkout: Path | None = None) -> Attached:
-    """The same model, branches and batch for the same seed."""
-    plugin, root = _ready(name, checkout)
+def attached_example(name: str, seed: int = 0, *, checkout: Path | None = None) -> Built:
+    """Build and attach the adapter's example: the same model, branches and batch for the same seed."""
+    plugin, root = prepare(name, checkout)
     example = plugin.example(seed)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # the same branches, and so the same numbers, each time
+        torch.default_generator.manual_seed(seed)
         model = attach(example.model, plugin.name, trace=False, tell=False)
-    return Attached(plugin, root, example, model)
+    return Built(plugin, root, example, model)
 
 
-def given_example(name: str, model: Any, seed: int = 0, *, checkout: Path | None = None) -> Attached:
-    """A model as it is, and a batch that its adapter makes for it."""
-    plugin, root = _ready(name, checkout)
+def given_example(name: str, model: Any, seed: int = 0, *, checkout: Path | None = None) -> Built:
+    """Ask the adapter for a batch that fits the given model, which stays unchanged."""
+    plugin, root = prepare(name, checkout)
     if registry().claiming(model).name != plugin.name:
-        raise AdapterError(
-            f"{class_path(type(model))} is no model of adapter {plugin.name!r}: expected one that it claims"
-        )
-    return Attached(plugin, root, plugin.example(seed, model), model)
-
-
-def _ready(name: str, checkout: Path | None) -> tuple[Plugin, Path | None]:
-    """The adapter, with its upstream importable and repaired."""
-    plugin = registry().adapter(name)
-    root = make_importable(plugin, checkout)
-    REPAIRS.offer_stand_ins(plugin)
-    REPAIRS.apply(plugin, "cpu")  # where the example is
-    return plugin, root
+        raise AdapterError(f"adapter {plugin.name!r} does not claim {class_path(type(model))}: choose another adapter")
+    return Built(plugin, root, plugin.example(seed, model), model)

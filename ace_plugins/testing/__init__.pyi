@@ -1,0 +1,12 @@
+from .checks import CHECKS as CHECKS
+from .checks import AdapterCheckError as AdapterCheckError
+from .checks import Failure as Failure
+from .checks import Judgement as Judgement
+from .checks import check_adapter as check_adapter
+from .checks import judge as judge
+from .checks import name_of as name_of
+from .kit import CheckError as CheckError
+from .kit import Kit as Kit
+from .kit import NotApplicable as NotApplicable
+from .pytest_plugin import AdapterCheck as AdapterCheck
+from .pytest_plugin import parametrize_with_checks as parametrize_with_checks
