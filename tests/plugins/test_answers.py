@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ def test_no_hook_ends_the_process(error: BaseException) -> None:
         (lambda: Site("a", "m", (8,), ("8",)), r"Site 'a': shape_out: .*found \('8',\)"),
         (lambda: Site("a", "m", (8, 0), (8,)), r"Site 'a': shape_in: expected a tuple of sizes, .*found \(8, 0\)"),
         (lambda: Stem("a", None, (), (8,)), r"Stem 'a': shape_in: .*found \(\)"),
-        (lambda: Site("", "m", (8,), (8,)), "Site '': name: expected a text"),
+        (lambda: Site("", "m", (8,), (8,)), "Site '': name: expected a"),
         (lambda: Site("a", 3, (8,), (8,)), "Site 'a': module: expected the dotted path of a submodule, found 3"),
         (lambda: Site("a", "m", (8,), (8,), reads=0), "Site 'a': reads: expected a Tap or the name of"),
         (lambda: Site("a", "m", (8,), (8,), reads=None), "Site 'a': reads: .*found None"),
@@ -150,14 +151,22 @@ def test_no_hook_ends_the_process(error: BaseException) -> None:
         (lambda: Example(Layered), "Example: model: expected a torch.nn.Module, found <class 'toy.Layered'>"),
         (lambda: Example(Layered(), [1]), r"Example: args: expected a tuple .*found \[1\]"),
         (lambda: Example(Layered(), (), {1: 2}), "Example: kwargs: expected the forward's keyword arguments"),
-        (lambda: Script("10"), "Script: epochs: expected a whole number or None, found '10'"),
+        (lambda: Script("10"), "Script: epochs: expected an integer or None, found '10'"),
         (lambda: Script(3, metrics=["test"]), "Script: metrics: expected a tuple of Metric"),
-        (lambda: Metric("test", None), "Metric: pattern: expected a text, found None"),
+        (lambda: Metric("test", None), "Metric: pattern: expected a string, found None"),
     ],
 )
 def test_fields_are_told_where_they_are_written(make: Callable[[], Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make()
+
+
+@pytest.mark.parametrize("text", ["0.5", "-3", "1e-05", "2.5E+3", ".5", "7.", "nan", "-inf"])
+def test_the_number_placeholder_matches_numbers_as_python_prints_them(text: str) -> None:
+    metric = Metric("test", r"loss: {number}\b", r"epoch \d{1,3} {number}")
+    assert re.findall(Metric("test", "loss: {number}").pattern, f"loss: {text} after 3 epochs") == [text]
+    assert re.findall(metric.curve, f"epoch 12 {text}") == [text]
+    assert re.findall(metric.pattern, "loss: 0.25. Done") == ["0.25"]
 
 
 def test_a_model_without_an_action_is_not_measured() -> None:
