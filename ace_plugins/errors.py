@@ -50,6 +50,10 @@ class AceWarning(UserWarning):
     """Something the user should know about, though work goes on."""
 
 
+class AceDeprecationWarning(AceWarning, DeprecationWarning):
+    """A former name that still works. Commands print it; Python hides it from users of scripts, as is usual."""
+
+
 MANY = 8
 """Names that nobody wants to read where one of them is near."""
 

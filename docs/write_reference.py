@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ace_plugins.cli.main import COMMANDS, cli
-from ace_plugins.settings.config import KINDS, PRINTED, SETTINGS, build
+from ace_plugins.settings.config import KINDS, PAPER_ONLY, SETTINGS, build
 from ace_plugins.settings.fields import Choice, Flag
 from ace_plugins.settings.sources import option, variable
 
@@ -22,13 +22,13 @@ SETTINGS_HEAD = f"""\
 Settings are given to `attach` and `patched` by name, to `ace-patch` as options (`--budget`), in a patched clone in
 `ace.toml`, and over that by environment variables (`ACE_BUDGET`). Defaults are those of preset `fit`, which is used
 unless another is named: the loop that fits the run, with what the adapter adds (EGNO: resilient, `rho = "2.5x"`, gamma
-starting at 1). `paper` is what the authors ran, exactly as printed; `none` has the defaults of the printed loop.
+starting at 1). `paper` is what the authors ran, exactly as printed; `none` has the defaults of the paper's loop.
 `ace-patch doctor ADAPTER` shows an adapter's presets.
 """
-PRINTED_HEAD = """
-## Of the printed loop alone
+PAPER_HEAD = """
+## Of the paper's loop alone
 
-With the fitted loop these are an error.
+With the paced loop these are an error.
 """
 COMMANDS_HEAD = f"""\
 # Commands
@@ -52,9 +52,9 @@ CHECKOUT = ("segnn", "Patch a clone of an upstream, here of SEGNN; `egno` and `v
 
 
 def settings_page() -> str:
-    both = [_setting(name) for name in SETTINGS if name not in PRINTED]
-    printed = [_setting(name) for name in SETTINGS if name in PRINTED]
-    return SETTINGS_HEAD + "".join(both) + PRINTED_HEAD + "".join(printed)
+    both = [_setting(name) for name in SETTINGS if name not in PAPER_ONLY]
+    paper_only = [_setting(name) for name in SETTINGS if name in PAPER_ONLY]
+    return SETTINGS_HEAD + "".join(both) + PAPER_HEAD + "".join(paper_only)
 
 
 def _setting(name: str) -> str:
@@ -64,8 +64,8 @@ def _setting(name: str) -> str:
     else:
         values = kind.expected
     flag = f"{option(name)}`, `--no-{option(name)[2:]}" if isinstance(kind, Flag) else option(name)
-    head = f"\n{'###' if name in PRINTED else '##'} {name}\n\n{_sentence(field.metadata['help'])}\n\n"
-    default = getattr(build({"preset": "none"} if name in PRINTED else {}), name)
+    head = f"\n{'###' if name in PAPER_ONLY else '##'} {name}\n\n{_sentence(field.metadata['help'])}\n\n"
+    default = getattr(build({"preset": "none"} if name in PAPER_ONLY else {}), name)
     return head + f"Default `{default}`; {values}. `{flag}`, `{variable(name)}`.\n"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ace_plugins.settings.config import KINDS, PRINTED
+from ace_plugins.settings.config import KINDS, PAPER_ONLY
 from ace_plugins.settings.fields import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Price
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -33,8 +33,8 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
 
 EVERY = {name: values(kind) for name, kind in KINDS.items() if name != "loop"}
 EVERY["preset"] = st.sampled_from([*PRESETS, "none"])
-FITTED = {name: kind for name, kind in EVERY.items() if name not in {*PRINTED, "preset"}}
+FITTED = {name: kind for name, kind in EVERY.items() if name not in {*PAPER_ONLY, "preset"}}
 # A schedule is neither loop, and takes the settings of neither.
 LEARNED = values(KINDS["mode"]).filter(lambda mode: mode != "scheduled")
-OF_PRINTED = st.fixed_dictionaries({"loop": st.just("printed")}, optional={**EVERY, "mode": LEARNED})
-SETTINGS = OF_PRINTED | st.fixed_dictionaries({}, optional=FITTED)
+OF_PAPER_LOOP = st.fixed_dictionaries({"loop": st.just("paper")}, optional={**EVERY, "mode": LEARNED})
+SETTINGS = OF_PAPER_LOOP | st.fixed_dictionaries({}, optional=FITTED)

@@ -78,21 +78,6 @@ class _Adam:
         return lr * (self.m / (1.0 - self.b1**self.t)) / denominator
 
 
-class _NuPI:
-    """The nuPI controller, started from xi = 0."""
-
-    def __init__(self, kp: float, ki: float, nu: float) -> None:
-        self.kp = kp
-        self.ki = ki
-        self.nu = nu
-        self.xi = 0.0
-
-    def step(self, g: float, lr: float) -> float:
-        before = self.xi
-        self.xi = self.nu * before + (1.0 - self.nu) * g
-        return lr * (self.ki * g + self.kp * (self.xi - before))
-
-
 def _at(rate: Rate, step: int) -> float:
     return float(rate(step)) if callable(rate) else float(rate)
 
@@ -114,7 +99,7 @@ def simulate(
     mode: Mode,
     primal: Literal["sgd", "adam"] = "sgd",
     primal_lr: Rate,
-    dual: Literal["sgd", "adam", "nupi"] = "sgd",
+    dual: Literal["sgd", "adam"] = "sgd",
     dual_lr: Rate,
     rho: float = 1.0,
     epsilon: float = 0.1,
@@ -124,9 +109,6 @@ def simulate(
     weight_decay: float = 0.0,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
-    nupi_kp: float = 1.0,
-    nupi_ki: float = 1.0,
-    nupi_nu: float = 0.0,
 ) -> Result:
     """Run ``steps`` steps of the loop from theta0 [n] and gamma0 [L], with lambda = 0.
 
@@ -149,8 +131,6 @@ def simulate(
             return _Sgd(0.0)
         if dual == "adam":
             return _Adam(betas, eps)
-        if dual == "nupi":
-            return _NuPI(nupi_kp, nupi_ki, nupi_nu)
         raise ValueError(f"unknown dual optimizer {dual!r}")
 
     theta = [float(x) for x in np.asarray(theta0, dtype=np.float64)]

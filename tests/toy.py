@@ -96,8 +96,8 @@ class Adapter:
 
     @hookimpl
     def ace_preset(self) -> dict[str, dict[str, Any]]:
-        """Most tests are of the printed loop. Those of the one that fits the run name the preset "fit"."""
-        return {"fit": {"loop": "printed"}}
+        """Most tests are of the paper's loop. Those of the one that fits the run name the preset "fit"."""
+        return {"fit": {"loop": "paper"}}
 
 
 def _seeded(seed: int, make: Any) -> Any:

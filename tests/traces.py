@@ -31,7 +31,7 @@ def write_run(
     """Odd sites settle at a gamma that grows with their number, with slack; even ones go to 0."""
     folder.mkdir(parents=True)
     generator = random.Random(0)
-    config = Config(mode=mode, loop="fitted", rho="2x")
+    config = Config(mode=mode, loop="paced", rho="2x")
     told = {
         "adapter": "egno",
         "sites": names or [f"layers.{n // 2}.{'xh'[n % 2]}" for n in range(sites)],

@@ -1,6 +1,6 @@
 """The dual loop's arithmetic, vectorised over sites: lambda, the slack u, and what moves them.
 
-Nothing here knows of models, optimizers or hooks. One step of the printed loop is
+Nothing here knows of models, optimizers or hooks. One step of the paper's loop is
 
     gamma's gradient += duals.pull(gamma)          before the script's optimizer steps
     duals.ascend(gamma_before, eta_p)              after it
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
 from ..settings.config import Config
 
 ADAM_EPS = 1e-8
@@ -45,8 +44,6 @@ class Duals(nn.Module):
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        if config.dual_optimizer == "nupi":
-            cooper()
         self.config = config
         zeros = torch.zeros(sites, dtype=dtype, device=device)
         self.register_buffer("lambda_", zeros.clone())
@@ -59,7 +56,6 @@ class Duals(nn.Module):
         """``steps`` as a Python number, so that no step has to wait for the device to know it."""
         self.landed_sites: frozenset[int] = frozenset()
         """Sites that are upstream's for good, likewise."""
-        self._nupi: Any = None
 
     @property
     def landed(self) -> bool:
@@ -92,7 +88,7 @@ class Duals(nn.Module):
 
     def price(self) -> Any:
         """rho, in units of the loss."""
-        return self.config.price(self.error.mean().sqrt() if self.config.loop == "fitted" else 1.0)
+        return self.config.price(self.error.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
     def held(self) -> Tensor:
         """How hard lambda pulls at each site, in units of the loss's gradient there; 0 where there is none.
@@ -145,40 +141,14 @@ class Duals(nn.Module):
             self.u.sub_(eta_p * descent).clamp_(min=0)
 
     def _move(self, slack: Tensor, rate: float | Tensor) -> None:
-        kind = self.config.dual_optimizer
-        if kind == "sgd":
+        if self.config.dual_optimizer == "sgd":
             self.lambda_ += rate * slack
-        elif kind == "adam":
+        else:
             beta1, beta2 = self.config.adam_beta1, self.config.adam_beta2
             self.mean.lerp_(slack, 1 - beta1)
             self.square.mul_(beta2).addcmul_(slack, slack, value=1 - beta2)
             corrected = (self.square / (1 - beta2**self.count)).sqrt_().add_(ADAM_EPS)
             self.lambda_ += rate / (1 - beta1**self.count) * (self.mean / corrected)
-        else:
-            self._controller().param_groups[0]["lr"] = float(rate)
-            self.lambda_.grad = slack
-            self._nupi.step()
-            self.lambda_.grad = None
-
-    def _controller(self) -> Any:
-        """cooper's nuPI over the live buffers; made anew after ``.to()``, which replaces them."""
-        made = self._nupi
-        if made is None or made.param_groups[0]["params"][0] is not self.lambda_:
-            library = cooper()
-            # ZEROS: with the default initialisation cooper-optim 1.0.1 mishandles the second step.
-            made = self._nupi = library.nuPI(
-                [self.lambda_],
-                lr=0.0,
-                # As tensors of lambda's own precision: cooper would make float32 ones.
-                Kp=torch.full((), self.config.nupi_kp, dtype=self.lambda_.dtype, device=self.lambda_.device),
-                Ki=torch.full((), self.config.nupi_ki, dtype=self.lambda_.dtype, device=self.lambda_.device),
-                ema_nu=self.config.nupi_nu,
-                init_type=library.nuPIInitType.ZEROS,
-                maximize=True,
-            )
-            if self.config.nupi_kp:
-                made.state[self.lambda_]["xi"] = self.error
-        return made
 
     def _load_from_state_dict(self, *args: Any) -> None:
         super()._load_from_state_dict(*args)
@@ -194,19 +164,3 @@ class Duals(nn.Module):
             if self.config.paced and not self.config.lands:  # what is told of a landing is no price of slack
                 self.error.copy_(torch.where(self.error < 0, self.square, self.error))
             self.note_landed()
-        self._nupi = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_nupi": None}
-
-
-def cooper() -> Any:
-    """The optional library that has nuPI."""
-    try:
-        import cooper.optim
-    except ImportError as error:
-        raise ConfigError(
-            f"dual_optimizer 'nupi': expected the package cooper-optim, found {error}; "
-            "run pip install cooper-optim, or choose sgd or adam"
-        ) from None
-    return cooper.optim

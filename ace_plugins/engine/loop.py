@@ -5,7 +5,7 @@ arithmetic. The host looks now and then, and tells once.
 
 gamma of one model in one optimizer, while a step of it is under way.
 
-What a step does to gamma depends on the loop: see `Owned`'s subclasses in ``printed`` and ``fitted``.
+What a step does to gamma depends on the loop: see `Owned`'s subclasses in ``paper`` and ``paced``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The loop that fits the run: its pace comes from the budget, and its units from the loss's own gradient.
 
-Under the printed loop the script's optimizer moves gamma, so the learning rate decides how fast, and lambda is compared
+Under the paper's loop the script's optimizer moves gamma, so the learning rate decides how fast, and lambda is compared
 with a loss of unknown scale. Here gamma moves by itself. With g the loss's gradient at gamma, m its running mean, s its
 running root mean square, and H the horizon in steps, one step is
 
@@ -120,7 +120,7 @@ def _ratio(one: Tensor, other: Tensor) -> Tensor:
 
 
 @dataclass
-class Fitted(Owned):
+class PacedLoop(Owned):
     """gamma at a pace that follows from the run's budget: the optimizer passes over it."""
 
     def take(self, optimizer: Optimizer) -> None:

@@ -23,7 +23,7 @@ SKIPPING: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 @dataclass
-class Printed(Owned):
+class PaperLoop(Owned):
     """gamma in the hands of the script's optimizer."""
 
     pulled: Tensor | None = None

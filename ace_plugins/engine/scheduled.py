@@ -24,7 +24,7 @@ from ..errors import AdapterError
 from ..symmetry.actions import Action
 from ..symmetry.groups import Rigid
 from .distributed import is_distributed
-from .paced_loop import Fitted
+from .paced_loop import PacedLoop
 
 WEIGHT = 0.01
 INITIAL = 1e-4
@@ -111,7 +111,7 @@ def _rotation(axis: int, angle: float) -> Rigid:
 
 
 @dataclass
-class Scheduled(Fitted):
+class Scheduled(PacedLoop):
     """gamma by the clock. The penalties' gradients join those of the script's loss before its optimizer steps."""
 
     def take(self, optimizer: Optimizer) -> None:

@@ -30,8 +30,8 @@ from ..errors import AceWarning, StepError
 from ..plugins.registry import tell
 from .branches import converting
 from .loop import Owned, tell_of_skipped
-from .paced_loop import Fitted
-from .paper_loop import Printed
+from .paced_loop import PacedLoop
+from .paper_loop import PaperLoop
 from .ranks import find_shards, refusing, wrapping
 from .scheduled import Scheduled
 from .spectral_norm import follow, maps
@@ -102,7 +102,7 @@ def look(optimizer: Optimizer) -> Ownership:
 def _kind(ace: Ace) -> type[Owned]:
     if ace.config.mode == "scheduled":
         return Scheduled
-    return Fitted if ace.config.loop == "fitted" else Printed
+    return PacedLoop if ace.config.loop == "paced" else PaperLoop
 
 
 @dataclass

@@ -183,9 +183,6 @@ class Plugin:
 
     def checked(self, config: Config) -> Config:
         """The same config, after a check of what depends on the adapter, or on what is installed."""
-        if config.dual_optimizer == "nupi" and find_spec("cooper") is None:
-            text = "dual_optimizer 'nupi' needs cooper-optim, found none installed; pip install cooper-optim"
-            raise ConfigError(problems=[("dual_optimizer", text)])
         if config.log in LOGGERS and not _importable(config.log):
             text = (
                 f"log {config.log!r} needs {config.log}, found none installed; pip install 'ace-plugins[{config.log}]'"

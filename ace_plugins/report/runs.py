@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError, ConfigError
-from ..settings.config import SETTINGS, Config
+from ..settings.config import FORMER_LOOPS, REMOVED, SETTINGS, Config
 from ..settings.sources import RUNS
 from .trace import ABOUT, LINES
 
@@ -286,7 +286,9 @@ def _config(about: Mapping[str, Any], missing: list[str]) -> Config | None:
             missing.append(f"{ABOUT} has no settings: there are no verdicts without the mode")
         return None
     known = {key: value for key, value in told.items() if key in SETTINGS}
-    strange = [key for key in told if key not in SETTINGS]
+    if (loop := str(known.get("loop"))) in FORMER_LOOPS:
+        known["loop"] = FORMER_LOOPS[loop]
+    strange = [key for key in told if key not in SETTINGS and key not in REMOVED]
     if strange:
         missing.append(f"settings this version does not know: {', '.join(strange)}")
     try:

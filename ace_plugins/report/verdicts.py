@@ -160,7 +160,7 @@ def whole_verdict(
         return _ended_early(config, max(gammas), steps, budget) if above >= 0.01 * config.gamma_unit else ""
     if SHORT in verdicts:
         return ""
-    if config.mode == "strict" and config.loop == "printed":
+    if config.mode == "strict" and config.loop == "paper":
         return _strict_whole(config, max(abs(gamma[-1]) for gamma, _, _ in history), steps)
     us = [u[-1] for _, _, u in history]
     most = max(range(len(us)), key=us.__getitem__)
@@ -311,7 +311,7 @@ def _found(run: Run) -> tuple[list[str], str]:
 
 
 def _landed(config: Config, run: Run, number: int, gamma: Sequence[float]) -> bool:
-    """A strict gamma that arrives at 0 by itself stays there; under the printed loop all land at one step."""
+    """A strict gamma that arrives at 0 by itself stays there; under the paper's loop all land at one step."""
     if config.mode == "strict" and config.paced:
         return gamma[-1] == 0 and (number in run.landings or (len(gamma) > 1 and gamma[-2] == 0))
     return config.has_landed(run.length)

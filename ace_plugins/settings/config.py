@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import AceWarning, ConfigError, one_of
+from ..errors import AceDeprecationWarning, AceWarning, ConfigError, one_of
 from .fields import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Perhaps, Price, Rate
 
 FIT = "fit"
@@ -25,14 +25,18 @@ UNBOUNDED = (
     "gamma and u do not say how far the model is from equivariant, and no bound on its equivariance error holds"
 )
 """What it costs to deploy branches that are not bounded."""
+FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}
+"""Former names of the loops -> their names now. They are accepted with a warning."""
+REMOVED = frozenset({"nupi_kp", "nupi_ki", "nupi_nu"})
+"""Settings of earlier versions that have no effect on reading a trace."""
 RATE = Rate()
 PRICE = Price()
 BUDGET = Budget()
 COUNT = Number(low=0, whole=True)
 
 
-def _setting(default: Any, kind: Kind, text: str, *, printed: bool = False) -> Any:
-    return dataclasses.field(default=default, metadata={"kind": kind, "help": text, "printed": printed})
+def _setting(default: Any, kind: Kind, text: str, *, paper_only: bool = False) -> Any:
+    return dataclasses.field(default=default, metadata={"kind": kind, "help": text, "paper_only": paper_only})
 
 
 @dataclass(frozen=True)
@@ -46,62 +50,63 @@ class Config:
         "and down with the budget, whatever the data say; off",
     )
     loop: str = _setting(
-        "printed",
-        Choice(("fitted", "printed")),
-        "fitted: gamma's pace follows from the run's budget and its loss; printed: the paper's algorithms, exactly",
+        "paper",
+        Choice(("paced", "paper")),
+        "paced: gamma's pace follows from the run's budget and its loss; paper: the paper's algorithms, exactly",
     )
     budget: int | str = _setting(
-        "auto", BUDGET, "fitted: how long the run is, in optimizer steps or as '600 epochs'; auto: found out"
+        "auto",
+        BUDGET,
+        "paced: how long the run is, in optimizer steps or as '600 epochs'; auto: detected from the script",
     )
     horizon: float | str = _setting(
         "auto",
         NumberOrAuto(positive=True, high=1.0),
-        "fitted: the share of the budget by which gamma arrives; auto: 0.25, in strict mode 100 epochs at most",
+        "paced: the share of the budget by which gamma arrives; auto: 0.25, in strict mode 100 epochs at most",
     )
     frames: str = _setting(
         "auto",
         Choice(("auto", "on", "off")),
-        "train the branches under random group elements; auto: in strict mode of the fitted loop, and by schedule",
+        "train the branches under random group elements; auto: in strict mode of the paced loop, and by schedule",
     )
     dual_optimizer: str = _setting(
         "sgd",
-        Choice(("sgd", "adam", "nupi")),
-        "what moves lambda: sgd (as printed), adam (as the authors ran), nupi",
-        printed=True,
+        Choice(("sgd", "adam"), hint="to damp oscillations set augmented above 0, or loop to 'paced'"),
+        "what moves lambda: sgd (as in the paper), adam (as the authors ran)",
+        paper_only=True,
     )
     dual_lr: float | str = _setting(
         "1x",
         RATE,
         "dual learning rate: a number, or a multiple of the live one of gamma's parameter group: 1x",
-        printed=True,
+        paper_only=True,
     )
     gamma_init: float | str = _setting(
-        "auto", NumberOrAuto(), "where every gamma starts; auto: 0.1 in the fitted loop, 1 in the printed one"
+        "auto", NumberOrAuto(), "where every gamma starts; auto: 0.1 in the paced loop, 1 in the paper's"
     )
     gamma_lr: float = _setting(
-        1.0, Number(low=0), "gamma's learning rate, as a multiple of its parameter group's live one", printed=True
+        1.0, Number(low=0), "gamma's learning rate, as a multiple of its parameter group's live one", paper_only=True
     )
     gamma_weight_decay: bool = _setting(
-        False, Flag(), "let the optimizer's weight decay act on gamma too", printed=True
+        False, Flag(), "let the optimizer's weight decay act on gamma too", paper_only=True
     )
     rho: float | str = _setting(
         "1x", PRICE, "resilient: price of slack, rho / 2 |u|^2; 1x: as much as the loss's gradient at gamma"
     )
-    u_init: float = _setting(0.0, Number(low=0), "resilient: where the slack u of every site starts", printed=True)
+    u_init: float = _setting(0.0, Number(low=0), "resilient: where the slack u of every site starts", paper_only=True)
     epsilon: float = _setting(0.1, Number(positive=True), "bounded: the bound on |gamma|")
     augmented: float = _setting(
-        0.0, Number(low=0), "augmented Lagrangian constant c: adds c slack^2, which damps the swing", printed=True
+        0.0, Number(low=0), "augmented Lagrangian constant c: adds c slack^2, which damps the swing", paper_only=True
     )
-    adam_beta1: float = _setting(0.9, Number(low=0, high=1), "adam: decay of the mean of the constraint", printed=True)
-    adam_beta2: float = _setting(0.999, Number(low=0, high=1), "adam: decay of its square", printed=True)
-    nupi_kp: float = _setting(1.0, Number(low=0), "nupi: proportional gain", printed=True)
-    nupi_ki: float = _setting(1.0, Number(low=0), "nupi: integral gain", printed=True)
-    nupi_nu: float = _setting(0.0, Number(low=0, high=1), "nupi: smoothing of the constraint", printed=True)
-    land_at: int = _setting(0, COUNT, "strict: the step after which gamma is 0 for good; 0 for never", printed=True)
+    adam_beta1: float = _setting(
+        0.9, Number(low=0, high=1), "adam: decay of the mean of the constraint", paper_only=True
+    )
+    adam_beta2: float = _setting(0.999, Number(low=0, high=1), "adam: decay of its square", paper_only=True)
+    land_at: int = _setting(0, COUNT, "strict: the step after which gamma is 0 for good; 0 for never", paper_only=True)
     spectral_norm: bool | str = _setting(
         "auto",
         Perhaps(),
-        "divide every linear map of the branches by its spectral norm; auto: in the fitted loop, where branches stay",
+        "divide every linear map of the branches by its spectral norm; auto: in the paced loop, where branches stay",
     )
     eval_branches: str = _setting(
         "auto", Choice(("auto", "on", "off")), "branches in model.eval(): auto (strict off, others on), on, off"
@@ -131,7 +136,11 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        """Say everything that is wrong at once."""
+        """Translate the former names of the loops, and report every problem at once."""
+        if isinstance(self.loop, str) and self.loop in FORMER_LOOPS:
+            text = f"loop {self.loop!r} is now called {FORMER_LOOPS[self.loop]!r}; use the new name"
+            warnings.warn(text, AceDeprecationWarning, stacklevel=3)
+            object.__setattr__(self, "loop", FORMER_LOOPS[self.loop])
         told = {name: kind.problem(name, getattr(self, name)) for name, kind in KINDS.items()}
         problems = [(name, text) for name, text in told.items() if text]
         if problems:
@@ -167,7 +176,7 @@ class Config:
     @property
     def paced(self) -> bool:
         """Whether gamma moves by itself, with the run's budget, rather than by the script's optimizer."""
-        return self.loop == "fitted" or self.mode == "scheduled"
+        return self.loop == "paced" or self.mode == "scheduled"
 
     @property
     def lands(self) -> bool:
@@ -182,10 +191,10 @@ class Config:
     @property
     def bounds_branches(self) -> bool:
         """Whether branches are divided by their spectral norm. Those that stay have to be for gamma to say anything;
-        the printed loop does what is printed."""
+        the paper's loop does what is printed."""
         if self.spectral_norm != "auto":
             return bool(self.spectral_norm)
-        return self.deploys_branches and self.loop == "fitted"
+        return self.deploys_branches and self.loop == "paced"
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -213,7 +222,7 @@ class Config:
             return 0.0
         if self.gamma_init != "auto":
             return float(self.gamma_init)
-        return 0.1 if self.loop == "fitted" else 1.0
+        return 0.1 if self.loop == "paced" else 1.0
 
     @property
     def share(self) -> float:
@@ -231,7 +240,7 @@ class Config:
     @property
     def gamma_unit(self) -> float:
         """What counts as a whole gamma in strict mode: the way that it has to go."""
-        return (abs(self.gamma_start) or 1.0) if self.mode == "strict" and self.loop == "fitted" else 1.0
+        return (abs(self.gamma_start) or 1.0) if self.mode == "strict" and self.loop == "paced" else 1.0
 
     def price(self, gradient: Any) -> Any:
         """rho beside the size of the loss's gradient at gamma (a float or a tensor)."""
@@ -254,8 +263,8 @@ def _due(step: int, every: int) -> bool:
 
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
-PRINTED = frozenset(name for name, field in SETTINGS.items() if field.metadata["printed"])
-"""Settings that only the printed loop has."""
+PAPER_ONLY = frozenset(name for name, field in SETTINGS.items() if field.metadata["paper_only"])
+"""Settings that only the paper's loop has."""
 KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in SETTINGS.items()}
 
 
@@ -270,7 +279,7 @@ def preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]
         warnings.warn(f"preset {SHORT!r} is gone; {FIT!r} is used, which fits the run", AceWarning, stacklevel=3)
         name = FIT
     if name == FIT:
-        return FIT, {"loop": "fitted", **presets.get(FIT, {})}
+        return FIT, {"loop": "paced", **presets.get(FIT, {})}
     if not isinstance(name, str) or name not in presets:
         raise ConfigError(problems=[("preset", one_of("preset", name, sorted({*presets, FIT, NONE})))])
     return name, presets[name]
@@ -284,12 +293,12 @@ def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] 
     if unknown:
         raise ConfigError(problems=[(key, one_of("setting", key, [*SETTINGS, "preset"])) for key in unknown])
     config = Config(**{**base, **given})
-    misplaced = [key for key in given if key in PRINTED] if config.paced else []
+    misplaced = [key for key in given if key in PAPER_ONLY] if config.paced else []
     if misplaced:
-        told = "belongs to the printed loop, and " + (
+        told = "belongs to the paper's loop, and " + (
             "mode is 'scheduled': leave it out"
             if config.mode == "scheduled"
-            else "loop is 'fitted': leave it out, or set preset 'paper' or loop 'printed'"
+            else "loop is 'paced': leave it out, or set preset 'paper' or loop 'paper'"
         )
         raise ConfigError(problems=[(key, f"{key} {told}") for key in misplaced])
     return config

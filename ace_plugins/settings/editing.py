@@ -13,7 +13,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Comment
 
 from ..errors import AceError
-from .config import FIT, NONE, PRINTED, SETTINGS, build, preset
+from .config import FIT, FORMER_LOOPS, NONE, PAPER_ONLY, SETTINGS, build, preset
 from .toml_file import SettingsFile, read, signed
 
 _HEAD = """\
@@ -33,19 +33,20 @@ def written(
     path: Path, adapter: str, script: str, settings: Mapping[str, Any], presets: Mapping[str, Any]
 ) -> SettingsFile:
     """A new file that explains every setting and shows its default, with these settings set."""
+    settings = _current(settings)
     defaults = _defaults(settings, presets)
     names = ", ".join(sorted({*presets, FIT, NONE}))
     head = _HEAD.format(adapter=adapter, script=script, name=_literal(adapter), presets=names)
     parts = [head + _entry("preset", settings, defaults)]
     for name, field in SETTINGS.items():
-        if name not in PRINTED or name in settings or settings.get("loop", defaults["loop"]) == "printed":
+        if name not in PAPER_ONLY or name in settings or settings.get("loop", defaults["loop"]) == "paper":
             parts.append(f"# {field.metadata['help']}\n{_entry(name, settings, defaults)}")
     return SettingsFile(path, signed("\n".join(parts) + "\n"), adapter, dict(settings))
 
 
 def updated(file: SettingsFile, changes: Mapping[str, Any], script: str, presets: Mapping[str, Any]) -> SettingsFile:
     """The file with these settings in it. If somebody edited it, comments and order stay."""
-    changes = {key: value for key, value in changes.items() if file.settings.get(key) != value}
+    changes = {key: value for key, value in _current(changes).items() if file.settings.get(key) != value}
     if not changes:
         return file
     merged = {**file.settings, **changes}
@@ -81,6 +82,11 @@ def _edited(text: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]) 
             item.trivia.comment = f"#{key} = {_literal(defaults[key])}"
     top = "".join(f"{key} = {_literal(value)}\n" for key, value in missing.items())
     return top + document.as_string()
+
+
+def _current(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with a former name of the loop replaced, so that no new file has one."""
+    return {key: FORMER_LOOPS.get(value, value) if key == "loop" else value for key, value in settings.items()}
 
 
 def _defaults(settings: Mapping[str, Any], presets: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,9 +40,11 @@ class Choice(Kind):
     """One of a few words."""
 
     choices: tuple[str, ...]
+    hint: str = ""
+    """Added to the error about any other word."""
 
     def problem(self, name: str, value: Any) -> str | None:
-        return None if value in self.choices else one_of(name, value, self.choices)
+        return None if value in self.choices else one_of(name, value, self.choices, do=self.hint)
 
 
 @dataclass(frozen=True)

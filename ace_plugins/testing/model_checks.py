@@ -396,7 +396,7 @@ def check_every_branch_learns(kit: Kit) -> None:
 def check_training_moves_the_duals(kit: Kit) -> None:
     """Three optimizer steps are three dual steps, and gamma and lambda of every site move and stay finite."""
     for mode in ("strict", "bounded", "resilient"):
-        settings = {"loop": "printed", "dual_lr": 0.01, "gamma_init": 1.0, "spectral_norm": mode != "strict"}
+        settings = {"loop": "paper", "dual_lr": 0.01, "gamma_init": 1.0, "spectral_norm": mode != "strict"}
         model, example = kit.attached(mode=mode, **settings)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AceWarning)  # of steps that were left out, which is told below

@@ -195,7 +195,7 @@ def options(**more: Any) -> argparse.Namespace:
 
 def test_gamma_is_adopted_by_an_optimizer_of_named_submodules_and_averaged_by_its_ema() -> None:
     model, batch = example()
-    attach(model, mode="resilient", loop="printed", spectral_norm=True, **QUIET)
+    attach(model, mode="resilient", loop="paper", spectral_norm=True, **QUIET)
     optimizer = get_optimizer(options(), get_params_options(options(), model))
     (group,) = [group for group in optimizer.param_groups if any(p is model.ace.gamma for p in group["params"])]
     assert (group["name"], group["lr"], group["amsgrad"]) == ("ace", 0.01, True)

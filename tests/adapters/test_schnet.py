@@ -124,7 +124,7 @@ from test_schnet import small, molecules
 from ace_plugins import attach
 begin, end, load, save = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 torch.manual_seed(0)
-model = attach(small(), mode={mode!r}, loop="printed", dual_optimizer="adam", dual_lr=0.01, gamma_lr=2.0, trace=False)
+model = attach(small(), mode={mode!r}, loop="paper", dual_optimizer="adam", dual_lr=0.01, gamma_lr=2.0, trace=False)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0.01)
 if load != "-":
     saved = torch.load(load)

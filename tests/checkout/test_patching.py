@@ -94,7 +94,7 @@ def test_a_patch_is_one_line_and_a_file(patched: tuple[Path, Result], clone: Pat
     assert "main.py: marked (one line)" in done.output
     assert "ace.toml: written (mode resilient" in done.output
     assert read(root / "ace.toml").settings == {"mode": "resilient"}
-    assert '\n#loop = "fitted"\n' in (root / "ace.toml").read_text(), "that of the preset"
+    assert '\n#loop = "paced"\n' in (root / "ace.toml").read_text(), "that of the preset"
 
 
 def test_patching_again_changes_nothing_and_one_revert_leaves_nothing(root: Path) -> None:
@@ -276,7 +276,7 @@ def test_status_tells_whose_it_is_and_how(clone: Path, patched: tuple[Path, Resu
     found = json.loads(call("status", patched[0], "--json").output)
     assert (found["adapter"], found["patched"], found["tried"], found["edited"]) == ("segnn", True, False, False)
     assert found["settings"] == {"mode": "resilient"}
-    assert found["config"]["loop"] == "fitted"
+    assert found["config"]["loop"] == "paced"
     assert found["commit"] == git(patched[0], "rev-parse", "HEAD").strip()
 
 

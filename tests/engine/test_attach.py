@@ -119,9 +119,7 @@ def test_submodule_called_alone_says_why_it_cannot() -> None:
     assert attach(VectorMaps()).map_to_feat(torch.randn(2, 3, 4)).shape == (2, 3, 4)
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"loop": "fitted", "frames": "on", "gamma_init": 1.0}], ids=["printed", "fitted"]
-)
+@pytest.mark.parametrize("settings", [{}, {"loop": "paced", "frames": "on", "gamma_init": 1.0}], ids=["paper", "paced"])
 def test_two_threads_do_not_mix(settings: dict[str, Any]) -> None:
     """As in nn.DataParallel: replicas share hook objects, run in threads, and have parameters of their own."""
     model = attach(Layered(), **settings)

@@ -15,11 +15,11 @@ from ace_plugins import Config, attach
 from ace_plugins.adapter import Script
 from ace_plugins.engine.budget import ASSUMED, LONG, Budget
 
-FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "trace": False}
 
 
 def budget(value: Any = "auto", script: Script | None = None) -> Budget:
-    return Budget(Config(loop="fitted", budget=value, horizon=0.25), script)
+    return Budget(Config(loop="paced", budget=value, horizon=0.25), script)
 
 
 def epochs_of(made: Budget, steps: int, *, every_step: bool = False, evaluates: bool = True, epochs: int = 2) -> Budget:
@@ -55,12 +55,12 @@ def test_steps_are_as_the_user_says() -> None:
     ],
 )
 def test_a_strict_run_of_many_epochs_is_relaxed_for_a_hundred(config: dict[str, Any], horizon: float) -> None:
-    made = epochs_of(Budget(Config(loop="fitted", **config)), 20)
+    made = epochs_of(Budget(Config(loop="paced", **config)), 20)
     assert made.horizon(40) == horizon
 
 
 def test_where_an_epoch_is_a_step_a_hundred_of_them_are_few() -> None:
-    made = epochs_of(Budget(Config(loop="fitted", budget="8000 epochs")), 1, epochs=4)
+    made = epochs_of(Budget(Config(loop="paced", budget="8000 epochs")), 1, epochs=4)
     assert made.epoch_steps == 1
     assert made.horizon(4) == 1000
 

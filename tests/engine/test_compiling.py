@@ -19,7 +19,7 @@ from ace_plugins.adapter import Node, Site, Stem, Tap, hookimpl, norm_linear
 from ace_plugins.plugins.registry import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*:UserWarning:torch")
-FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "frames": "off", "trace": False}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "frames": "off", "trace": False}
 
 
 class Chained(LayeredAdapter):
@@ -68,7 +68,7 @@ def train(forward: Any, model: Any, steps: int) -> Iterator[None]:
         {**FIT, "budget": 40, "mode": "resilient", "trace": True, "error_every": 7},
         {"mode": "scheduled", "budget": 15, "frames": "off", "trace": False},
     ],
-    ids=["land_at", "bounded maps", "fitted", "frames", "measured", "scheduled"],
+    ids=["land_at", "bounded maps", "paced", "frames", "measured", "scheduled"],
 )
 def test_as_many_graphs_as_landings_and_the_numbers_of_eager_mode(config: Any) -> None:
     model = attach(Layered().double(), "chained", **config)

@@ -45,8 +45,8 @@ class SmallAdapter:
 
     @ace.hookimpl
     def ace_preset(self) -> dict[str, dict[str, Any]]:
-        """The printed loop, in which every training forward has its branches."""
-        return {"fit": {"loop": "printed"}}
+        """The paper's loop, in which every training forward has its branches."""
+        return {"fit": {"loop": "paper"}}
 
     @ace.hookimpl
     def ace_layers(self, model: Any) -> Sequence[ace.Node]:
@@ -153,9 +153,7 @@ def test_a_forward_that_is_told_whether_it_trains() -> None:
     with adapter(Flagged, lambda model: sites, action=action, evaluating=told):
         plain = Flagged()
         expected = plain(x)
-        model = attach(
-            copy.deepcopy(plain), mode="strict", budget="99 epochs", loop="fitted", frames="off", trace=False
-        )
+        model = attach(copy.deepcopy(plain), mode="strict", budget="99 epochs", loop="paced", frames="off", trace=False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         for _ in range(2):
             for _ in range(7):

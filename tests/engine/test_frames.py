@@ -13,7 +13,7 @@ from ace_plugins import AceWarning, attach, averaged, equivariance_error
 from ace_plugins.adapter import AdapterError, ConfigError, hookimpl
 from ace_plugins.plugins.registry import registry
 
-ON: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "on", "budget": 400}
+ON: dict[str, Any] = {"preset": "fit", "loop": "paced", "trace": False, "frames": "on", "budget": 400}
 
 
 @pytest.mark.parametrize("kind", [TwoOutputs, VectorMaps])

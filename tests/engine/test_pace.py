@@ -16,7 +16,7 @@ from ace_plugins import Config, attach, status
 from ace_plugins.engine.duals import Duals
 from ace_plugins.engine.paced_loop import SPEED, advance, land
 
-FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "trace": False, "frames": "off"}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "trace": False, "frames": "off"}
 BUDGET = 400
 
 
@@ -36,7 +36,7 @@ def simulated(config: Config, slope: float, curvature: float, noise: float, *, s
     return path, duals
 
 
-STRICT = Config(loop="fitted")
+STRICT = Config(loop="paced")
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -88,7 +88,7 @@ def test_what_a_landed_site_was_held_with_stays() -> None:
 @pytest.mark.parametrize(("slope", "curvature", "rho"), [(-1.0, 1.0, 1.0), (-2.0, 3.0, 0.5), (1.0, 1.0, 2.0)])
 def test_the_saddle_point_of_a_resilient_problem(slope: float, curvature: float, rho: float) -> None:
     """min over gamma of slope gamma + curvature / 2 gamma^2 + rho / 2 gamma^2, since |gamma| = u there."""
-    config = Config(loop="fitted", mode="resilient", rho=rho, horizon=0.1)
+    config = Config(loop="paced", mode="resilient", rho=rho, horizon=0.1)
     path, duals = simulated(config, slope, curvature, 0.0, steps=20_000)
     expected = -slope / (curvature + rho)
     assert path[-1] == pytest.approx(expected, rel=0.01)
@@ -97,7 +97,7 @@ def test_the_saddle_point_of_a_resilient_problem(slope: float, curvature: float,
 
 
 def test_bounded_gammas_end_at_the_bound_or_below() -> None:
-    config = Config(loop="fitted", mode="bounded", epsilon=0.2)
+    config = Config(loop="paced", mode="bounded", epsilon=0.2)
     wanted, _ = simulated(config, -1.0, 0.0, 0.3, steps=4000)
     unwanted, _ = simulated(config, 0.5, 1.0, 0.3, steps=4000)
     assert wanted[-1] == pytest.approx(0.2, abs=0.03)
@@ -106,7 +106,7 @@ def test_bounded_gammas_end_at_the_bound_or_below() -> None:
 
 def test_a_branch_that_no_gradient_reaches_goes() -> None:
     for mode in ("strict", "resilient", "bounded"):
-        path, _ = simulated(Config(loop="fitted", mode=mode), 0.0, 0.0, 0.0, steps=2000)
+        path, _ = simulated(Config(loop="paced", mode=mode), 0.0, 0.0, 0.0, steps=2000)
         assert path[-1] == 0, mode
 
 

@@ -14,7 +14,7 @@ BOUND = {"mode": "bounded", "dual_lr": 0.01, "trace": False}
 # Branches are bounded or not in all of them: a checkpoint of other branches is refused.
 FIT: dict[str, Any] = {
     "preset": "fit",
-    "loop": "fitted",
+    "loop": "paced",
     "trace": False,
     "frames": "off",
     "spectral_norm": False,

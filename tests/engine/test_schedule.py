@@ -139,7 +139,7 @@ def test_penalties_join_the_gradients_of_the_script() -> None:
 
 
 def test_settings_of_the_dual_loop_are_refused() -> None:
-    with pytest.raises(ConfigError, match="dual_lr belongs to the printed loop, and mode is 'scheduled': leave it out"):
+    with pytest.raises(ConfigError, match="dual_lr belongs to the paper's loop, and mode is 'scheduled': leave it out"):
         attach(Layered(), mode="scheduled", dual_lr=0.1)
 
 

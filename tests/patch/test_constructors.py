@@ -47,8 +47,8 @@ class NetAdapter:
 
     @hookimpl
     def ace_preset(self) -> dict[str, dict[str, Any]]:
-        """The printed loop, in which every training forward has its branches."""
-        return {"fit": {"loop": "printed"}}
+        """The paper's loop, in which every training forward has its branches."""
+        return {"fit": {"loop": "paper"}}
 
     @hookimpl
     def ace_layers(self, model: Any) -> Sequence[Node]:

@@ -21,7 +21,7 @@ from ace_plugins.report.runs import find_run, read_run
 from ace_plugins.report.verdicts import meaning, outcome
 
 BROKEN, NOISE = 0.3, 0.1
-FITTED = {"preset": "fit", "loop": "fitted"}
+FITTED = {"preset": "fit", "loop": "paced"}
 BOUNDED = {"mode": "resilient", "spectral_norm": True}
 
 
@@ -98,8 +98,8 @@ def test_too_few_steps_and_more_of_them_as_advised() -> None:
 
 
 def test_landing_too_early_and_the_preset_as_advised() -> None:
-    """The printed loop with its landing by hand: from far away it is a cut."""
-    ended = trained(60, 0.0, loop="printed", land_at=20)
+    """The paper's loop with its landing by hand: from far away it is a cut."""
+    ended = trained(60, 0.0, loop="paper", land_at=20)
     assert ended.words == {"cut"}
     assert "preset 'fit' lets gamma arrive by itself" in meaning("cut", "strict")
     better = trained(60, 0.0, budget=60, frames="off")

@@ -28,7 +28,7 @@ def test_a_whole_run_is_read_and_nothing_is_missing(tmp_path: Path) -> None:
     assert (run.title, run.length, run.lasted, run.missing) == ("egno, resilient", 200, 10.0, [])
     assert len(run.steps) == 21
     assert [len(site) for site in run.values["gamma"]] == [21, 21, 21]
-    assert run.changed() == {"mode": "resilient", "loop": "fitted", "rho": "2x"}
+    assert run.changed() == {"mode": "resilient", "loop": "paced", "rho": "2x"}
     assert run.group == "SE(3)"
     assert len(run.loss) == len(run.rates) == 21
 
@@ -132,7 +132,7 @@ def test_a_real_run_is_read_as_it_was_told(tmp_path: Path) -> None:
 
     from ace_plugins.report.record import RECORDER
 
-    model = attach(Layered(), mode="strict", loop="fitted", budget=60)
+    model = attach(Layered(), mode="strict", loop="paced", budget=60)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     x = torch.randn(8, 3)
     for _ in range(60):

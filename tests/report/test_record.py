@@ -28,7 +28,7 @@ def trained(steps: int, **settings: Any) -> Any:
     return model
 
 
-FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted"}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "paced"}
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted"}
         {"horizon": 0.9, "budget": 5000},
         {"mode": "resilient", "spectral_norm": True, "gamma_init": 1.0, "budget": 4000},
         {"mode": "bounded", "spectral_norm": True, "gamma_init": 1.0, "budget": 3000},
-        {"preset": "none", "loop": "printed", "dual_lr": 1e-4},
-        {"preset": "none", "loop": "printed"},
+        {"preset": "none", "loop": "paper", "dual_lr": 1e-4},
+        {"preset": "none", "loop": "paper"},
     ],
     ids=str,
 )
@@ -57,7 +57,7 @@ def test_advice_that_is_followed_helps(first: dict[str, Any]) -> None:
     else:
         assert preset, advice
         second = {key: value for key, value in first.items() if key not in ("dual_lr", "loop")}
-        second = {**second, "preset": preset[1], "loop": "fitted", "budget": 60}
+        second = {**second, "preset": preset[1], "loop": "paced", "budget": 60}
     better = RECORDER.of(trained(max(60, second["budget"]), **second)).to_dict()
     if better["mode"] == "strict":
         assert better["landed"]

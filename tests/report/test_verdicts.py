@@ -178,7 +178,7 @@ OBJECTIVES = ((0.5, 0.0), (1.0, 0.0), (5.0, 0.0), (0.5, 0.5), (1.0, 0.5), (5.0, 
 
 
 def simulated(mode: str, steps: int, objectives: Sequence[tuple[float, float]] = OBJECTIVES) -> list[str]:
-    """The loop as printed, one site for each objective."""
+    """The paper's loop, one site for each objective."""
     rate, generator = 0.01, torch.Generator().manual_seed(0)
     curvature, wanted = torch.tensor(objectives).T
     duals = Duals(len(curvature), Config(mode=mode), dtype=torch.float32, device=torch.device("cpu"))

@@ -26,7 +26,7 @@ RUNS: dict[str, dict[str, Any] | None] = {
     "control": None,
     "strict": {"mode": "strict", "budget": STEPS, "frames": "on"},
     "resilient": {"mode": "resilient", "budget": STEPS},
-    "printed": {"loop": "printed", "mode": "resilient", "dual_lr": 0.01},
+    "paper": {"loop": "paper", "mode": "resilient", "dual_lr": 0.01},
 }
 
 

@@ -94,7 +94,7 @@ def test_a_model_trained_by_two_processes_is_the_model_trained_by_one(tmp_path: 
 def test_two_processes_rest_land_and_free_together(tmp_path: Path) -> None:
     """The loop that fits the run: gamma, lambda and the landing are those of one process on the joined batch."""
     torch.manual_seed(0)
-    model = attach(Layered().double(), preset="fit", loop="fitted", budget=100, frames="off", trace=False)
+    model = attach(Layered().double(), preset="fit", loop="paced", budget=100, frames="off", trace=False)
     x = torch.randn(16, 3, dtype=torch.float64)
     alone = copy.deepcopy(model)
     train(alone, x, steps=70)

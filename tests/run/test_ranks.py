@@ -20,7 +20,7 @@ from ace_plugins import AceError, attach, status
 from ace_plugins.adapter import Site, hookimpl, norm_linear
 from ace_plugins.plugins.registry import registry
 
-FIT: dict[str, Any] = {"preset": "fit", "loop": "fitted", "frames": "off", "trace": False}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "frames": "off", "trace": False}
 STEPS = 100
 
 
@@ -130,7 +130,7 @@ def plainly(rank: int, folder: str) -> Any:
 @pytest.mark.parametrize(
     "config",
     [{"preset": "none", "mode": "resilient", "dual_lr": 0.05}, {**FIT, "budget": 150}, {**FIT, "mode": "bounded"}],
-    ids=["printed", "strict", "bounded"],
+    ids=["paper", "strict", "bounded"],
 )
 def test_two_processes_are_one_on_the_joined_batch(config: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -158,7 +158,7 @@ def sharded(rank: int, folder: str) -> Any:
 @pytest.mark.parametrize(
     "config",
     [{"preset": "none", "mode": "resilient", "dual_lr": 0.05}, {**FIT, "mode": "resilient", "budget": 150}],
-    ids=["printed", "fitted"],
+    ids=["paper", "paced"],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
 def test_sharded_with_ace_whole(config: Any, tmp_path: Path) -> None:

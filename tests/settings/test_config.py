@@ -75,9 +75,9 @@ def test_the_dual_rate() -> None:
 
 
 def test_presets() -> None:
-    fitted = Config(loop="fitted")
+    fitted = Config(loop="paced")
     assert build({}, PRESETS) == build({"preset": None}, PRESETS) == build({}) == fitted, "unless another is named"
-    assert build({}, {"fit": {"rho": 2.0}}) == Config(loop="fitted", rho=2.0), "what the adapter adds"
+    assert build({}, {"fit": {"rho": 2.0}}) == Config(loop="paced", rho=2.0), "what the adapter adds"
     assert build({"preset": "none"}, PRESETS) == Config()
     assert build({"preset": "paper"}, PRESETS).dual_optimizer == "adam"
     assert build({"preset": "paper", "dual_optimizer": "sgd"}, PRESETS).dual_optimizer == "sgd"
@@ -91,10 +91,22 @@ def test_presets() -> None:
 
 
 def test_settings_of_the_printed_loop_are_not_for_the_other() -> None:
-    with pytest.raises(ConfigError, match="dual_lr belongs to the printed loop, .*; land_at belongs to") as caught:
+    with pytest.raises(ConfigError, match="dual_lr belongs to the paper's loop, .*; land_at belongs to") as caught:
         build({"dual_lr": 1.0, "rho": 2.0, "land_at": 3})
     assert [name for name, _ in caught.value.problems] == ["dual_lr", "land_at"]
-    assert build({"dual_lr": 1.0, "loop": "printed"}) == Config(dual_lr=1.0)
+    assert build({"dual_lr": 1.0, "loop": "paper"}) == Config(dual_lr=1.0)
+
+
+@pytest.mark.parametrize(("former", "now"), [("printed", "paper"), ("fitted", "paced")])
+def test_former_names_of_the_loops_work_with_one_warning(former: str, now: str) -> None:
+    with pytest.warns(DeprecationWarning, match=now) as caught:
+        assert build({"preset": "none", "loop": former}) == Config(loop=now)
+    assert len(caught) == 1
+
+
+def test_nupi_is_refused_with_a_hint() -> None:
+    with pytest.raises(ConfigError, match="expected one of adam, sgd; .*augmented"):
+        Config(dual_optimizer="nupi")
 
 
 @pytest.mark.parametrize(

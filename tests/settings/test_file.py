@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import tomlkit
-from drawn import OF_PRINTED, PRESETS, SETTINGS
+from drawn import OF_PAPER_LOOP, PRESETS, SETTINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ace_plugins import AceError, Config
 from ace_plugins.errors import ConfigError
 from ace_plugins.settings import toml_file as file_module
-from ace_plugins.settings.config import PRINTED, build
+from ace_plugins.settings.config import PAPER_ONLY, build
 from ace_plugins.settings.config import SETTINGS as FIELDS
 from ace_plugins.settings.editing import updated, written
 from ace_plugins.settings.sources import resolve
@@ -54,7 +54,7 @@ def test_a_new_file_says_what_was_set_and_shows_every_default(chosen: dict[str, 
     config = build(chosen, PRESETS)
     assert Config(**shown) == config
     for name, field in FIELDS.items():
-        if name in PRINTED and config.loop == "fitted":
+        if name in PAPER_ONLY and config.loop == "paced":
             continue  # not for this loop
         assert f"# {field.metadata['help']}\n" in file.text
 
@@ -78,7 +78,7 @@ def test_a_file_as_written_is_written_anew(first: dict[str, Any], second: dict[s
 
 
 @drawn
-@given(OF_PRINTED, OF_PRINTED)
+@given(OF_PAPER_LOOP, OF_PAPER_LOOP)
 def test_in_an_edited_file_only_those_lines_change(first: dict[str, Any], second: dict[str, Any]) -> None:
     file = parsed("# mine\n" + new(first).text.replace("adapter", "  adapter", 1) + "# [end]\n")
     changed = update(file, second)
@@ -93,6 +93,14 @@ def test_in_an_edited_file_only_those_lines_change(first: dict[str, Any], second
     assert Config(**{key: value for key, value in shown.items() if key in FIELDS}) == build(changed.settings, PRESETS)
 
 
+def test_a_former_name_of_a_loop_is_written_as_its_name_now() -> None:
+    file = new({"loop": "printed"})
+    assert file.settings["loop"] == "paper"
+    assert '\nloop = "paper"\n' in file.text
+    assert "dual_lr" in file.text, "settings of that loop alone"
+    assert update(file, {"loop": "printed"}) is file
+
+
 def test_comments_order_and_spacing_survive() -> None:
     text = """\
 # my notes: mode = "strict" was bad, # rho = 2 too
@@ -105,8 +113,8 @@ rho=2.5	#tab
 #epsilon = 0.1
 # trace = false
 #augmented = 3.0 was better
-# nupi_kp = 7.0
-#nupi_ki = 7.0
+# adam_beta1 = 7.0
+#adam_beta2 = 7.0
 preset = "none"  # odd
 """
     changes = {
@@ -127,8 +135,8 @@ rho=1.0	#tab
 epsilon = 0.2
 trace = true
 #augmented = 3.0 was better
-# nupi_kp = 7.0
-#nupi_ki = 1.0
+# adam_beta1 = 7.0
+#adam_beta2 = 0.999
 preset = "damped"  # odd
 """
     )
