@@ -8,6 +8,7 @@ inside one layer that share an input (vector neurons).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -43,6 +44,7 @@ class _Features:
     reads: Tap | str | None
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
+    axis: int = -1
 
     def __post_init__(self) -> None:
         """Said here, where the adapter's author sees which node it is, and not when a forward stumbles over it."""
@@ -55,6 +57,10 @@ class _Features:
                 raise ValueError(f"{who}: {field_name}: expected a tuple of sizes, as (64,), found {shape!r}")
         if not isinstance(self.reads, (Tap, str, type(None))):
             raise ValueError(f"{who}: reads: expected a Tap or the name of a stem or site, found {self.reads!r}")
+
+    def sizes(self, shape: Sequence[int], expected: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the sizes of the feature dimensions in a tensor of this shape, for comparison with ``expected``."""
+        return tuple(shape[-len(expected) :] if self.axis == -1 else shape[self.axis :][:1])
 
     @property
     def width_in(self) -> int:
@@ -91,10 +97,10 @@ class Site(_Features):
 
     name: str
     """Unique in the model and stable over upstream's versions: users and checkpoints know the site by it."""
-    module: str
-    """Dotted path of the submodule whose output the branch is added to."""
-    shape_in: tuple[int, ...]
-    shape_out: tuple[int, ...]
+    module: str = ""
+    """Dotted path of the submodule whose output the branch is added to. By default the site's name."""
+    shape_in: tuple[int, ...] = ()
+    shape_out: tuple[int, ...] = ()
     reads: Tap | str = field(default_factory=Tap)
     """What the branch reads. By default the first argument of ``module``; a name is an earlier stem or site."""
     output: int | str | None = None
@@ -104,9 +110,14 @@ class Site(_Features):
     acts: tuple[Action, Action] | None = None
     """How the group acts on what the branch reads and on what it is added to, where that is known: linear actions on
     the trailing dimensions ``shape_in`` and ``shape_out``. Only mode "scheduled" asks for it."""
+    axis: int = -1
+    """Dimension of the features in what the branch reads and in the output: 1 for images [batch, channels, height,
+    width]. ``shape_in`` and ``shape_out`` then have one size each. By default features are the trailing dimensions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.module == "":
+            object.__setattr__(self, "module", self.name)
         who = f"Site {self.name!r}"
         if not isinstance(self.module, str):
             raise ValueError(f"{who}: module: expected the dotted path of a submodule, found {self.module!r}")
@@ -119,6 +130,14 @@ class Site(_Features):
         if self.acts is not None and (not isinstance(self.acts, tuple) or len(self.acts) != 2):
             raise ValueError(
                 f"{who}: acts: expected two actions, of what is read and of the output, found {self.acts!r}"
+            )
+        if type(self.axis) is not int:
+            raise ValueError(f"{who}: axis: expected the number of a dimension, found {self.axis!r}")
+        alone = isinstance(self.reads, Tap) and self.through is None and len(self.shape_in) == len(self.shape_out) == 1
+        if self.axis != -1 and not alone:
+            raise ValueError(
+                f"{who}: axis {self.axis}: expected one size in shape_in and in shape_out, reads a Tap and no through, "
+                f"found {self.shape_in}, {self.shape_out}, {self.reads!r} and {self.through!r}"
             )
 
 

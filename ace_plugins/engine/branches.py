@@ -21,15 +21,20 @@ from .spectral_norm import Bounded
 
 
 class Flat(nn.Module):
-    """Run a module on features whose trailing dimensions make one vector: (..., *shape_in) -> (..., *shape_out)."""
+    """A module applied to feature vectors that are not the last dimension.
 
-    def __init__(self, inner: nn.Module, shape_in: tuple[int, ...], shape_out: tuple[int, ...]) -> None:
+    The features are the trailing dimensions, (..., *shape_in) -> (..., *shape_out), or the dimension ``axis``.
+    """
+
+    def __init__(self, inner: nn.Module, node: Node) -> None:
         super().__init__()
         self.inner = inner
-        self.shape_in = shape_in
-        self.shape_out = shape_out
+        self.shape_in, self.shape_out, self.axis = node.shape_in, node.shape_out, node.axis
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.axis != -1:
+            moved: Tensor = self.inner(x.movedim(self.axis, -1))
+            return moved.movedim(-1, self.axis)
         lead = x.shape[: x.dim() - len(self.shape_in)]
         result: Tensor = self.inner(x.flatten(-len(self.shape_in)))
         return result.reshape(*lead, *self.shape_out)
@@ -94,8 +99,8 @@ def converting(convert: Any, cls: Any, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _shaped(inner: nn.Module, node: Node) -> nn.Module:
-    plain = len(node.shape_in) == len(node.shape_out) == 1
-    return inner if plain else Flat(inner, node.shape_in, node.shape_out)
+    plain = len(node.shape_in) == len(node.shape_out) == 1 and node.axis == -1
+    return inner if plain else Flat(inner, node)
 
 
 def linear(node: Node) -> nn.Module:
@@ -132,10 +137,9 @@ def forked_random_stream() -> Iterator[None]:
 
 
 class Convolution(nn.Linear):
-    """[B, C, H, W] -> [B, C', H', W']: a plain convolution, as a linear map of patches [C, kernel, kernel].
+    """A plain convolution [B, C, H, W] -> [B, C', H', W'], stored as a linear map of patches [C, kernel, kernel].
 
-    It adds itself (`AddsItself`), since the height and the width of what it reads are known in a forward only. Its site
-    has shapes (C,) and (C',), and reads a `Tap` that names a module.
+    Its site has ``shape_in=(C,)``, ``shape_out=(C',)`` and ``axis=1``.
     """
 
     def __init__(
@@ -173,23 +177,6 @@ class Convolution(nn.Linear):
         (high, wide), mode = self.padding, "circular" if self.circular else "constant"
         x = functional.pad(x, (wide, wide, high, high), mode=mode)
         return functional.conv2d(x, weight, self.bias, self.stride, 0, self.dilation)
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """Nothing is to be done."""
-        return x
-
-    def add_to(self, output: Tensor, gamma: Tensor, x: Tensor) -> Tensor:
-        value = self(x)
-        if value.shape != output.shape:
-            raise AdapterError(
-                f"{type(self).__name__}: gives shape {list(value.shape)}, expected {list(output.shape)} as its layer "
-                "gives; its kernel, stride, padding and dilation are to be the layer's"
-            )
-        return output.addcmul(value, gamma)
-
-    def restore(self, output: Tensor) -> Tensor:
-        """Nothing was reordered."""
-        return output
 
     def bounded(self) -> SNConvolution:
         """The same map, with an output that is no longer than its input."""

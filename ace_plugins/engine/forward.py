@@ -92,8 +92,8 @@ class Forward:
             value = self._value(site.name)
         if value.shape != chosen.shape:
             raise AdapterError(
-                f"site {site.name!r}: its branch gives shape {tuple(value.shape)}, "
-                f"expected {tuple(chosen.shape)} as {site.module} gives"
+                f"site {site.name!r}: its branch returns shape {tuple(value.shape)}, expected "
+                f"{tuple(chosen.shape)}, the shape of {site.module}'s output"
             )
         return with_output(output, site, torch.addcmul(chosen, value, gamma))
 
@@ -128,9 +128,14 @@ class Forward:
         """The node's module on what it reads, which must be features of the shape the adapter says."""
         if isinstance(node, Site) and node.through is not None:
             read = self._branch(self.ace.nodes[node.through], read)
-        found: Any = tuple(read.shape[-len(node.shape_in) :]) if isinstance(read, Tensor) else type(read).__name__
+        found: Any = node.sizes(read.shape, node.shape_in) if isinstance(read, Tensor) else type(read).__name__
         if found != node.shape_in:
-            raise AdapterError(f"{node.name!r} reads features of shape {found}, expected shape_in {node.shape_in}")
+            where = "in the last dimensions" if node.axis == -1 else f"in dimension {node.axis}"
+            whole = f" of {list(read.shape)}" if isinstance(read, Tensor) else ""
+            raise AdapterError(
+                f"{node.name!r} reads features of shape {found} {where}{whole}, expected shape_in {node.shape_in}; "
+                "correct shape_in, or set axis where the features are another dimension"
+            )
         value: Tensor = self.ace.branch(node.name)(read)
         return value
 

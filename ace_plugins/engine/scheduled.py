@@ -46,6 +46,8 @@ def relaxed(site: Node, branch: nn.Module) -> nn.Module:
     """
     if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through or isinstance(branch, AddsItself):
         return branch
+    if site.axis != -1:  # a convolution, which is no map of one feature vector
+        return branch
     made = Map(site)
     nn.init.normal_(made.weight, std=INITIAL)
     return made

@@ -132,7 +132,7 @@ def check_sites_fit_the_forward(kit: Kit) -> None:
 
 
 def _judging_themselves(kit: Kit) -> set[str]:
-    """Sites whose branches add themselves: these look themselves at what they read, as images [B, C, H, W]."""
+    """Return the sites of which the branches add themselves: these branches check what they read."""
     try:
         model, _ = kit.attached()
     except AceError:
@@ -176,8 +176,8 @@ class _Heard:
         if not isinstance(output, Tensor):
             told = f"{who} gives a {type(output).__name__}, expected a tensor"
             yield CheckError(f"{told}: say which of its outputs", node_field(site, "output"))
-        elif site.name not in self.free and tuple(output.shape[-len(site.shape_out) :]) != site.shape_out:
-            found = f"{who} gives shape {tuple(output.shape)}, which does not end with {site.shape_out}"
+        elif site.name not in self.free and site.sizes(output.shape, site.shape_out) != site.shape_out:
+            found = f"{who} gives shape {tuple(output.shape)}, which does not {_having(site)} {site.shape_out}"
             yield CheckError(found, node_field(site, "shape_out"))
 
     def read(self, node: Site | Stem, path: str, shape: tuple[int, ...]) -> Iterator[CheckError]:
@@ -200,9 +200,13 @@ class _Heard:
         if not isinstance(value, Tensor):
             told = f"{node.name!r} reads {what}, a {type(value).__name__}, expected a tensor"
             yield CheckError(told, node_field(node, "reads"))
-        elif node.name not in self.free and tuple(value.shape[-len(shape) :]) != shape:
-            told = f"{node.name!r} reads {what} of shape {tuple(value.shape)}, which does not end with {shape}"
+        elif node.name not in self.free and node.sizes(value.shape, shape) != shape:
+            told = f"{node.name!r} reads {what} of shape {tuple(value.shape)}, which does not {_having(node)} {shape}"
             yield CheckError(told, node_field(node, "shape_in"))
+
+
+def _having(node: Site | Stem) -> str:
+    return "end with" if node.axis == -1 else f"have in dimension {node.axis}"
 
 
 def _few(names: list[str]) -> str:

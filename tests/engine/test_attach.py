@@ -372,9 +372,7 @@ def test_adapters_that_do_not_fit(nodes: Sequence[Node], match: str) -> None:
 def test_branch_of_the_wrong_shape_is_named() -> None:
     with odd_adapter([Site("mix", "mix", (4,), (3,))]):
         model = attach(Pair(4))
-        with pytest.raises(
-            AceError, match=r"site 'mix': its branch gives shape \(2, 3\), expected \(2, 4\) as mix gives"
-        ):
+        with pytest.raises(AceError, match=r"site 'mix': its branch returns shape \(2, 3\), expected \(2, 4\)"):
             model(torch.randn(2, 3), torch.randn(2, 4))
         with pytest.raises(AdapterCheckError, match=r"adapter 'odd' fails \d+ of \d+ checks:\n  \w+"):
             check_adapter("odd")
@@ -383,7 +381,7 @@ def test_branch_of_the_wrong_shape_is_named() -> None:
 def test_features_of_another_shape_are_named() -> None:
     with odd_adapter([Site("mix", "mix", (5,), (4,))]):
         model = attach(Pair(4))
-        with pytest.raises(AceError, match=r"'mix' reads features of shape \(4,\), expected shape_in \(5,\)"):
+        with pytest.raises(AceError, match=r"'mix' reads features of shape \(4,\) .*expected shape_in \(5,\)"):
             model(torch.randn(2, 3), torch.randn(2, 4))
 
 

@@ -291,6 +291,82 @@ class Twice(nn.Module):
         return out
 
 
+def test_a_plain_branch_reads_anew_in_every_call() -> None:
+    """Also where the branch reads its own module's input, which differs from call to call."""
+    with adapter(Twice, lambda m: [ace.Site("layer", shape_in=(4,), shape_out=(4,))], ace.linear):
+        torch.manual_seed(0)
+        model = attach(Twice().double())
+        with torch.no_grad():
+            model.ace.gamma.fill_(0.5)
+        branch = model.ace.branch("layer")
+
+        def layer(x: Tensor) -> Tensor:
+            return torch.tanh(x @ model.layer[0].weight.T) + 0.5 * branch(x)
+
+        x = torch.randn(3, 4, dtype=torch.float64)
+        torch.testing.assert_close(model(x), layer(layer(x)), rtol=1e-12, atol=1e-12)
+
+
+class Pixels(nn.Module):
+    """Images [B, 2, H, W] -> [B, 3, H, W], one pixel at a time."""
+
+    def __init__(self, stride: int = 1) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(2, 3, 1, stride=stride)
+
+    def forward(self, image: Tensor) -> Tensor:
+        out: Tensor = self.mix(image)
+        return out
+
+
+@pytest.mark.parametrize("axis", [1, -3])
+def test_a_linear_branch_on_channels_that_come_first(axis: int) -> None:
+    """On the axis of the channels, the branch is the 1x1 convolution with its weights."""
+    site = ace.Site("mix", shape_in=(2,), shape_out=(3,), axis=axis)
+    assert site.module == "mix", "the submodule that a site names, where it names no other"
+    with adapter(Pixels, lambda m: [site], ace.linear):
+        torch.manual_seed(0)
+        model = attach(Pixels().double())
+        x = torch.randn(4, 2, 5, 6, dtype=torch.float64, requires_grad=True)
+        gamma = torch.tensor([0.3], dtype=torch.float64)
+        with torch.no_grad():
+            model.ace.gamma.copy_(gamma)
+        (inner,) = (part for part in model.ace.branches.modules() if isinstance(part, nn.Linear))
+        weight, bias = model.mix.weight[:, :, 0, 0] + 0.3 * inner.weight, model.mix.bias + 0.3 * inner.bias
+        expected = torch.einsum("oc,bchw->bohw", weight, x) + bias[:, None, None]
+        found = model(x)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        one, two = (torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0] for y in (found, expected))
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+        (slope,) = torch.autograd.grad(found.sum(), model.ace.gamma)
+        added = torch.einsum("oc,bchw->bohw", inner.weight, x) + inner.bias[:, None, None]
+        torch.testing.assert_close(slope[0], added.sum(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "stride", "refusal"),
+    [
+        ({}, 1, r"'mix' reads features of shape \(6,\) in the last dimensions of \[4, 2, 5, 6\], .*set axis"),
+        ({"axis": 2}, 1, r"'mix' reads features of shape \(5,\) in dimension 2 of \[4, 2, 5, 6\], expected .*\(2,\)"),
+        ({"axis": 4}, 1, r"'mix' reads features of shape \(\) in dimension 4"),
+        ({"axis": 1}, 2, r"its branch returns shape \(4, 3, 5, 6\), expected \(4, 3, 3, 3\)"),
+    ],
+)
+def test_features_on_another_axis_are_refused(options: dict[str, int], stride: int, refusal: str) -> None:
+    sites = [ace.Site("mix", shape_in=(2,), shape_out=(3,), **options)]
+    with adapter(Pixels, lambda m: sites, ace.linear), pytest.raises(AceError, match=refusal):
+        attach(Pixels(stride))(torch.randn(4, 2, 5, 6))
+
+
+@pytest.mark.parametrize("branch", [ace.linear, ace.mlp, ace.norm_linear])
+def test_every_branch_of_the_host_takes_an_axis(branch: Any) -> None:
+    torch.manual_seed(0)
+    site = ace.Site("mix", shape_in=(2,), shape_out=(3,), axis=1)
+    made = branch(site).double().eval()
+    x = torch.randn(4, 2, 5, 6, dtype=torch.float64)
+    torch.testing.assert_close(made(x), made.inner(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
 class Adding(nn.Linear):
     """A branch that adds itself."""
 

@@ -276,7 +276,7 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
             "",
             "",
         ),
-        (with_branch(lambda site, model: nn.Linear(4, 5)), "its branch gives shape", ""),
+        (with_branch(lambda site, model: nn.Linear(4, 5)), "its branch returns shape", ""),
     ],
     "attach_moves_no_random_numbers": [
         (with_hooks(GOOD, ace_preset=preset_that_draws), r"moves the random stream \(mode off\)", "ace_preset"),

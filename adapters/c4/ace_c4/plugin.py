@@ -26,7 +26,7 @@ def ace_layers(model: Any) -> Sequence[ace.Node]:
     sites = []
     for number, layer in enumerate(model.layers):
         name = f"layers.{number}"
-        sites.append(ace.Site(name, name, (layer.channels_in,), (layer.channels_out,), reads=ace.Tap("x", name)))
+        sites.append(ace.Site(name, shape_in=(layer.channels_in,), shape_out=(layer.channels_out,), axis=1))
     return sites
 
 

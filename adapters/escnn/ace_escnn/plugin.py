@@ -34,11 +34,11 @@ def ace_layers(model: nn.Module) -> Sequence[ace.Node]:
     return [
         ace.Site(
             path,
-            path,
-            (layer.in_type.size,),
-            (layer.out_type.size,),
-            reads=ace.Tap("input.tensor", path),
+            shape_in=(layer.in_type.size,),
+            shape_out=(layer.out_type.size,),
+            reads=ace.Tap("input.tensor"),
             output="tensor",
+            axis=1,
         )
         for path, layer in _convolutions(model)
     ]
