@@ -1,4 +1,4 @@
-"""The matrix of versions: what is picked, and that tox.ini and the page of the docs say the same."""
+"""The matrix of upstream versions: the choice of versions, and that tox.ini and docs/support.md are up to date."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def test_tox_and_the_page_are_up_to_date() -> None:
         ("a>=0.3.13", "0.3.16 0.3.15 0.3.14 0.3.13 0.3.12", "0.3.13 0.3.14 0.3.15 0.3.16"),
         ("a>=1,<2", "2.0 1.9rc1 1.1", "1.1"),
         ("a==1.1", "1.2 1.1 1.0", "1.1"),
-        ("a<2.4", "2.4 2.3 2.2 1.0", "2.3"),  # no lowest is told
+        ("a<2.4", "2.4 2.3 2.2 1.0", "2.3"),  # no lower bound
     ],
 )
 def test_the_lowest_the_highest_and_some_between(requirement: str, known: str, picked: str) -> None:
-    assert support.picked(Requirement(requirement), {"a": known}) == picked.split()
+    assert support.pick_versions(Requirement(requirement), {"a": known}) == picked.split()
 
 
 def test_versions_that_nobody_knows() -> None:
     with pytest.raises(SystemExit, match="support.json has no versions of A_b: .* --ask"):
-        support.picked(Requirement("A_b>=1"), {})
+        support.pick_versions(Requirement("A_b>=1"), {})
     with pytest.raises(SystemExit, match="no version of a>=3 is known: .* --ask"):
-        support.picked(Requirement("a>=3"), {"a": "1.0 2.0"})
+        support.pick_versions(Requirement("a>=3"), {"a": "1.0 2.0"})
 
 
 @pytest.fixture
 def with_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The adapters, and one that the environment of the whole suite does not have; the versions that are then known."""
+    """Add an adapter that `py` does not install, and return a record with its upstream's versions."""
     for path in ROOT.glob("adapters/*/pyproject.toml"):
         folder = tmp_path / "adapters" / path.parent.name
         folder.mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_an_adapter_that_does_not_go_with_the_others_has_its_own_environment(wit
     assert [dep for dep in deps if "tox_root" in dep] == [
         "-e {tox_root}[test]",
         "-e {tox_root}{/}adapters{/}another[upstream]",
-    ], "nothing of the other adapters, whose versions may be others"
+    ], "other adapters may need other versions"
     assert "| `another-newest` | Some_net 1.2, helper 7 | >=3.11 | yes |  | not run |" in support.page(
         written, with_another
     )
@@ -98,7 +98,7 @@ def test_an_adapter_without_upstream_or_with_one_that_pip_cannot_install(with_an
         another.write_text(text, encoding="utf-8")
         written = support.with_matrix(TOX, with_another)
         assert "another-" not in written
-        assert "    -e {tox_root}{/}adapters{/}another\n" in written, "its tests are in the whole suite, or say why not"
+        assert "    -e {tox_root}{/}adapters{/}another\n" in written, "`py` installs it without its upstream"
         rows = [line for line in support.page(written, with_another).splitlines() if "another" in line]
         assert rows == ([f"| another | Some_net 1.2, helper 7 | >=3.11 |  | {row}"] if row else [])
 
@@ -133,12 +133,12 @@ def test_the_page_says_how_runs_went(with_another: dict[str, Any]) -> None:
 
     assert row() == "2026-01-02 | 3 passed (Python 3.11.7, torch 2.13.0) |"
     assert row(failed=["test_a"], skipped=2).startswith("2026-01-02 | 3 passed, 1 failed: test_a, 2 skipped (")
-    assert row(ran=False) == "2026-01-02 | could not be made or run |"
-    assert row(versions={"Some_net": "1.1", "helper": "7"}) == " | not run |", "it ran on other versions"
+    assert row(ran=False) == "2026-01-02 | could not be installed or run |"
+    assert row(versions={"Some_net": "1.1", "helper": "7"}) == " | not run |", "the recorded run had other versions"
 
 
 def test_what_the_whole_suite_has_is_not_called_untested(with_another: dict[str, Any]) -> None:
     rows = support.page(TOX, {**with_another, "runs": {}}).splitlines()
-    told = next(row for row in rows if "`schnet-newest`" in row)
-    assert told.endswith("| in `py` |  | with the whole suite, at every `tox run` |")
+    newest = next(row for row in rows if "`schnet-newest`" in row)
+    assert newest.endswith("| in `py` |  | part of every `tox run` |")
     assert next(row for row in rows if "`schnet-oldest`" in row).endswith("| not run |")

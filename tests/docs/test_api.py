@@ -1,0 +1,232 @@
+"""The API reference lists every public name, and public functions document arguments, results and exceptions."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import ace_plugins
+import ace_plugins.testing
+from ace_plugins import adapter
+
+PAGES = {
+    "ace_plugins": (ace_plugins, "train.md"),
+    "ace_plugins.adapter": (adapter, "adapter.md"),
+    "ace_plugins.testing": (ace_plugins.testing, "testing.md"),
+}
+API = Path(__file__).parents[2] / "docs" / "api"
+INCOMPLETE = set(
+    """
+    ace_plugins.Config.has_landed
+    ace_plugins.Config.may_wait
+    ace_plugins.Config.traces
+    ace_plugins.Config.logs
+    ace_plugins.Config.measures
+    ace_plugins.Config.latest
+    ace_plugins.Config.price
+    ace_plugins.Config.dual_rate
+    ace_plugins.attach
+    ace_plugins.audit
+    ace_plugins.averaged
+    ace_plugins.bounds
+    ace_plugins.equivariance_error
+    ace_plugins.export
+    ace_plugins.patched
+    ace_plugins.project
+    ace_plugins.read_trace
+    ace_plugins.status
+    ace_plugins.use_branches
+    ace_plugins.adapter.Action.act
+    ace_plugins.adapter.AddsItself.prepare
+    ace_plugins.adapter.AddsItself.add_to
+    ace_plugins.adapter.AddsItself.restore
+    ace_plugins.adapter.Config.has_landed
+    ace_plugins.adapter.Config.may_wait
+    ace_plugins.adapter.Config.traces
+    ace_plugins.adapter.Config.logs
+    ace_plugins.adapter.Config.measures
+    ace_plugins.adapter.Config.latest
+    ace_plugins.adapter.Config.price
+    ace_plugins.adapter.Config.dual_rate
+    ace_plugins.adapter.Convolution.forward
+    ace_plugins.adapter.Convolution.prepare
+    ace_plugins.adapter.Convolution.add_to
+    ace_plugins.adapter.Convolution.restore
+    ace_plugins.adapter.Cyclic.rotation
+    ace_plugins.adapter.Cyclic.sample
+    ace_plugins.adapter.Dihedral.reflection
+    ace_plugins.adapter.Dihedral.sample
+    ace_plugins.adapter.Element.compose
+    ace_plugins.adapter.Graphs.look
+    ace_plugins.adapter.Grid.act
+    ace_plugins.adapter.Group.sample
+    ace_plugins.adapter.GroupAction.frame
+    ace_plugins.adapter.GroupAction.act_on_inputs
+    ace_plugins.adapter.GroupAction.act_on_outputs
+    ace_plugins.adapter.GroupAction.compared
+    ace_plugins.adapter.GroupAction.mean
+    ace_plugins.adapter.Invariant.act
+    ace_plugins.adapter.Irreps.expected_size
+    ace_plugins.adapter.Irreps.act_on_last
+    ace_plugins.adapter.Norm.forward
+    ace_plugins.adapter.Positions.act_on_last
+    ace_plugins.adapter.PseudoVectors.act_on_last
+    ace_plugins.adapter.Rigid.times
+    ace_plugins.adapter.Rigid.moved
+    ace_plugins.adapter.Rigid.compose
+    ace_plugins.adapter.Script.with_option
+    ace_plugins.adapter.Tensors.act_on_last
+    ace_plugins.adapter.Vectors.act_on_last
+    ace_plugins.adapter.belongs
+    ace_plugins.adapter.check_picture
+    ace_plugins.adapter.linear
+    ace_plugins.adapter.mlp
+    ace_plugins.adapter.norm_linear
+    ace_plugins.adapter.numpy_numbers
+    ace_plugins.adapter.one_of
+    ace_plugins.adapter.progress
+    ace_plugins.adapter.publish
+    ace_plugins.adapter.say
+    ace_plugins.adapter.whenever_imported
+    ace_plugins.testing.Kit.nodes
+    ace_plugins.testing.Kit.attached
+    ace_plugins.testing.Kit.needs
+    ace_plugins.testing.Kit.call
+    ace_plugins.testing.Kit.run
+    ace_plugins.testing.Kit.loss
+    ace_plugins.testing.Kit.train
+    ace_plugins.testing.check_adapter
+    ace_plugins.testing.judge
+    ace_plugins.testing.name_of
+    ace_plugins.testing.parametrize_with_checks
+    """.split()
+)
+"""Functions and methods that do not document everything yet. Remove a name once its docstring is complete."""
+
+
+@pytest.mark.parametrize("home", PAGES)
+def test_the_reference_lists_every_public_name(home: str) -> None:
+    module, page = PAGES[home]
+    listed = re.findall(rf"^::: {re.escape(home)}\.(\w+)$", (API / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(module.__all__)
+
+
+def sections(docstring: str) -> dict[str, str]:
+    """Split a Google-style docstring into its sections, by title; the text before them has the title ''."""
+    parts = re.split(
+        r"^(Args|Returns|Yields|Raises|Attributes|Example|Examples|Note):\s*$", docstring, flags=re.MULTILINE
+    )
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def entries(section: str) -> set[str]:
+    """Names documented in an Args or Raises section: the words before a colon at the section's own indent."""
+    lines = textwrap.dedent(section.strip("\n")).splitlines()
+    return {
+        name.strip("*` ")
+        for line in lines
+        if (found := re.match(r"([\w*`., ]+?)(?: \(.*\))?:(?:\s|$)", line))
+        for name in found[1].split(",")
+    }
+
+
+def raised(function: Callable[..., Any]) -> set[str]:
+    """Exceptions that the function itself raises, by name; those of its inner functions do not count."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    found, todo = set(), list(ast.iter_child_nodes(tree))
+    while todo:
+        node = todo.pop()
+        if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+            continue
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            found.add(ast.unparse(node.exc.func).rpartition(".")[2])
+        todo.extend(ast.iter_child_nodes(node))
+    return {
+        name
+        for name in found
+        if name.endswith(("Error", "Warning", "Exit", "Exception")) and name != "NotImplementedError"
+    }
+
+
+def missing(function: Callable[..., Any]) -> list[str]:
+    """What the docstring of a function leaves out: parameters, the return value, exceptions."""
+    found = sections(inspect.getdoc(function) or "")
+    signature = inspect.signature(function)
+    arguments = [name for name in signature.parameters if name not in ("self", "cls")]
+    left = [name for name in arguments if name not in entries(found.get("Args", ""))]
+    returns = signature.return_annotation not in ("None", "NoReturn", None)
+    # The summary line is enough for a method that takes nothing: "Return the identity element."
+    if (
+        returns
+        and not (arguments == [] and "self" in signature.parameters)
+        and not ({"Returns", "Yields"} & found.keys())
+    ):
+        left.append("Returns")
+    return left + [name for name in raised(function) if name not in entries(found.get("Raises", ""))]
+
+
+def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Public functions of the public modules, and the public methods that public classes define themselves."""
+    for home, (module, _) in PAGES.items():
+        for name in module.__all__:
+            value = getattr(module, name)
+            if isinstance(value, FunctionType):
+                yield f"{home}.{name}", inspect.unwrap(value)
+            elif inspect.isclass(value):
+                for method, function in vars(value).items():
+                    function = getattr(function, "__func__", function)
+                    if isinstance(function, FunctionType) and not method.startswith("_"):
+                        yield f"{home}.{name}.{method}", inspect.unwrap(function)
+
+
+@pytest.mark.parametrize(("name", "function"), [pytest.param(*each, id=each[0]) for each in functions()])
+def test_a_public_function_documents_arguments_result_and_exceptions(name: str, function: Callable[..., Any]) -> None:
+    left = missing(function)
+    if name in INCOMPLETE and left:
+        pytest.skip(f"not documented yet: {', '.join(left)}")
+    assert not left, f"{name} does not document {', '.join(left)}"
+
+
+def test_every_public_class_has_a_docstring_of_its_own() -> None:
+    classes = [(home, name, getattr(module, name)) for home, (module, _) in PAGES.items() for name in module.__all__]
+    found = [
+        f"{home}.{name}" for home, name, value in classes if inspect.isclass(value) and not vars(value).get("__doc__")
+    ]
+    assert found == []
+
+
+def example(count: int, *rest: str, **config: object) -> int:
+    """Count.
+
+    Args:
+        count: How many,
+            on two lines: like this.
+        *rest: Ignored.
+        **config (object): Settings.
+
+    Returns:
+        The count.
+
+    Raises:
+        ValueError: If count is negative.
+    """
+    if count < 0:
+        raise ValueError(count)
+    return count
+
+
+def test_the_check_accepts_a_complete_docstring_and_reports_what_is_missing() -> None:
+    assert missing(example) == []
+    complete = example.__doc__ or ""
+    for left_out in ("count:", "*rest:", "Returns:", "ValueError:"):
+        example.__doc__ = complete.replace(left_out, "")
+        assert missing(example) == [left_out.strip("*:")]
+    example.__doc__ = complete
