@@ -23,7 +23,7 @@ from ace_egno.example import mocap_batch, mocap_model
 from ace_plugins import attach
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing.examples import make_importable
-from ace_schnet.paper import schnet
+from ace_schnet.example import paper_model
 from ace_segnn.example import nbody_batch, nbody_model
 
 TESTS = Path(__file__).parents[1] / "tests" / "upstreams"
@@ -35,7 +35,7 @@ def task(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """A model of the paper's size, and the arguments of a forward on a batch of the paper's size."""
     torch.manual_seed(0)
     if name == "schnet":
-        return schnet(), batch(32, 18), {}
+        return paper_model(), batch(32, 18), {}
     if name == "segnn":
         return nbody_model(), (nbody_batch(100),), {}
     args, kwargs = mocap_batch(12, joints=31)

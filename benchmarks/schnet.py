@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ace_plugins import attach
 from ace_plugins.engine.state import LIVE
 from ace_plugins.engine.step import LOOP
-from ace_schnet.paper import schnet
+from ace_schnet.example import paper_model
 
 
 def batch(molecules: int, atoms: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,7 +83,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     data = batch(options.molecules, options.atoms)
-    plain = schnet()
+    plain = paper_model()
     print(f"SchNet 64/64/6/50, {options.molecules} molecules of {options.atoms} atoms, {options.rounds} rounds")
     for dual, mode in (("sgd", "strict"), ("adam", "strict"), ("adam", "resilient")):
         model: Any = attach(copy.deepcopy(plain), preset="paper", mode=mode, dual_optimizer=dual, trace=False)

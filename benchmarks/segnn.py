@@ -20,7 +20,7 @@ from timing import Timed, evaluator, in_turns, interleaved, trainer
 from ace_plugins import attach
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing.examples import make_importable
-from ace_segnn import nbody
+from ace_segnn.data import nbody
 from ace_segnn.example import nbody_batch, nbody_model
 
 MINIATURE = Path(__file__).parents[1] / "tests" / "upstreams" / "segnn"

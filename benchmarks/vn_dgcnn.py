@@ -27,7 +27,7 @@ from ace_plugins import attach
 from ace_plugins.patch.shims import REPAIRS
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing.examples import make_importable
-from ace_vn_dgcnn import shapes
+from ace_vn_dgcnn.data import shapes
 from ace_vn_dgcnn.example import shapes_model
 
 MINIATURE = Path(__file__).parents[1] / "tests" / "upstreams" / "vn_dgcnn"

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import l1_loss
 from torch_geometric.nn import SchNet
 
-from ace_schnet import qm9, training
+from ace_schnet.demo import qm9, training
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ import torch
 from click.testing import CliRunner, Result
 from torch import Tensor
 
-from ace_c4 import demo as demo_module
-from ace_c4 import shapes, training
-from ace_c4.demo import INSTALL, demo
+from ace_c4.demo import command as demo_module
+from ace_c4.demo import shapes, training
+from ace_c4.demo.command import INSTALL, demo
 from ace_c4.net import C4Conv, C4Net
 from ace_plugins import attach
 from ace_plugins.adapter import ConfigError, check_picture
@@ -183,7 +183,7 @@ def test_mistakes_are_told_before_training(tmp_path: Path, monkeypatch: pytest.M
 
 def test_help_does_not_import_torch() -> None:
     code = (
-        "import sys; from ace_c4.demo import demo; demo(['--help'], standalone_mode=False); "
+        "import sys; from ace_c4.demo.command import demo; demo(['--help'], standalone_mode=False); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -17,9 +17,9 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("torch_geometric")
 
 from ace_plugins.adapter import AdapterError, ConfigError, check_picture
-from ace_schnet import demo as demo_module
-from ace_schnet import picture, qm9, training
-from ace_schnet.demo import demo
+from ace_schnet.demo import command as demo_module
+from ace_schnet.demo import picture, qm9, training
+from ace_schnet.demo.command import demo
 
 try:
     importlib.metadata.distribution("qm9pack")
@@ -199,7 +199,7 @@ def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_help_does_not_import_torch() -> None:
     code = (
-        "import sys; from ace_schnet.demo import demo; demo(['--help'], standalone_mode=False); "
+        "import sys; from ace_schnet.demo.command import demo; demo(['--help'], standalone_mode=False); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -275,7 +275,7 @@ def test_doctor_measures_the_symmetry(answers: Answers) -> None:
 
 
 def test_simulated_particles(root: Path) -> None:
-    nbody = pytest.importorskip("ace_segnn.nbody", reason="needs ace-segnn, which makes the data")
+    nbody = pytest.importorskip("ace_segnn.data.nbody", reason="needs ace-segnn, which makes the data")
     folder = root / "simulation" / "dataset" / "simple"
     folder.mkdir(parents=True, exist_ok=True)
     nbody.generate(folder, train=20, valid=10, test=10)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ace_plugins.errors import AceError
-from ace_segnn import nbody
+from ace_segnn.data import nbody
 
 Array = NDArray[np.float64]
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ace_schnet import neighbours
 from ace_schnet.neighbours import RadiusGraph, radius_graph
+from ace_schnet.neighbours import search as neighbours
 
 CUTOFFS = (0.1, 1.0, 1.1, 3.7)
 DTYPES = (np.float64, np.float32)

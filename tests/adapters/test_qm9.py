@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ace_plugins.errors import AdapterError, ConfigError
-from ace_schnet import qm9
+from ace_schnet.demo import qm9
 
 TOTAL = 130_831
 PART = 43_610
@@ -105,7 +105,7 @@ def test_a_batch_is_its_molecules_one_after_the_other() -> None:
 
 @needs_data
 def test_pandas_is_not_imported() -> None:
-    code = "import sys; from ace_schnet import qm9; qm9.load(30, 'mu', 0); sys.exit('pandas' in sys.modules)"
+    code = "import sys; from ace_schnet.demo import qm9; qm9.load(30, 'mu', 0); sys.exit('pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -30,7 +30,7 @@ from clones import (
 pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install 'ace-segnn[upstream]'")
 pytest.importorskip("e3nn", reason="needs e3nn: pip install 'ace-segnn[upstream]'")
 
-from ace_segnn import nbody
+from ace_segnn.data import nbody
 from ace_segnn.upstream import CHECKOUT
 
 TRAIN = "--dataset=nbody --epochs=2 --max_samples=20 --batch_size=10 --test_interval=1 --lr=0.001".split()

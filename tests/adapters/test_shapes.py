@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ace_plugins.errors import AceError
-from ace_vn_dgcnn import shapes, solids
+from ace_vn_dgcnn.data import shapes, solids
 
 Array = NDArray[np.float64]
 

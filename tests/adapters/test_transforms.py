@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ace_plugins.errors import AceError, AceWarning
-from ace_vn_dgcnn.transforms import Rotate, RotateAxisAngle, TransformError, random_rotations
+from ace_vn_dgcnn.shims.transforms import Rotate, RotateAxisAngle, TransformError, random_rotations
 
 Rotation = pytest.importorskip("scipy.spatial.transform").Rotation
 

@@ -29,8 +29,8 @@ from clones import (
 
 np = pytest.importorskip("numpy", reason="needs numpy: pip install 'ace-vn-dgcnn[upstream]'")
 
-from ace_vn_dgcnn import shapes
 from ace_vn_dgcnn.branch import VectorLinear
+from ace_vn_dgcnn.data import shapes
 from ace_vn_dgcnn.upstream import CHECKOUT, MODELS
 
 DATA = Path("data") / "modelnet40_normal_resampled"
@@ -117,7 +117,7 @@ def test_the_scripts_of_a_patched_checkout_train_with_ace_and_plain_upstream_loa
 FAKES = """
     import sys, types
     import torch
-    from ace_vn_dgcnn import transforms
+    from ace_vn_dgcnn.shims import transforms
     package = types.ModuleType("pytorch3d"); package.__path__ = []
     sys.modules.update({"pytorch3d": package, "pytorch3d.transforms": transforms})
     torch.Tensor.cuda = torch.nn.Module.cuda = lambda self: self
@@ -409,7 +409,7 @@ def test_without_being_asked_upstream_wants_its_gpu(mini: Path) -> None:
 
 
 def test_a_gpu_that_is_left_alone_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from ace_vn_dgcnn import without_gpu
+    from ace_vn_dgcnn.shims import without_gpu
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A100")

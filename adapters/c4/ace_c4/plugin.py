@@ -55,6 +55,6 @@ def ace_example(seed: int) -> ace.Example:
 
 @ace.hookimpl
 def ace_demo() -> click.Command:
-    from .demo import demo
+    from .demo.command import demo
 
     return demo

@@ -66,13 +66,13 @@ def ace_shims() -> Sequence[ace.AnyShim]:
 
 @ace.hookimpl
 def ace_example(seed: int) -> ace.Example:
-    from .paper import molecules_example
+    from .example import molecules_example
 
     return molecules_example(seed)
 
 
 @ace.hookimpl
 def ace_demo() -> click.Command:
-    from .demo import demo
+    from .demo.command import demo
 
     return demo

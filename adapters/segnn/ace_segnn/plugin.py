@@ -81,6 +81,6 @@ def ace_example(seed: int) -> ace.Example:
 
 @ace.hookimpl
 def ace_datasets() -> Mapping[str, click.Command]:
-    from .nbody import nbody
+    from .data.nbody import nbody
 
     return {"nbody": nbody}

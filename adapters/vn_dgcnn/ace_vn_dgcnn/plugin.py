@@ -85,6 +85,6 @@ def ace_example(seed: int) -> ace.Example:
 
 @ace.hookimpl
 def ace_datasets() -> Mapping[str, click.Command]:
-    from .shapes import shapes
+    from .data.shapes import shapes
 
     return {"shapes": shapes}

@@ -17,7 +17,7 @@ from torch.nn.functional import l1_loss
 
 from ace_plugins import attach, equivariance_error, use_branches
 
-from .paper import schnet
+from ..example import paper_model
 from .qm9 import Molecules
 
 LR = 4e-3
@@ -128,7 +128,7 @@ def start(name: str, settings: Mapping[str, Any], steps: int, seed: int, device:
     """A model with upstream's initial weights for this seed, and ACE on it if there are settings."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = schnet().to(device)
+        model = paper_model().to(device)
         if settings:
             attach(model, adapter="schnet", trace=False, tell=False, **settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)

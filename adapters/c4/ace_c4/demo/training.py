@@ -15,7 +15,7 @@ from torch.nn.functional import mse_loss
 
 from ace_plugins import attach, equivariance_error, use_branches
 
-from .net import C4Net
+from ..net import C4Net
 from .shapes import Images, draw
 
 LR = 1e-2

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ace_plugins.adapter import belongs, say, whenever_imported
 
-from .upstream import MODELS
+from ..upstream import MODELS
 
 FILES = tuple(f"models/{name}.py" for name in MODELS)
 UTILITIES = ("models/utils/vn_dgcnn_util.py", "models/utils/dgcnn_util.py")

@@ -10,7 +10,7 @@ from ace_plugins.adapter import Example
 from .neighbours import RadiusGraph
 
 
-def schnet() -> SchNet:
+def paper_model() -> SchNet:
     return SchNet(
         hidden_channels=64,
         num_filters=64,
@@ -25,7 +25,7 @@ def molecules_example(seed: int) -> Example:
     """Four made-up molecules."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = schnet()
+        model = paper_model()
         sizes = torch.tensor([9, 12, 5, 17])
         batch = torch.arange(len(sizes)).repeat_interleave(sizes)
         z = torch.tensor([1, 6, 7, 8, 9])[torch.randint(5, (len(batch),))]

@@ -1,0 +1,1 @@
+"""Data generators (``ace-patch data nbody``). The adapter works without them."""

@@ -1,0 +1,1 @@
+"""Data generators (``ace-patch data shapes``). The adapter works without them."""
