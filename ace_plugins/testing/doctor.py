@@ -17,7 +17,7 @@ from ..patch.shims import would_act
 from ..plugins.plugin import one_line
 from ..report.status import status
 from ..symmetry.measure import EquivarianceError
-from .checks import CHECKS, Judgement, judge, together
+from .checks import CHECKS, Judgement, judge, merge_failures
 from .examples import attached_example
 from .kit import Kit
 
@@ -83,7 +83,7 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         try:
             return _diagnosis(name, seed, checkout, judgement)
         except AceError as error:
-            problems = together(judgement.failures)
+            problems = merge_failures(judgement.failures)
             raise AdapterError("; ".join(problems) or str(error)) from error
     finally:
         torch.set_num_threads(threads)
@@ -118,7 +118,7 @@ def _diagnosis(name: str, seed: int, checkout: Path | None, judgement: Judgement
         presets=plugin.presets,
         checks=judgement.held,
         skipped=judgement.skipped,
-        problems=tuple(together(judgement.failures)),
+        problems=tuple(merge_failures(judgement.failures)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What every check works with: fresh examples of one adapter, one way to run and train them, words for errors."""
+"""Tools that every check uses: fresh examples of one adapter, ways to run and train them, and the errors to raise."""
 
 from __future__ import annotations
 
@@ -16,91 +16,115 @@ from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
 from ..errors import AdapterError
 from ..patch.constructors import attach
-from ..patch.shims import REPAIRS
-from ..plugins.plugin import Plugin
-from ..plugins.registry import registry
 from ..symmetry.parts import part_of, tensors_in
-from .examples import make_importable
+from .examples import prepare
 
-PLAIN = {"trace": False, "tell": False, "frames": "off"}
-"""Without what is random by design, so that runs can be compared bit for bit."""
+QUIET = {"trace": False, "tell": False}
+PLAIN = {**QUIET, "frames": "off"}
+"""Settings without intended randomness, so that runs can be compared bit for bit."""
 
 
 class CheckError(AssertionError):
-    """An adapter does not keep the contract: what was found, and where to look."""
+    """An adapter breaks the contract.
+
+    Attributes:
+        reason: What was found.
+        look_at: The hook to look at, with site and field where known: "ace_layers, Site 'layers.0', output".
+    """
 
     def __init__(self, reason: str, look_at: str) -> None:
         self.reason = reason
         self.look_at = look_at
-        """The hook, and where it can be told the site and the field: "ace_layers, Site 'layers.0', output"."""
         super().__init__(f"{reason}; look at {look_at}")
 
 
 class NotApplicable(unittest.SkipTest):
-    """A check that has nothing to judge in this adapter. pytest knows it as a skipped test."""
+    """Raised by a check that has nothing to test in this adapter. pytest reports the test as skipped."""
 
 
-def node_field(node: Node | str, name: str) -> str:
-    """Where a field of a site or stem is written."""
-    kind = "Site" if isinstance(node, str) else type(node).__name__
-    return f"ace_layers, {kind} {node if isinstance(node, str) else node.name!r}, {name}"
+def require(condition: object, reason: str, look_at: str) -> None:
+    """Raise `CheckError` unless the condition holds."""
+    if not condition:
+        raise CheckError(reason, look_at)
+
+
+def node_field(node: Node, name: str) -> str:
+    """Name the field of a site or stem for ``CheckError.look_at``."""
+    return f"ace_layers, {type(node).__name__} {node.name!r}, {name}"
 
 
 class Kit:
-    """Fresh examples of one adapter. ``checkout`` is where its upstream is, if that is one people clone."""
+    """Fresh examples of one adapter, for checks.
+
+        kit = Kit("mynet")
+        model, example = kit.attached(mode="strict")
+        losses = kit.train(model, example)
+
+    Args:
+        adapter: Name of the adapter's entry point.
+        seed: Seed of the examples and of everything drawn by the methods.
+        checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
+            ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.
+
+    Attributes:
+        plugin: The adapter.
+        notes: Measurements of the checks, for the summary.
+
+    Raises:
+        AdapterError: The adapter is unknown or not usable, or its upstream was not found.
+    """
 
     def __init__(self, adapter: str, seed: int = 0, checkout: Path | None = None) -> None:
-        self.plugin: Plugin = registry().adapter(adapter)
+        self.plugin, _ = prepare(adapter, checkout)
         self.seed = seed
-        self._built: Example | None = None
         self.notes: dict[str, str] = {}
-        """What checks measured, for those who want to know more than that they hold."""
-        make_importable(self.plugin, checkout)
-        REPAIRS.offer_stand_ins(self.plugin)
-        REPAIRS.apply(self.plugin, "cpu")  # where the examples are
+        self._built: Example | None = None
 
     def example(self) -> Example:
-        """A fresh one. It is built once and copied: some upstreams take seconds to build a model."""
+        """Return a fresh copy of the adapter's example, which is built once because some take seconds to build."""
         if self._built is None:
             self._built = self.plugin.example(self.seed)
         try:
             return copy.deepcopy(self._built)
-        except Exception:  # upstream's models are no good for that; the check of copies tells
+        except Exception:  # copies_are_independent reports models that cannot be copied
             return self.plugin.example(self.seed)
 
     def nodes(self, model: nn.Module) -> Sequence[Node]:
+        """Return the sites and stems that the adapter names for this model."""
         found: Sequence[Node] = self.plugin.call("ace_layers", model=model)
         return found
 
     def attached(self, **config: Any) -> tuple[Any, Example]:
+        """Return an attached example model with these settings, and the example it was made from."""
         example = self.example()
         torch.manual_seed(self.seed)
         return attach(example.model, self.plugin.name, **{**PLAIN, **config}), example
 
     def needs(self, hook: str) -> None:
+        """Raise `NotApplicable` if the adapter does not implement the hook."""
         if not self.plugin.has(hook):
             raise NotApplicable(f"adapter {self.plugin.name!r} does not implement {hook}")
 
-    # Running and training.
-
     def call(self, model: nn.Module, example: Example) -> Any:
-        """What the model gives for the example's batch, which stays as it is; the same random numbers each time."""
+        """Run the model on a copy of the example's batch, with the same random numbers each time."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             return model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs)))
 
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
-        """The numbers in it. Dicts of whole batches hold indices too, and empty tensors for what there is not."""
+        """Run the model and return its non-empty floating point outputs."""
         tensors = (tensor for _, tensor in tensors_in(self.call(model, example)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
-            raise AdapterError(f"adapter {self.plugin.name!r}: the forward of its example gives no numbers")
+            raise AdapterError(f"adapter {self.plugin.name!r}: its example has no floating point output")
         return found
 
     def loss(self, model: nn.Module, example: Example) -> Tensor:
+        """Return the sum over outputs of the mean squared distance from 1."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
     def train(self, model: nn.Module, example: Example, steps: int = 3, lr: float = 1e-3) -> list[float]:
+        """Train with Adam for a few steps and return the losses."""
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         losses = []
         for _ in range(steps):
@@ -112,27 +136,29 @@ class Kit:
         return losses
 
 
-# Comparing.
-
-
 def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
-    """Down to the last bit."""
+    """Return whether two lists of tensors are equal bit for bit."""
     return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
 
 
 def different(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
-    """The tensors of a state_dict that another one has not, or has with other values."""
+    """Return the names of tensors in ``one`` that are missing in ``two`` or differ there."""
     tensors = {name: value for name, value in one.items() if isinstance(value, Tensor)}
     return [name for name, value in tensors.items() if name not in two or not torch.equal(value, two[name])]
 
 
-def layout(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a state_dict."""
+def shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor of a state_dict."""
     return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
 
 
+def few(names: Sequence[str]) -> str:
+    """Format at most three names."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
 def differing_site(kit: Kit, sites: Iterable[Site], *sides: tuple[nn.Module, Example]) -> str:
-    """The first site at which two models give different values, for errors: ``" (first at site 'layers.0')"``."""
+    """Name the first site at which two models differ, for errors: ``" (first at site 'layers.0')"``."""
     seen: list[dict[str, Any]] = []
     for model, example in sides:
         with outputs_of(model, sites) as found:
@@ -147,7 +173,7 @@ def differing_site(kit: Kit, sites: Iterable[Site], *sides: tuple[nn.Module, Exa
 
 @contextmanager
 def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Any]]:
-    """What the sites' modules give in a forward, by site: the output that the site names, after its branch."""
+    """Collect the output of every site, including its branch, in the forward passes inside the block."""
     found: dict[str, Any] = {}
 
     def keep(site: Site) -> Any:

@@ -224,20 +224,20 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
             "adapter 'broken': ace_preset returned 'fit' with unknown mode 'strickt'",
             "",
         ),
-        (with_hooks(GOOD, ace_script=lambda self, argv: Script(3)), "ace_script answers for no script", "argv"),
+        (with_hooks(GOOD, ace_script=lambda self, argv: Script(3)), "ace_script .*for no script", "argv"),
         (with_hooks(GOOD, ace_demo=lambda self: 3), "adapter 'broken': ace_demo returned int, expected", ""),
     ],
     "example_is_claimed": [
-        (with_hooks(GOOD, ace_example=another_model), "a toy:VectorMaps, .* not among toy:Layered", "models"),
+        (with_hooks(GOOD, ace_example=another_model), "toy:VectorMaps.*expected toy:Layered", "models"),
     ],
     "example_repeats": [
-        (with_hooks(GOOD, ace_example=not_seeded), "moves the global random stream", "ace_example"),
+        (with_hooks(GOOD, ace_example=not_seeded), "global random stream", "ace_example"),
         (
             with_hooks(GOOD, ace_example=forked_but_not_seeded),
-            "the same seed gives other weights",
+            "same seed .* weights",
             "ace_example",
         ),
-        (with_hooks(GOOD, ace_example=another_batch), "the same seed gives another batch: args.0", "args and kwargs"),
+        (with_hooks(GOOD, ace_example=another_batch), "same seed .* batch: args.0", "args and kwargs"),
         (with_hooks(GOOD, ace_example=seed_ignored), "another seed gives the same weights", "ace_example, seed"),
     ],
     "sites_are_named_for_people": [
@@ -251,14 +251,14 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
     ],
     "sites_fit_the_forward": [
         (with_sites(site(module="layer")), "'layers.0' names submodule 'layer', which does not", "layers.0', module"),
-        (with_sites(site(module="layers")), "layers is not called in the example's forward", "'layers.0', module"),
-        (with_sites(site(shape_out=(9,))), r"gives shape \(16, 8\), which does not end with \(9,\)", "shape_out"),
-        (with_sites(site(shape_in=(9,))), r"of shape \(16, 8\), which does not end with \(9,\)", "shape_in"),
+        (with_sites(site(module="layers")), "layers is not called", "'layers.0', module"),
+        (with_sites(site(shape_out=(9,))), r"layers.0 .*\(16, 8\).*\(9,\)", "shape_out"),
+        (with_sites(site(shape_in=(9,))), r"argument.*\(16, 8\).*\(9,\)", "shape_in"),
         (with_sites(site(reads=Tap("y"))), "reads argument 'y' of a forward that takes", "'layers.0', reads"),
-        (with_sites(site(reads=Tap("x", "layers"))), "which is not called in the example's forward", "reads"),
+        (with_sites(site(reads=Tap("x", "layers"))), "of layers, which is not called", "reads"),
         (
             with_sites(Site("layers.0.x", "layers.0", (3,), (3,)), base=PAIR),
-            "layers.0 gives a tuple, expected a tensor: say which of its outputs",
+            "layers.0 .*tuple, expected a tensor",
             "ace_layers, Site 'layers.0.x', output",
         ),
         (
@@ -268,7 +268,7 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
         ),
         (
             with_sites(Site("layers.0.x", "layers.0", (4,), (3,), reads=Tap("h"), output=2), base=PAIR),
-            r"gives shape \(16, 4\), which does not end with \(3,\)",
+            r"layers.0 .*\(16, 4\).*\(3,\)",
             "'layers.0.x', shape_out",
         ),
         (
@@ -279,20 +279,20 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
         (with_branch(lambda site, model: nn.Linear(4, 5)), "its branch returns shape", ""),
     ],
     "attach_moves_no_random_numbers": [
-        (with_hooks(GOOD, ace_preset=preset_that_draws), r"moves the random stream \(mode off\)", "ace_preset"),
-        (with_hooks(GOOD, ace_layers=layers_that_draw), r"moves the random stream \(mode strict\)", "ace_layers"),
+        (with_hooks(GOOD, ace_preset=preset_that_draws), r"random stream \(mode off\)", "ace_preset"),
+        (with_hooks(GOOD, ace_layers=layers_that_draw), r"random stream \(mode strict\)", "ace_layers"),
     ],
     "attach_leaves_the_weights": [
         (with_branch(changes_the_weights), "attach changes upstream's map_to_dir.weight", "ace_branch"),
         (with_branch(adds_to_the_model), "attach adds extra.weight, extra.bias to upstream", "ace_branch"),
     ],
     "attach_repeats": [
-        (with_branch(drawn_elsewhere), "the same seed gives other branches", "ace_branch"),
+        (with_branch(drawn_elsewhere), "same seed .* branches", "ace_branch"),
     ],
     "branches_are_their_own": [
         (
             with_branch(lambda site, model: model.map_to_dir),
-            "the branch of 'map_to_feat' holds map_to_dir.weight",
+            "the branch of 'map_to_feat' shares .*map_to_dir.weight",
             "ace_branch, site 'map_to_feat'",
         ),
     ],
@@ -315,11 +315,11 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
     "every_site_learns": [
         (
             with_branch(lambda site, model: Nothing(site)),
-            "gamma of 'map_to_feat', 'map_to_dir' gets no gradient: its branch has no effect on the output",
-            "ace_layers, Site 'map_to_feat', output",
+            "gamma of 'map_to_feat', 'map_to_dir' gets no gradient: .*no effect",
+            "ace_layers, Site 'map_to_feat', output: correct it, or leave the site out",
         ),
         (with_sites(site(), site("layers", "layers")), "'layers' gets no gradient: layers is not called", "module"),
-        (with_branch(lambda site, model: Infinite(site)), "gradient that is not a number", "site 'map_to_feat'"),
+        (with_branch(lambda site, model: Infinite(site)), "gradient of gamma .* nan", "site 'map_to_feat'"),
     ],
     "every_branch_learns": [
         (
@@ -339,10 +339,10 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
         (with_branch(adds_to_the_model), "project leaves other keys or shapes: extra.bias", "ace_branch"),
     ],
     "copies_are_independent": [
-        (with_branch(unpicklable), "a pickle of the model fails: .*Local", "define branches at module level"),
+        (with_branch(unpicklable), "a pickle of the model fails: .*Local", "at module level"),
     ],
     "checkpoints_resume": [
-        (with_branch(lambda site, model: Counting(site)), "a resumed model computes something else", "no buffer"),
+        (with_branch(lambda site, model: Counting(site)), "resumed model", "nor a buffer"),
     ],
     "checkpoints_export": [
         (with_branch(adds_to_the_model), "upstream does not load .*extra.weight", "ace_branch"),
@@ -350,16 +350,16 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
     "upstream_is_symmetric": [
         (
             with_hooks(VECTORS, ace_group_action=still_vectors),
-            r"the relative equivariance error under SO\(3\) is .*; output moves the most",
-            "ace_group_action: the group, inputs",
+            r"the relative equivariance error under SO\(3\) is .*; output has the largest",
+            "ace_group_action: the group",
         ),
-        (with_hooks(PAIR, ace_group_action=invariant), "; output.0 moves the most", "outputs"),
+        (with_hooks(PAIR, ace_group_action=invariant), "; output.0 has the largest", "outputs"),
     ],
     "frames_leave_upstream": [
-        (with_hooks(VECTORS, ace_group_action=still_vectors), "output of f_eq differs by", "ace_group_action"),
+        (with_hooks(VECTORS, ace_group_action=still_vectors), "output of f_eq", "ace_group_action"),
     ],
     "branches_break_the_symmetry": [
-        (LayeredAdapter(), "the branches keep the symmetry", "what a branch reads must not be invariant"),
+        (LayeredAdapter(), "the branches keep the symmetry", "not invariant"),
     ],
 }
 
@@ -388,7 +388,7 @@ def test_importing_torch_at_the_top_is_caught(monkeypatch: pytest.MonkeyPatch) -
         check(kit)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     kit.plugin = replace(kit.plugin, target="toy:ADAPTERS", distribution="ace-toy")
-    with pytest.raises(CheckError, match="importing toy imports torch; look at the top of toy: move"):
+    with pytest.raises(CheckError, match="importing toy imports torch; look at the top of toy"):
         check(kit)
     kit.plugin = replace(kit.plugin, target="nowhere.plugin")
     with pytest.raises(CheckError, match="importing nowhere.plugin .* fails: ModuleNotFoundError: No module named"):
