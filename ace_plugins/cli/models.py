@@ -94,7 +94,7 @@ def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: 
         later("ace_plugins.patch.shims").REPAIRS.make_importable()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AceWarning)
-        done = later("ace_plugins.engine.checkpoint").exported(checkpoint, output, trust=trust)
+        done = later("ace_plugins.engine.checkpoint").export_checkpoint(checkpoint, output, trust=trust)
     notices = [str(warning.message) for warning in caught if issubclass(warning.category, AceWarning)]
     if as_json:
         told = {"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed}

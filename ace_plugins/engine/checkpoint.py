@@ -1,17 +1,9 @@
-"""Weights that a checkpoint keeps by number: ``ema.ema_weight_0``, ``ema.ema_weight_1`` and so on, or as a list.
-
-Averages of weights are often kept so, in the order of ``model.parameters()``, and what ACE added is among them without
-a name. It is found by its shapes: ACE's parameters stand together there, and what stands before and after them must be
-weights that stand before and after them in the state_dict too.
-
-Checkpoints with and without ACE: what an attached model accepts, and what plain upstream gets.
-"""
+"""Checkpoints with and without ACE: loading into attached models, and export to plain upstream."""
 
 from __future__ import annotations
 
 import copy
 import json
-import math
 import os
 import re
 import warnings
@@ -28,116 +20,19 @@ from ..output import publish
 from .forward import uninstall
 from .state import NAME, Ace, find
 
-Shape = tuple[int, ...]
-_NUMBERED = re.compile(r"(.*\D)(\d+)")
-_BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked", "_u", "_v")
-"""What branches hold beside parameters: directions of spectral normalisation, statistics of batch normalisation."""
-
-
-def renumbered(state: Mapping[Any, Any], prefixes: Sequence[str]) -> dict[str, str | None]:
-    """For a state_dict with ACE under these prefixes ("model.ace."): the names of numbered weights that change, each
-    with its new name, or None where it is ACE's."""
-    found: dict[str, str | None] = {}
-    for family in _families(state):
-        shapes = [_shape(state[name]) for name in family]
-        others = {name: value for name, value in state.items() if name not in family}
-        gone = _places_of_ace(others, prefixes, shapes, f"{family[0]} to {family[-1]}")
-        stem = family[0].removesuffix("0")
-        kept = [name for place, name in enumerate(family) if place not in gone]
-        found.update({name: None for place, name in enumerate(family) if place in gone})
-        found.update({name: f"{stem}{number}" for number, name in enumerate(kept) if name != f"{stem}{number}"})
-    return found
-
-
-def places(weights: Sequence[Any], states: Iterable[tuple[Mapping[Any, Any], Sequence[str]]]) -> set[int]:
-    """Where ACE's parameters are in a list, if that is one of weights of these state_dicts, each with its prefixes."""
-    if not weights or not all(isinstance(weight, Tensor) for weight in weights):
-        return set()
-    found = (
-        _places_of_ace(*state, list(map(_shape, weights)), f"a list of {len(weights)} weights") for state in states
-    )
-    return next(filter(None, found), set())
-
-
-def _families(state: Mapping[Any, Any]) -> list[list[str]]:
-    """Names that differ in their last number alone, from 0 on without a gap."""
-    numbers: dict[str, set[int]] = {}
-    for name, value in state.items():
-        match = _NUMBERED.fullmatch(name) if isinstance(name, str) and isinstance(value, Tensor) else None
-        if match:
-            numbers.setdefault(match[1], set()).add(int(match[2]))
-    return [
-        [f"{stem}{number}" for number in range(len(known))]
-        for stem, known in numbers.items()
-        if known == set(range(len(known)))
-    ]
-
-
-def _places_of_ace(state: Mapping[Any, Any], prefixes: Sequence[str], shapes: Sequence[Shape], what: str) -> set[int]:
-    """Of weights with these shapes; empty if they hold no copies of ACE's parameters. ``what`` is for errors."""
-    others = {
-        name: _shape(value) for name, value in state.items() if isinstance(name, str) and isinstance(value, Tensor)
-    }
-    gone: set[int] = set()
-    begin = 0
-    before: list[Shape] = []
-    left = list(prefixes)
-    for name, shape in others.items():
-        if not left or not name.startswith(left[0]):
-            if not name.startswith(tuple(prefixes)):
-                before.append(shape)
-            continue
-        mine = _parameters(others, left.pop(0))
-        fitting = [
-            place
-            for place in range(begin, len(shapes) - len(mine) + 1)
-            if list(shapes[place : place + len(mine)]) == mine and _among(shapes[begin:place], before)
-        ]
-        if not fitting and not gone:
-            return set()
-        if len(fitting) != 1:
-            raise CheckpointError(
-                f"{what}: {len(fitting)} places fit the shapes of ACE's parameters, expected one; "
-                "which of these weights are ACE's cannot be told, and nothing was exported"
-            )
-        gone.update(range(fitting[0], begin := fitting[0] + len(mine)))
-        before = []
-    if gone and not _among(shapes[begin:], before):
-        raise CheckpointError(
-            f"{what}: what follows ACE's parameters are no weights of this state_dict; which of "
-            "these weights are ACE's cannot be told, and nothing was exported"
-        )
-    return gone
-
-
-def _parameters(others: Mapping[str, Shape], prefix: str) -> list[Shape]:
-    """The shapes of one ACE's parameters, in the order of ``parameters()``."""
-    inside = {name.removeprefix(prefix): shape for name, shape in others.items() if name.startswith(prefix)}
-    return [
-        shape
-        for name, shape in inside.items()
-        if name == "gamma" or (name.startswith("branches.") and name.rpartition(".")[2] not in _BUFFERS)
-    ]
-
-
-def _among(shapes: Iterable[Shape], all_of: Iterable[Shape]) -> bool:
-    """Whether the shapes come in this order among the others, which may have more."""
-    rest = iter(all_of)
-    return all(any(shape == other for other in rest) for shape in shapes)
-
-
-def _shape(value: Any) -> Shape:
-    return tuple(value.shape)
-
-
 MANIFEST = f"{NAME}.manifest"
-SAFETENSORS = ".safetensors"
+NUMBERED = re.compile(r"(.*\D)(\d+)")
+BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked", "_u", "_v")
+"""Last parts of the names of branches' buffers; all other tensors of branches are parameters."""
+
+State = tuple[Mapping[Any, Any], tuple[str, ...]]
+"""A state_dict with ACE in it, and the prefixes of ACE's keys ("ace.", "module.ace.")."""
 
 
 class CheckpointHook:
-    """load_state_dict pre-hook of an attached model: refuse what is not its own, before anything is copied.
+    """load_state_dict pre-hook of an attached model, which refuses foreign checkpoints before anything is copied.
 
-    A plain upstream checkpoint is welcome: ACE's part keeps what it has.
+    A checkpoint of plain upstream is accepted: gamma, the duals and the branches keep their values.
     """
 
     def __call__(self, model: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
@@ -146,10 +41,9 @@ class CheckpointHook:
             return
         own = model.state_dict(prefix=prefix, keep_vars=True)
         mine = prefix + NAME + "."
-        # Judged by what the checkpoint holds: a part of one is welcome, and whether it was to be strict torch
-        # does not tell here.
+        # A part of a checkpoint is accepted: torch does not pass on whether the caller asked for strict loading.
         theirs = [name for name in state if name.startswith(prefix) and not name.startswith(mine)]
-        fitting = [name for name in theirs if name in own and _same_shape(state[name], own[name])]
+        fitting = [name for name in theirs if name in own and _shape(state[name]) == _shape(own[name])]
         if len(fitting) * 2 < len(theirs):
             weights = [name for name in own if not name.startswith(mine)]
             raise CheckpointError(
@@ -172,8 +66,8 @@ class CheckpointHook:
 
 def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine: str) -> None:
     if mine + "manifest" not in state:
-        return  # a part of one, on purpose
-    about = read_manifest(state.get(mine + "manifest"))
+        return  # a part of a checkpoint, loaded on purpose
+    about = read_manifest(state[mine + "manifest"])
     sites = [site.name for site in ace.sites]
     if about is None or about["adapter"] != ace.adapter or about["sites"] != sites:
         found = "an unreadable manifest" if about is None else f"{about['adapter']}: {', '.join(about['sites'])}"
@@ -181,7 +75,7 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
             f"checkpoint holds ACE of other sites ({found}), expected {ace.adapter}: {', '.join(sites)}; "
             "nothing of it was loaded"
         )
-    wrong = [n for n, v in own.items() if n.startswith(mine) and not _same_shape(state.get(n), v)]
+    wrong = [n for n, value in own.items() if n.startswith(mine) and _shape(state.get(n)) != _shape(value)]
     extra = [n for n in state if n.startswith(mine) and n not in own]
     if wrong or extra:
         raise CheckpointError(
@@ -190,10 +84,8 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
         )
 
 
-def read_manifest(stored: object) -> dict[str, Any] | None:
-    """What a checkpoint says of the ACE in it; None if that cannot be read."""
-    if not isinstance(stored, Tensor):
-        return None
+def read_manifest(stored: Tensor) -> dict[str, Any] | None:
+    """Return the adapter and the sites that a checkpoint's manifest names; None if it is unreadable."""
     try:
         about = json.loads(bytes(stored.round().to(torch.uint8).tolist()))
         return about if {"adapter", "sites"} <= about.keys() else None
@@ -207,66 +99,86 @@ def export(
     *,
     trust: bool = False,
 ) -> Any:
-    """A checkpoint without ACE, which plain upstream loads with ``strict=True``.
+    """Remove ACE from a checkpoint, so that plain upstream loads it with ``strict=True``.
 
-    ``source`` is a state_dict, or dicts and lists with state_dicts somewhere inside (a checkpoint of Lightning, say),
-    or the path of either as ``torch.save`` wrote it. Returns the same structure without ACE's entries, and writes it
-    to ``to`` if given. Averages of the weights that are kept by number beside them lose ACE's as well. ``trust`` reads
-    files of pickled models, too, whose code runs when they are read.
+    Averages of the weights that are kept by number or in a list (NequIP's EMA, torch_ema) lose ACE's as well.
+
+    Args:
+        source: A state_dict, dicts and lists with state_dicts inside (a Lightning checkpoint), or the path of a file
+            that ``torch.save`` wrote.
+        to: The file to write, if any.
+        trust: Read files with pickled models, too. Such a file runs code when it is read.
+
+    Returns:
+        The content of the checkpoint without ACE's entries.
+
+    Raises:
+        CheckpointError: If the source cannot be read or holds no ACE, if ACE's part among averaged weights is
+            ambiguous, or if ``to`` is the source or cannot be written.
     """
-    return exported(source, to, trust=trust).content
+    return export_checkpoint(source, to, trust=trust).content
 
 
 @dataclass
 class Exported:
-    """What an export came to; ``kept`` and ``removed`` count tensors."""
+    """A checkpoint without ACE, and what was removed from it."""
 
     content: Any = None
     kept: int = 0
+    """Number of tensors kept."""
     removed: int = 0
+    """Number of tensors removed."""
     gammas: list[Tensor] = field(default_factory=list)
     optimizers: int = 0
-    """Optimizer states beside the weights, which still count ACE's parameters."""
-    states: list[tuple[Mapping[Any, Any], tuple[str, ...]]] = field(default_factory=list)
-    """The state_dicts with ACE in them, each with the prefixes of ACE's keys."""
+    """Number of optimizer states that still hold ACE's parameters."""
+    states: list[State] = field(default_factory=list)
+    """All state_dicts with ACE in the checkpoint."""
 
     def clean(self, content: Any) -> Any:
-        if isinstance(content, (list, tuple)) and type(content) in (list, tuple):
-            gone = places(content, self.states)
+        """Return the content without ACE, and count."""
+        if type(content) in (list, tuple):
+            gone = self._places_in(content)
             self.removed += len(gone)
             return type(content)(self.clean(item) for place, item in enumerate(content) if place not in gone)
         if isinstance(content, nn.Module):
-            return self._projected(content)
+            return self._project(content)
         if not isinstance(content, Mapping):
             self.kept += isinstance(content, Tensor)
             return content
-        if _is_of_an_optimizer(content):
+        if {"state", "param_groups"} <= content.keys():
             plain = _without_adopted(content)
             if plain is not None:
                 return plain
             self.optimizers += 1
         prefixes = _prefixes(content)
-        self.gammas.extend(content[p + "gamma"] for p in prefixes if isinstance(content.get(p + "gamma"), Tensor))
-        numbered = renumbered(content, prefixes) if prefixes else {}
-        cleaned: Any = copy.copy(content)  # of the same kind
+        self.gammas.extend(content[prefix + "gamma"] for prefix in prefixes)
+        renamed = _renumber(content, prefixes) if prefixes else {}
+        cleaned: Any = copy.copy(content)  # keeps the type and torch's _metadata
         cleaned.clear()
         for name, value in content.items():
-            if (isinstance(name, str) and name.startswith(prefixes or ("\0",))) or numbered.get(name, "") is None:
+            if (isinstance(name, str) and name.startswith(prefixes or "\0")) or renamed.get(name, "") is None:
                 self.removed += 1
             else:
-                cleaned[numbered.get(name, name)] = self.clean(value)
+                cleaned[renamed.get(name, name)] = self.clean(value)
         if prefixes and hasattr(cleaned, "_metadata"):  # torch's: a version for every submodule
-            known = cleaned._metadata
-            cleaned._metadata = type(known)((k, v) for k, v in known.items() if not f"{k}.".startswith(prefixes))
+            versions = cleaned._metadata.items()
+            cleaned._metadata = type(cleaned._metadata)((k, v) for k, v in versions if not f"{k}.".startswith(prefixes))
         return cleaned
 
-    def _projected(self, whole: nn.Module) -> nn.Module:
-        """A model that was pickled whole, plain again. It is nobody's but the export's."""
+    def _places_in(self, weights: Sequence[Any]) -> Sequence[int]:
+        """Return the positions of ACE's parameters in a list, if it holds averages of an attached model's weights."""
+        if not weights or not all(isinstance(weight, Tensor) for weight in weights):
+            return ()
+        shapes = list(map(_shape, weights))
+        found = (_places_of_ace(*state, shapes, f"a list of {len(weights)} weights") for state in self.states)
+        return next(filter(None, found), ())
+
+    def _project(self, whole: nn.Module) -> nn.Module:
+        """Remove ACE from a model that was pickled whole, and from models in its dicts (Lightning's hparams)."""
         before = len(whole.state_dict())
-        # A module of Lightning keeps what it was built with, models among it, in a dict beside its submodules.
-        kept = [vars(part).values() for part in whole.modules()]
-        beside = [each for values in kept for value in values if isinstance(value, Mapping) for each in value.values()]
-        for model in [part for each in (whole, *beside) if isinstance(each, nn.Module) for part in each.modules()]:
+        dicts = [value for part in whole.modules() for value in vars(part).values() if isinstance(value, Mapping)]
+        roots = [whole, *(each for value in dicts for each in value.values() if isinstance(each, nn.Module))]
+        for model in [part for root in roots for part in root.modules()]:
             ace = find(model)
             if ace is not None:
                 self.gammas.append(ace.gamma)
@@ -276,24 +188,14 @@ class Exported:
         return whole
 
 
-def _is_of_an_optimizer(content: Mapping[Any, Any]) -> bool:
-    """Whether this is what ``Optimizer.state_dict()`` gives. A model's own tensors may have the same names."""
-    groups = content.get("param_groups")
-    return (
-        isinstance(content.get("state"), Mapping)
-        and isinstance(groups, list)
-        and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
-    )
-
-
 def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Of ACE's keys in a state_dict. A wrapped model's have one ("module.ace."); the manifest marks every ACE."""
+    """Return the prefixes of ACE's keys in a state_dict; every ACE has a manifest."""
     marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
-    return tuple(mark[: -len("manifest")] for mark in marks)
+    return tuple(mark.removesuffix("manifest") for mark in marks)
 
 
-def _states(content: Any) -> Iterator[tuple[Mapping[Any, Any], tuple[str, ...]]]:
-    """The state_dicts with ACE in them, wherever they are."""
+def _states(content: Any) -> Iterator[State]:
+    """Yield the state_dicts with ACE, at any depth."""
     if isinstance(content, Mapping):
         if prefixes := _prefixes(content):
             yield content, prefixes
@@ -304,8 +206,67 @@ def _states(content: Any) -> Iterator[tuple[Mapping[Any, Any], tuple[str, ...]]]
         yield from _states(each)
 
 
+def _renumber(state: Mapping[Any, Any], prefixes: tuple[str, ...]) -> dict[str, str | None]:
+    """Return new names for averaged weights kept by number ("ema.ema_weight_0"); None for ACE's, which go."""
+    numbers: dict[str, set[int]] = {}
+    for name in state:
+        match = NUMBERED.fullmatch(name) if isinstance(name, str) else None
+        if match:
+            numbers.setdefault(match[1], set()).add(int(match[2]))
+    renamed: dict[str, str | None] = {}
+    for stem, known in numbers.items():
+        family = [f"{stem}{number}" for number in range(len(known))]
+        if known != set(range(len(known))):
+            continue
+        others = {name: value for name, value in state.items() if name not in family}
+        shapes = [_shape(state[name]) for name in family]
+        gone = _places_of_ace(others, prefixes, shapes, f"{family[0]} to {family[-1]}")
+        kept = [name for place, name in enumerate(family) if place not in gone]
+        renamed.update({family[place]: None for place in gone})
+        renamed.update({name: f"{stem}{number}" for number, name in enumerate(kept) if gone})
+    return renamed
+
+
+def _places_of_ace(
+    state: Mapping[Any, Any], prefixes: tuple[str, ...], shapes: Sequence[Any], what: str
+) -> Sequence[int]:
+    """Return the positions of ACE's parameters among weights without names; empty if there are none.
+
+    They stand together, in the order of ``parameters()``. What stands before and after them must be weights that stand
+    before and after them in the state_dict.
+    """
+    names = [name for name in state if isinstance(name, str)]
+    mine = [name for name in names if name.startswith(prefixes[0])]
+    block = [_shape(state[name]) for name in mine if _is_parameter(name.removeprefix(prefixes[0]))]
+    found = [place for place in range(len(shapes)) if shapes[place : place + len(block)] == block]
+    if not found:
+        return ()
+    before, after = names[: names.index(mine[0])], names[names.index(mine[-1]) + 1 :]
+    fitting = [
+        place
+        for place in found
+        if _among(shapes[:place], (_shape(state[name]) for name in before))
+        and _among(shapes[place + len(block) :], (_shape(state[name]) for name in after))
+    ]
+    if len(fitting) != 1 or len(prefixes) > 1:
+        raise CheckpointError(
+            f"{what}: expected averages of the weights of one model with ACE, found {len(fitting)} places that fit "
+            "the shapes of ACE's parameters; nothing was exported"
+        )
+    return range(fitting[0], fitting[0] + len(block))
+
+
+def _is_parameter(name: str) -> bool:
+    return name == "gamma" or (name.startswith("branches.") and name.rpartition(".")[2] not in BUFFERS)
+
+
+def _among(shapes: Iterable[Any], others: Iterator[Any]) -> bool:
+    """Return whether the shapes are a subsequence of the others."""
+    return all(any(shape == other for other in others) for shape in shapes)
+
+
 def _without_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An optimizer's state without the group that ACE's parameters were adopted in; None if they are elsewhere."""
+    """Return an optimizer's state without the group that holds ACE's parameters alone; None if there is none."""
     *groups, last = state["param_groups"] or [{}]
     if last.get("name") != NAME:
         return None
@@ -313,37 +274,33 @@ def _without_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**state, "param_groups": groups, "state": values}
 
 
-def exported(
+def export_checkpoint(
     source: Mapping[str, Any] | str | os.PathLike[str],
     to: str | os.PathLike[str] | None = None,
     *,
     trust: bool = False,
 ) -> Exported:
-    """`export`, with the counts."""
+    """Export a checkpoint as `export` does, and return the counts as well."""
     if isinstance(source, nn.Module):
         raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
-    if to is not None and isinstance(source, (str, os.PathLike)) and Path(to).resolve() == Path(source).resolve():
+    is_path = isinstance(source, (str, os.PathLike))
+    if to is not None and is_path and Path(to).resolve() == Path(source).resolve():
         raise CheckpointError(f"{str(to)!r} is the checkpoint itself: ACE's part would be lost; choose another name")
-    where = "the state_dict"
-    content: Any = source
-    if isinstance(source, (str, os.PathLike)):
-        where = str(source)
-        content = read_checkpoint(Path(source), trust=trust)
-    result = Exported()
-    try:
-        result.states.extend(_states(content))
-        result.content = result.clean(content)
-    except RecursionError:
-        raise CheckpointError(f"{where} is nested too deeply, or holds itself: expected dicts and lists") from None
+    content: Any = read_checkpoint(Path(source), trust=trust) if is_path else source
+    result = Exported(states=list(_states(content)))
+    result.content = result.clean(content)
     if not result.removed:
         raise CheckpointError(
-            f"{where} holds no ACE: expected keys such as {MANIFEST!r} and '{NAME}.gamma', "
-            f"found {_some(content) if isinstance(content, Mapping) else type(content).__name__}"
+            f"{source if is_path else 'the state_dict'} holds no ACE: expected keys such as {MANIFEST!r} and "
+            f"'{NAME}.gamma', found {_some(content) if isinstance(content, Mapping) else type(content).__name__}"
         )
     if to is not None:
-        _write(result.content, Path(to))
-    largest = max(map(_largest, result.gammas), default=0.0)
-    if not largest <= 1e-3:  # written so that nan is told too
+        path = Path(to)
+        if path.is_dir() or not path.parent.is_dir():
+            raise CheckpointError(f"cannot write {str(path)!r}: expected a file name in a folder that exists")
+        publish(path, lambda file: torch.save(result.content, file))
+    largest = max((float(gamma.detach().abs().max()) for gamma in result.gammas), default=0.0)
+    if not largest <= 1e-3:  # true for nan as well
         warnings.warn(
             f"exporting f_eq alone although max |gamma| is {largest:.3g}: the branches it leaves out still count",
             AceWarning,
@@ -351,8 +308,8 @@ def exported(
         )
     if result.optimizers:
         warnings.warn(
-            "the optimizer state beside the weights is left as it is and still counts ACE's parameters: plain upstream "
-            "can load the weights but not resume from it",
+            "the optimizer state in the checkpoint is unchanged and still counts ACE's parameters: plain upstream can "
+            "load the weights but not resume from it",
             AceWarning,
             stacklevel=3,
         )
@@ -360,15 +317,9 @@ def exported(
 
 
 def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
-    """What ``torch.save`` wrote: tensors and containers alone, nothing that runs code, unless it is trusted."""
+    """Read a file that ``torch.save`` wrote: tensors and containers, and pickled models if it is trusted."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}: expected a file that torch.save wrote")
-    if path.suffix == SAFETENSORS:
-        library = _safetensors()
-        try:
-            return library.load_file(path)
-        except Exception as error:
-            raise CheckpointError(f"cannot read {path} as safetensors: {' '.join(str(error).split())}") from None
     try:
         with torch.serialization.safe_globals(numpy_numbers()):
             return torch.load(path, map_location="cpu", weights_only=not trust)
@@ -385,7 +336,13 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
 
 
 def numpy_numbers() -> list[Any]:
-    """What the numbers of numpy are pickled with: scripts save their accuracies as such, beside the weights."""
+    """Return the globals that pickled NumPy numbers need, for ``torch.serialization.safe_globals``.
+
+    Scripts save accuracies as NumPy numbers beside the weights.
+
+    Returns:
+        Functions and types that ``torch.load(..., weights_only=True)`` may call; empty if NumPy is not installed.
+    """
     try:
         import numpy
     except ImportError:
@@ -393,52 +350,16 @@ def numpy_numbers() -> list[Any]:
     rebuild = numpy.float64(0).__reduce__()[0]
     found: list[Any] = [rebuild, numpy.dtype, *{type(numpy.dtype(kind)) for kind in "?bBhHiIlLqQefd"}]
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):
-        # As numpy 1 and numpy 2 name it, whichever wrote the file.
+        # The file may come from numpy 1 or numpy 2, which name the function differently.
         found += [(rebuild, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     return found
 
 
-def _write(content: Any, path: Path) -> None:
-    """Whole or not at all."""
-    if path.is_dir() or not path.parent.is_dir():
-        raise CheckpointError(f"cannot write {str(path)!r}: expected a file name in a folder that exists")
-    if path.suffix != SAFETENSORS:
-        publish(path, lambda file: torch.save(content, file))
-        return
-    odd = [str(name) for name, value in content.items() if not isinstance(value, Tensor)]
-    if odd:
-        raise CheckpointError(
-            f"cannot write {str(path)!r}: safetensors holds tensors by name alone, found {_some(odd)} beside them; "
-            "choose a name such as plain.pt"
-        )
-    written = _safetensors().save({name: value.contiguous() for name, value in content.items()})
-    publish(path, written)
+def _shape(value: Any) -> Any:
+    return getattr(value, "shape", None)
 
 
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise CheckpointError("files of safetensors need the package: pip install safetensors") from None
-    return safetensors.torch
-
-
-def _largest(gamma: Tensor) -> float:
-    """|gamma| at most; nan where its values are not there."""
-    if gamma.is_meta:
-        return math.nan
-    values = gamma.detach().to_dense()
-    values = (values if values.is_complex() else values.double()).abs()
-    return float(values.max()) if values.numel() else 0.0
-
-
-def _same_shape(value: object, like: object) -> bool:
-    if isinstance(value, Tensor) and isinstance(like, Tensor):
-        return value.shape == like.shape
-    return value is not None and not isinstance(like, Tensor)
-
-
-def _some(names: Any) -> str:
+def _some(names: Iterable[Any]) -> str:
     listed = [str(name) for name in names]
     shown = ", ".join(listed[:3])
     return f"{shown} and {len(listed) - 3} more" if len(listed) > 3 else shown or "nothing"
