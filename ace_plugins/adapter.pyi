@@ -1,3 +1,4 @@
+from .contract.hookspecs import LazyHook as LazyHook
 from .contract.hookspecs import hookimpl as hookimpl
 from .contract.sites import AddsItself as AddsItself
 from .contract.sites import Node as Node

@@ -1,10 +1,24 @@
-"""The contract, on one page. An adapter implements the first group; an observer only the last.
+"""The hooks of a plugin, on one page. Adapters implement the first ten, observers the last three.
 
-Mark implementations with ``ace_plugins.hookimpl`` and name the module in the entry point group ``ace_plugins``.
+Mark implementations with `hookimpl` and name their module in the entry point group ``ace_plugins``:
+
+    from ace_plugins import adapter as ace
+
+    @ace.hookimpl
+    def ace_upstream() -> ace.Upstream:
+        return ace.Upstream("MyNet", models=("mynet.model:MyNet",))
+
+    ace_example = ace.LazyHook("ace_mynet.example:small_example")
+
+An implementation may leave out parameters it does not use. The host calls adapter hooks one adapter at a time and
+checks the results; hook wrappers are refused. Observers run in pluggy's order: the last registered first, except for
+``tryfirst`` and ``trylast``. An observer that raises causes a warning, and training continues.
 """
 
 from __future__ import annotations
 
+import inspect
+import pkgutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,66 +37,97 @@ hookspec = pluggy.HookspecMarker("ace_plugins")
 hookimpl = pluggy.HookimplMarker("ace_plugins")
 
 
+class LazyHook:
+    """An implementation of an adapter hook in another module, which is imported when the hook is called.
+
+    Every command imports every adapter, so adapters must not import torch or their upstream when they are loaded.
+
+        ace_example = LazyHook("ace_mynet.example:small_example")  # a function, called with the hook's arguments
+        ace_shims = LazyHook("ace_mynet.shims:SHIMS")  # or the hook's result itself
+
+    Args:
+        target: The object as "module:name", as in an entry point.
+
+    Raises:
+        ValueError: If the target has another form.
+    """
+
+    def __init__(self, target: str) -> None:
+        module, colon, name = target.partition(":")
+        if not (colon and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))):
+            raise ValueError(f"LazyHook: expected 'module:name', as 'ace_mynet.example:example', found {target!r}")
+        self.target = target
+
+    def load(self) -> Any:
+        """Import the module and return the object."""
+        return pkgutil.resolve_name(self.target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, or return the object if it is the hook's result."""
+        found = self.load()
+        return found(*args, **kwargs) if inspect.isroutine(found) else found
+
+
 @hookspec
 def ace_upstream() -> Upstream:  # type: ignore[empty-body]
-    """What this adapter patches. Having this hook is what makes a plugin an adapter."""
+    """Return what this adapter patches. A plugin with this hook is an adapter."""
 
 
 @hookspec
 def ace_layers(model: nn.Module) -> Sequence[Node]:  # type: ignore[empty-body]
-    """The sites of this model, and the stems their branches share, in the order of the forward."""
+    """Return the model's sites, and the stems that their branches share, in the order of the forward pass."""
 
 
 @hookspec
 def ace_branch(site: Node, model: nn.Module, config: Config) -> nn.Module | None:
-    """The non-equivariant module for a site or stem of this model, on CPU; None for the host's default."""
+    """Return the non-equivariant module for a site or stem, on the CPU; None for the host's default, an MLP."""
 
 
 @hookspec
 def ace_group_action(model: nn.Module) -> GroupAction:  # type: ignore[empty-body]
-    """The group, and how an element acts on the model's inputs and outputs."""
+    """Return the group and its action on the model's inputs and outputs; None if it is unknown for this model."""
 
 
 @hookspec
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:  # type: ignore[empty-body]
-    """Named settings. "paper" is what the literature used; "fit" is what this adapter adds to the host's default."""
+    """Return named settings: "paper" as published, "fit" in addition to the host's defaults."""
 
 
 @hookspec
 def ace_shims() -> Sequence[AnyShim]:  # type: ignore[empty-body]
-    """Repairs that let this upstream run on today's stack, each applied only where the thing is missing."""
+    """Return compatibility fixes that let this upstream run with current versions of its dependencies."""
 
 
 @hookspec
 def ace_script(argv: Sequence[str]) -> Script | None:
-    """What the command line of one of upstream's own scripts says; None if this is none of them."""
+    """Return facts about one of upstream's scripts from its command line; None for any other script."""
 
 
 @hookspec
 def ace_example(seed: int, model: nn.Module | None) -> Example:  # type: ignore[empty-body]
-    """A small model and batch made without data, for doctor, the test kit and the docs; or a batch for ``model``."""
+    """Return a small model and batch made without data, or, if ``model`` is given, that model and a batch for it."""
 
 
 @hookspec
 def ace_demo() -> click.Command:  # type: ignore[empty-body]
-    """A command that shows this adapter at work, in minutes: ``ace-patch demo`` runs it without options."""
+    """Return the command for ``ace-patch demo NAME``. Without options it finishes within minutes."""
 
 
 @hookspec
 def ace_datasets() -> Mapping[str, click.Command]:  # type: ignore[empty-body]
-    """Commands that make data sets this upstream reads: ``ace-patch data NAME``."""
+    """Return the commands that generate this upstream's data sets, by name, for ``ace-patch data NAME``."""
 
 
 @hookspec
 def ace_attached(model: nn.Module) -> None:
-    """Observer: a model was attached."""
+    """Observe that ACE was attached to a model."""
 
 
 @hookspec
 def ace_stepped(model: nn.Module, step: int) -> None:
-    """Observer: the dual loop made step number ``step`` (1, 2, ...) of this model."""
+    """Observe that the dual loop made its step number ``step`` (1, 2, ...) for this model."""
 
 
 @hookspec
 def ace_finished(model: nn.Module) -> None:
-    """Observer: the run of this model ended (the process ends, or the model was projected)."""
+    """Observe that this model's run ended, because the process ends or the model was projected."""

@@ -17,7 +17,7 @@ from ..contract.sites import Node, Site, Stem, Tap
 from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, AttachError, ConfigError
 from ..plugins.plugin import AnswerError, Plugin
-from ..plugins.registry import tell
+from ..plugins.registry import notify
 from ..settings.config import UNBOUNDED, Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import forward_names
@@ -116,7 +116,7 @@ def put_on(ace: Ace, model: nn.Module) -> None:
     install(ace, model)
     assert isinstance(ace.hooks, ModelHooks)
     ace.hooks.permanent.append(model.register_load_state_dict_pre_hook(CheckpointHook()))  # type: ignore[no-untyped-call]
-    tell("ace_attached", model=model)
+    notify("ace_attached", model=model)
 
 
 def project(model: M) -> M:
@@ -131,7 +131,7 @@ def project(model: M) -> M:
             stacklevel=2,
         )
     if ace.duals.count:
-        tell("ace_finished", model=model)
+        notify("ace_finished", model=model)
     uninstall(ace, model)
     return model
 

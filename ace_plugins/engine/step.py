@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..errors import AceWarning, StepError
-from ..plugins.registry import tell
+from ..plugins.registry import notify
 from .branches import converting
 from .loop import Owned, tell_of_skipped
 from .paced_loop import PacedLoop
@@ -264,7 +264,7 @@ class Loop:
         for ace in reversed(moved):
             model = ace.root
             if model is not None:
-                tell("ace_stepped", model=model, step=ace.duals.count)
+                notify("ace_stepped", model=model, step=ace.duals.count)
 
     def finish(self) -> None:
         """At exit: tell the observers that the runs are over. A forked child's exit is not the end of its parent's."""
@@ -274,7 +274,7 @@ class Loop:
             model = ace.root
             if model is not None and ace.duals.count:
                 tell_of_skipped(ace.duals)
-                tell("ace_finished", model=model)
+                notify("ace_finished", model=model)
 
     def recover(self, optimizer: Optimizer, state: Any = None) -> None:
         """Undo what a step that raised in the middle left behind."""

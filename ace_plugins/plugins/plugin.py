@@ -1,20 +1,19 @@
-"""What each hook may answer. A wrong answer is told by plugin, hook, expected and found, before anyone uses it.
-
-One plugin: where it comes from, what it needs, how it fared, and its answers to hooks.
-"""
+"""One plugin: its origin, its requirements, its health, and checked calls of its hooks."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import pluggy
 from packaging.requirements import InvalidRequirement, Requirement
+from pluggy import HookImpl
 
+from ..contract.hookspecs import LazyHook
 from ..contract.sites import Site, Stem
 from ..contract.upstreams import AnyShim, Example, Script, Shim, StandIn, Upstream
 from ..errors import AceError, AdapterError, ConfigError, one_of
@@ -25,76 +24,73 @@ if TYPE_CHECKING:
 
     from ..symmetry.actions import GroupAction
 
+UPSTREAM_EXTRA = "upstream"
+"""Extra of an adapter's distribution that names the versions of the upstream it patches."""
+
 
 class AnswerError(AdapterError):
-    """A hook answered something else than the contract says."""
+    """A hook returned a result that the contract does not allow."""
 
 
-def _an(module: str, name: str) -> Callable[[Any], bool]:
-    """Whether something is of a class that is not to be imported here: where its module is not, there is none of it."""
+def _instance(module: str, name: str) -> Callable[[Any], bool]:
+    """Return a test for instances of a class, without importing its module: there are none before it is imported."""
 
-    def fits(value: Any) -> bool:
+    def test(value: Any) -> bool:
         found: Any = sys.modules.get(module)
         return found is not None and isinstance(value, getattr(found, name))
 
-    return fits
+    return test
 
 
-_is_command = _an("click", "Command")
-
-
-def _are(kinds: tuple[type, ...]) -> Callable[[Any], bool]:
+def _list_of(*kinds: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, Sequence) and all(isinstance(each, kinds) for each in value)
 
 
-def _by_name(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Mapping) and all(isinstance(key, str) and fits(value[key]) for key in value)
+def _by_name(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, Mapping) and all(isinstance(key, str) and test(value[key]) for key in value)
 
 
+_is_command = _instance("click", "Command")
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_upstream": ("Upstream(title, models)", lambda value: isinstance(value, Upstream)),
-    "ace_layers": ("a list of Site and Stem", _are((Site, Stem))),
-    "ace_branch": ("a torch.nn.Module or None", _an("torch.nn", "Module")),
-    "ace_group_action": ("GroupAction(group, inputs, outputs)", _an("ace_plugins.symmetry.actions", "GroupAction")),
-    "ace_preset": (
-        "names and settings, as {'paper': {'dual_lr': 0.1}}",
-        _by_name(_by_name(lambda _: True)),
+    "ace_layers": ("a list of Site and Stem", _list_of(Site, Stem)),
+    "ace_branch": ("a torch.nn.Module or None", _instance("torch.nn", "Module")),
+    "ace_group_action": (
+        "GroupAction(group, inputs, outputs)",
+        _instance("ace_plugins.symmetry.actions", "GroupAction"),
     ),
-    "ace_shims": ("a list of Shim and StandIn", _are((Shim, StandIn))),
+    "ace_preset": ("names and settings, as {'paper': {'dual_lr': 0.1}}", _by_name(_by_name(lambda _: True))),
+    "ace_shims": ("a list of Shim and StandIn", _list_of(Shim, StandIn)),
     "ace_script": ("a Script or None", lambda value: isinstance(value, Script)),
     "ace_example": ("Example(model, args as a tuple, kwargs)", lambda value: isinstance(value, Example)),
     "ace_demo": ("a click.Command", _is_command),
     "ace_datasets": ("click commands by name, as {'nbody': command}", _by_name(_is_command)),
 }
-"""Per hook that is answered: what is expected, in words, and whether an answer is that."""
+"""Per adapter hook the expected result, in words and as a test."""
 OPTIONAL = frozenset({"ace_branch", "ace_script", "ace_group_action"})
-"""Hooks that may answer None: the adapter has nothing to say of this site, this command line or this model."""
+"""Hooks that may return None."""
 
 
-def misfit(hook: str, answer: Any, about: str = "") -> str:
-    """What is wrong with an answer, in words; empty if nothing is. ``about`` says what was asked about."""
-    if hook not in EXPECTED or (answer is None and hook in OPTIONAL):
-        return ""
-    expected, fits = EXPECTED[hook]
+def _is_valid(hook: str, result: Any) -> bool:
+    if hook not in EXPECTED or (result is None and hook in OPTIONAL):
+        return True
     try:
-        if fits(answer):
-            return ""
-    except Exception:  # a mapping or sequence with methods of its own
-        pass
-    return f"{hook} returned {_shown(answer)}{about}, expected {expected}"
+        return EXPECTED[hook][1](result)
+    except Exception:  # a plugin's own mapping or sequence may raise anything
+        return False
 
 
-def _shown(answer: Any) -> str:
-    """The kind of thing that was found, and of the things in it where the container is right."""
-    kind = type(answer).__name__
+def _describe(value: Any) -> str:
+    """Return the type of a value and, for containers, the types inside it."""
+    kind = type(value).__name__
     try:
-        if isinstance(answer, type):
-            return f"the class {answer.__name__}"
-        if isinstance(answer, Mapping):
-            parts = [answer, *(value for value in answer.values() if isinstance(value, Mapping))]
-            found = [f"{key!r}: {type(value).__name__}" for part in parts for key, value in part.items()]
-        elif isinstance(answer, Sequence) and not isinstance(answer, str):
-            found = [type(each).__name__ for each in answer]
+        if isinstance(value, type):
+            return f"the class {value.__name__}"
+        if isinstance(value, Mapping):
+            parts = [value, *(inner for inner in value.values() if isinstance(inner, Mapping))]
+            found = [f"{key!r}: {type(inner).__name__}" for part in parts for key, inner in part.items()]
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            found = [type(each).__name__ for each in value]
         else:
             return kind
     except Exception:
@@ -102,16 +98,16 @@ def _shown(answer: Any) -> str:
     return f"{kind} with {', '.join(dict.fromkeys(found[:4]))}" if found else f"an empty {kind}"
 
 
-UPSTREAM_EXTRA = "upstream"
-
-
 @dataclass(frozen=True)
 class Requires:
-    """A distribution a plugin needs, in which versions, and what is installed."""
+    """A distribution that a plugin needs, and the version that is installed."""
 
     requirement: str
+    """Name and version range, for example "torch>=2.5"."""
     found: str | None
+    """Installed version; None if it is not installed."""
     upstream: bool = False
+    """Whether this is the upstream that the plugin patches."""
 
     @property
     def met(self) -> bool:
@@ -128,38 +124,47 @@ class Plugin:
 
     name: str
     target: str
+    """The entry point's value, for example "ace_segnn.plugin"."""
     distribution: str
     version: str
     requires: tuple[Requires, ...] = ()
     problem: str | None = None
-    """Why it cannot be used, in one line; None if it can."""
+    """Why the plugin cannot be used, in one line; None if it can."""
     upstream: Upstream | None = None
-    """What it patches; None for an observer."""
-    hooks: tuple[str, ...] = ()
-    manager: pluggy.PluginManager | None = field(default=None, repr=False, compare=False)
+    """What the adapter patches; None for an observer."""
+    implementations: Mapping[str, HookImpl | LazyHook] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """Names of the hooks it implements, sorted."""
+        return tuple(sorted(self.implementations))
 
     @property
     def missing_upstream(self) -> bool:
-        """Not usable only because what it patches is not installed: nothing to be loud about."""
+        """Whether the plugin is unusable only because its upstream is not installed, which is not an error."""
         unmet = [r for r in self.requires if not r.met]
         return bool(unmet) and all(r.upstream and r.found is None for r in unmet)
 
+    def __str__(self) -> str:
+        return f"adapter {self.name!r} ({self.distribution} {self.version})"
+
     def check_usable(self) -> None:
+        """Raise an AdapterError if the plugin has a problem."""
         if self.problem is not None:
-            raise AdapterError(f"adapter {self.name!r} ({self.distribution} {self.version}): {self.problem}")
+            raise AdapterError(f"{self}: {self.problem}")
 
     def has(self, hook: str) -> bool:
-        return hook in self.hooks
+        return hook in self.implementations
 
     @property
     def patches(self) -> Upstream:
-        """What this adapter patches. Observers have been sorted out before."""
+        """The upstream of an adapter. Not for observers."""
         assert self.upstream is not None
         return self.upstream
 
     @property
     def presets(self) -> dict[str, dict[str, Any]]:
-        """The adapter's named settings."""
+        """The adapter's presets: settings by name."""
         named = self.call("ace_preset") if self.has("ace_preset") else {}
         for name, settings in named.items():
             unknown = [one_of("setting", key, SETTINGS) for key in settings if key not in SETTINGS]
@@ -174,7 +179,7 @@ class Plugin:
 
     @property
     def shims(self) -> list[AnyShim]:
-        """The repairs it brings."""
+        """The adapter's compatibility shims."""
         return list(self.call("ace_shims")) if self.has("ace_shims") else []
 
     def configured(self, settings: Mapping[str, Any]) -> Config:
@@ -197,17 +202,17 @@ class Plugin:
         return config
 
     def example(self, seed: int, model: Any = None) -> Example:
-        """The adapter's own small model and batch, or a batch for a model that is given."""
+        """Return the adapter's small model and batch, or a batch for the given model."""
         made: Example = self.call("ace_example", seed=seed, model=model)
         if model is not None and made.model is not model:
             raise AdapterError(
-                f"adapter {self.name!r} makes no batch for a model that is given ({type(model).__name__}): expected "
-                "ace_example(seed, model) to do so; call audit(model, batch) with a batch of your own"
+                f"adapter {self.name!r} makes no batch for a given model ({type(model).__name__}): expected "
+                "ace_example(seed, model) to do so; call audit(model, batch) with your own batch"
             )
         return made
 
     def action(self, model: nn.Module) -> GroupAction:
-        """How the group acts on this model, for those who cannot do without."""
+        """Return the group's action on this model; raise an AdapterError if it is unknown."""
         found: GroupAction | None = self.call("ace_group_action", model=model)
         if found is None:
             raise AdapterError(
@@ -217,37 +222,46 @@ class Plugin:
         return found
 
     def call(self, hook: str, **arguments: Any) -> Any:
-        """This plugin's own answer to a hook, without asking the others. It is what the contract says, or an error."""
+        """Call this plugin's implementation of a hook and check the result.
+
+        Raises:
+            AdapterError: If the plugin has a problem, lacks the hook, raises an error or returns an invalid result.
+        """
         self.check_usable()
-        if not self.has(hook) or self.manager is None:
-            raise AdapterError(
-                f"adapter {self.name!r} ({self.distribution} {self.version}) does not implement {hook}; "
-                f"it implements {', '.join(self.hooks) or 'no hook'}"
-            )
-        me = self.manager.get_plugin(self.name)
-        others = [plugin for plugin in self.manager.get_plugins() if plugin is not me]
+        if not self.has(hook):
+            found = ", ".join(self.hooks) or "no hook"
+            raise AdapterError(f"{self} does not implement {hook}; it implements {found}")
         try:
-            answers = self.manager.subset_hook_caller(hook, remove_plugins=others)(**arguments)
+            result = invoke(self.implementations[hook], arguments)
         except (AceError, KeyboardInterrupt):
             raise
-        except BaseException as error:  # a plugin that calls sys.exit ends itself, and nobody else
-            raise AdapterError(
-                f"adapter {self.name!r} ({self.distribution} {self.version}): {hook} failed: {one_line(error)}"
-            ) from error
-        answer = answers[0] if answers else None
-        wrong = misfit(hook, answer, f" for {arguments['site'].name!r}" if "site" in arguments else "")
-        if wrong:
-            raise AnswerError(f"adapter {self.name!r}: {wrong}")
-        return answer
+        except BaseException as error:  # a plugin that calls sys.exit must not end the process
+            raise AdapterError(f"{self}: {hook} failed: {one_line(error)}") from error
+        if not _is_valid(hook, result):
+            found = _describe(result) + (f" for {arguments['site'].name!r}" if "site" in arguments else "")
+            raise AnswerError(f"adapter {self.name!r}: {hook} returned {found}, expected {EXPECTED[hook][0]}")
+        return result
+
+
+def invoke(implementation: HookImpl | LazyHook, arguments: Mapping[str, Any]) -> Any:
+    """Call an implementation of a hook with those arguments that it takes."""
+    if isinstance(implementation, HookImpl):
+        return implementation.function(*(arguments[name] for name in implementation.argnames))
+    found = implementation.load()
+    if not inspect.isroutine(found):
+        return found
+    known = inspect.signature(found).parameters
+    return found(**{name: value for name, value in arguments.items() if name in known})
 
 
 def one_line(error: BaseException) -> str:
+    """Return the type and message of an error in one line."""
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text}"
 
 
 def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTRA,)) -> tuple[Requires, ...]:
-    """What a distribution needs at run time, and under these extras what it patches."""
+    """Return a distribution's requirements at run time, and those under these extras as upstream's."""
     found: list[Requires] = []
     for text in declared:
         try:
@@ -257,7 +271,7 @@ def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTR
         plain = _applies(requirement, "")
         upstream = not plain and any(_applies(requirement, extra) for extra in extras)
         if plain or upstream:
-            # From the lowest up, as people write it.
+            # Lower bound first, as people write it.
             wanted = requirement.name + ",".join(sorted(map(str, requirement.specifier), reverse=True))
             found.append(Requires(wanted, _installed(requirement.name), upstream))
     return tuple(found)
@@ -268,7 +282,7 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def _importable(package: str) -> bool:
-    # Without an origin it is a mere folder of that name: wandb makes a folder "wandb" beside the script.
+    # A spec without an origin is only a folder of that name: wandb makes a folder "wandb" beside the script.
     spec = find_spec(package)
     return spec is not None and spec.origin is not None
 

@@ -1,4 +1,4 @@
-"""Finding, checking, loading and telling plugins, each on its own: a broken one is reported and the rest work."""
+"""Finding, checking and loading plugins. A broken plugin is reported and does not affect the others."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ import pluggy
 
 from .. import __version__
 from ..contract import hookspecs
+from ..contract.hookspecs import LazyHook
 from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, one_of
 from .claims import claims
-from .plugin import UPSTREAM_EXTRA, Plugin, one_line, requirements
+from .plugin import EXPECTED, UPSTREAM_EXTRA, Plugin, invoke, one_line, requirements
 
 if TYPE_CHECKING:
     from torch import nn
 
 GROUP = "ace_plugins"
 HOST = "ace-plugins"
-"""The host's own distribution, whose observers come in through the same door."""
+"""The host's own distribution. Its observers use the same entry point group."""
 HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith("ace_"))
 
 
 class Registry:
-    """Every plugin that was found, and the pluggy manager that holds those that loaded."""
+    """All plugins that were found, and the pluggy manager with those that loaded."""
 
     def __init__(self, entry_points: Iterable[importlib.metadata.EntryPoint]) -> None:
         self.manager = pluggy.PluginManager("ace_plugins")
         self.manager.add_hookspecs(hookspecs)
         self.plugins: dict[str, Plugin] = {}
         self.shadowed: list[Plugin] = []
-        """Plugins whose name an earlier one had taken."""
+        """Plugins with a name that an earlier plugin has."""
         self.left_out = ""
-        """What ACE_LOAD_PLUGINS keeps out or names in vain, in words."""
+        """Message about plugins that ACE_LOAD_PLUGINS excludes or misspells."""
         for entry_point in sorted(entry_points, key=lambda ep: (ep.name, ep.value)):
             self._load(entry_point)
 
     def __iter__(self) -> Iterator[Plugin]:
-        """Everybody's plugins; the host's own observers are no news to anyone."""
+        """All plugins except the host's own observers."""
         return iter([p for p in (*self.plugins.values(), *self.shadowed) if p.distribution != HOST])
 
     @property
@@ -55,11 +56,11 @@ class Registry:
 
     @property
     def with_checkouts(self) -> list[Plugin]:
-        """Those whose upstream people clone."""
+        """The usable adapters for upstreams that are cloned."""
         return [p for p in self.adapters if p.patches.checkout is not None]
 
     def adapter(self, name: str) -> Plugin:
-        """The adapter of that name, or an error that says what there is or why it cannot be used."""
+        """Return the adapter of this name; raise an AdapterError if it is unknown or cannot be used."""
         plugin = self.plugins.get(name) or self.plugins.get(name.replace("-", "_"))
         if plugin is None:
             why = f"; not loaded: {self.left_out}" if self.left_out else ""
@@ -71,16 +72,15 @@ class Registry:
         return plugin
 
     def claiming(self, model: nn.Module) -> Plugin:
-        """The one adapter that patches this model: by its class or a base of it, else by looking at the model."""
+        """Return the one adapter for this model: by its class or a base class, else by `Upstream.recognises`."""
         cls = type(model)
-        blind: list[str] = []
-        """Adapters that failed when they were shown the model."""
+        failed: list[str] = []
 
         def recognised(plugin: Plugin) -> bool:
             try:
-                return sees(plugin, model)
+                return recognises(plugin, model)
             except AdapterError as error:
-                blind.append(str(error))
+                failed.append(str(error))
                 return False
 
         found = [p for p in self.adapters if claims(p.patches, cls)] or [p for p in self.adapters if recognised(p)]
@@ -90,7 +90,7 @@ class Registry:
             names = ", ".join(p.name for p in found)
             raise AdapterError(f"several adapters claim {class_path(cls)}: {names}; pass adapter='...'")
         known = [f"{p.name} ({', '.join(p.patches.models) or p.patches.title})" for p in self.adapters]
-        broken = [*(f"{p.name}: {p.problem}" for p in self.plugins.values() if p.problem), *blind]
+        broken = [*(f"{p.name}: {p.problem}" for p in self.plugins.values() if p.problem), *failed]
         raise AdapterError(
             f"no adapter claims a model of class {class_path(cls)}: "
             f"expected {'; '.join(known) or 'an adapter, none loaded'}"
@@ -101,15 +101,15 @@ class Registry:
     def add(self, plugin: object, name: str, distribution: str = "(registered)", version: str = "") -> Plugin:
         """Register a plugin object directly, for tests and notebooks."""
         if name in self.plugins:
-            raise AdapterError(f"a plugin named {name!r} is loaded already; choose another name")
-        record = Plugin(name, type(plugin).__name__, distribution, version, manager=self.manager)
+            raise AdapterError(f"a plugin named {name!r} is already loaded; choose another name")
+        record = Plugin(name, type(plugin).__name__, distribution, version)
         self.plugins[name] = self._register(record, plugin)
         return self.plugins[name]
 
     def remove(self, name: str) -> None:
-        """Take out a plugin that `add` put in."""
+        """Remove a plugin that `add` registered."""
         self.plugins.pop(name, None)
-        self._forget(name)
+        self._unregister(name)
 
     def _load(self, entry_point: importlib.metadata.EntryPoint) -> None:
         dist = entry_point.dist
@@ -120,26 +120,25 @@ class Registry:
             distribution=dist.name if dist else "(unknown distribution)",
             version=dist.version if dist else "",
             requires=requirements(declared, _extras(entry_point.name)),
-            manager=self.manager,
         )
-        if self._taken(record) or self._unmet(record):
+        if self._is_taken(record) or self._lacks_requirements(record):
             return
         try:
             loaded = entry_point.load()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # a plugin that calls sys.exit ends itself, and nobody else
+        except BaseException as error:  # a plugin that calls sys.exit must not end the process
             self.plugins[record.name] = replace(record, problem=f"could not be imported: {one_line(error)}")
             return
         if not isinstance(loaded, Mapping):
             self.plugins[record.name] = self._register(record, loaded)
             return
-        for name, plugin in loaded.items():  # one entry point may bring several, by name
+        for name, plugin in loaded.items():  # one entry point may bring several plugins, by name
             each = replace(record, name=str(name), requires=requirements(declared, _extras(str(name))))
-            if not self._taken(each) and not self._unmet(each):
+            if not self._is_taken(each) and not self._lacks_requirements(each):
                 self.plugins[each.name] = self._register(each, plugin)
 
-    def _taken(self, record: Plugin) -> bool:
+    def _is_taken(self, record: Plugin) -> bool:
         taken = self.plugins.get(record.name)
         if taken is None:
             return False
@@ -148,8 +147,8 @@ class Registry:
             self.shadowed.append(replace(record, problem=why))
         return True
 
-    def _unmet(self, record: Plugin) -> bool:
-        """Asked before the import: the plugin's own code may not even parse against these versions."""
+    def _lacks_requirements(self, record: Plugin) -> bool:
+        """Check requirements before the import: the plugin may not even parse with these versions."""
         unmet = [r for r in record.requires if not r.met]
         if unmet:
             install = " ".join(repr(r.requirement) for r in unmet)
@@ -159,107 +158,111 @@ class Registry:
 
     def _register(self, record: Plugin, plugin: object) -> Plugin:
         try:
-            hooks, problem = self._hooks_of(plugin, record.name)
+            problem = self._find_problem(plugin)
+            if problem:
+                return replace(record, problem=problem)
+            self.manager.register(plugin, name=record.name)
+            callers = self.manager.get_hookcallers(plugin) or []
+            found = {each.name: i for each in callers for i in each.get_hookimpls() if i.plugin is plugin}
+            lazy = {hook: value for hook in HOOKS if isinstance(value := getattr(plugin, hook, None), LazyHook)}
+            record = replace(record, implementations={**found, **lazy})
+            return replace(record, upstream=record.call("ace_upstream")) if record.has("ace_upstream") else record
         except KeyboardInterrupt:
             raise
-        except BaseException as error:
-            hooks, problem = (), f"could not be registered: {one_line(error)}"
-        if problem:
-            self._forget(record.name)
-            return replace(record, problem=problem)
-        record = replace(record, hooks=hooks)
-        if "ace_upstream" not in hooks:
-            return record
-        try:
-            return replace(record, upstream=record.call("ace_upstream"))
         except AdapterError as error:
-            self._forget(record.name)
-            failed = error.__cause__  # without the name, which stands before every problem
+            failed = error.__cause__  # without the plugin's name, which precedes every problem
             problem = f"ace_upstream failed: {one_line(failed)}" if failed else str(error).partition(": ")[2]
-            return replace(record, problem=problem)
+        except BaseException as error:
+            problem = f"could not be registered: {one_line(error)}"
+        self._unregister(record.name)
+        return replace(record, implementations={}, problem=problem)
 
-    def _hooks_of(self, plugin: object, name: str) -> tuple[tuple[str, ...], str]:
-        """Register a plugin under this name. The hooks that it implements, and what is wrong with it."""
+    def _find_problem(self, plugin: object) -> str:
+        """Return what is wrong with a plugin's hooks, in one line; empty if nothing is."""
         if isinstance(plugin, type):
-            return (), f"is the class {plugin.__name__}, expected a module or an object; name an instance of it"
-        functions = [hook for hook in sorted(HOOKS) if callable(getattr(plugin, hook, None))]
-        unmarked = [hook for hook in functions if not hasattr(getattr(plugin, hook), "ace_plugins_impl")]
+            return f"is the class {plugin.__name__}, expected a module or an object; name an instance of it"
+        values = {hook: getattr(plugin, hook, None) for hook in sorted(HOOKS)}
+        lazy = [hook for hook, value in values.items() if isinstance(value, LazyHook)]
+        functions = [hook for hook, value in values.items() if callable(value) and hook not in lazy]
+        unmarked = [hook for hook in functions if not hasattr(values[hook], "ace_plugins_impl")]
         if unmarked:
-            return (), f"{', '.join(unmarked)} not marked with @hookimpl; add the marker"
-        marked = {each: self.manager.parse_hookimpl_opts(plugin, each) for each in dir(plugin)}
-        self.manager.register(plugin, name=name)
-        named = {opts["specname"] or each: opts for each, opts in marked.items() if opts}
-        misspelt = sorted(hook for hook, opts in named.items() if hook not in HOOKS and not opts["optionalhook"])
-        if misspelt:
-            return (), "; ".join(map(_unknown, misspelt))
-        if not named:
+            return f"{', '.join(unmarked)} not marked with @hookimpl; add the marker"
+        observers = [hook for hook in lazy if hook not in EXPECTED]
+        if observers:
+            return f"{', '.join(observers)}: an observer hook cannot be a LazyHook; define a function"
+        marked = {name: opts for name in dir(plugin) if (opts := self.manager.parse_hookimpl_opts(plugin, name))}
+        named = {opts["specname"] or name: opts for name, opts in marked.items()}
+        wrappers = [hook for hook, opts in sorted(named.items()) if opts["wrapper"] or opts["hookwrapper"]]
+        if wrappers:
+            return f"{', '.join(wrappers)} is a hook wrapper, which is not supported; use a plain @hookimpl"
+        unknown = sorted(hook for hook, opts in named.items() if hook not in HOOKS and not opts["optionalhook"])
+        if unknown:
+            return "; ".join(map(_describe_unknown, unknown))
+        if not named and not lazy:
             found = f"module {plugin.__name__}" if isinstance(plugin, ModuleType) else type(plugin).__name__
-            return (), f"{found} implements no hook, expected functions such as ace_upstream marked with @hookimpl"
-        return tuple(sorted(named.keys() & HOOKS)), ""
+            return f"{found} implements no hook, expected functions such as ace_upstream marked with @hookimpl"
+        return ""
 
-    def _forget(self, name: str) -> None:
+    def _unregister(self, name: str) -> None:
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
 
 
-def _unknown(hook: str) -> str:
-    """Of a hook that there is not: misspelt, or of another version of the host."""
-    bare = {name.removeprefix("ace_"): name for name in HOOKS}  # else the prefix makes any two names alike
+def _describe_unknown(hook: str) -> str:
+    """Return the message about a hook that does not exist: misspelt, or of another version of the host."""
+    bare = {name.removeprefix("ace_"): name for name in HOOKS}  # the common prefix would make any two names similar
     near = difflib.get_close_matches(hook.removeprefix("ace_"), bare, n=1)
     if near:
         return f"unknown hook {hook!r}: did you mean {bare[near[0]]!r}?"
-    return (
-        f"unknown hook {hook!r}: ace-plugins {__version__} has none of that name, expected {', '.join(sorted(HOOKS))}"
-    )
+    return f"unknown hook {hook!r}: ace-plugins {__version__} does not have it, expected {', '.join(sorted(HOOKS))}"
 
 
 def _extras(name: str) -> tuple[str, ...]:
-    """Where a distribution says what it patches: for all of its adapters, or for the one of that name."""
+    """Return the extras that name an adapter's upstream: for the whole distribution, or for this adapter."""
     return UPSTREAM_EXTRA, f"{UPSTREAM_EXTRA}-{name.replace('_', '-')}"
 
 
-def sees(plugin: Plugin, model: nn.Module) -> bool:
-    """Whether an adapter recognises this model by looking at it."""
-    look = plugin.patches.recognises
+def recognises(plugin: Plugin, model: nn.Module) -> bool:
+    """Return whether an adapter recognises this model by `Upstream.recognises`."""
+    test = plugin.patches.recognises
     try:
-        return look is not None and bool(look(model))
+        return test is not None and bool(test(model))
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise AdapterError(f"adapter {plugin.name!r}: recognises failed: {one_line(error)}") from error
 
 
-def chosen(names: Iterable[str]) -> tuple[set[str], str]:
-    """Which of these names ``ACE_LOAD_PLUGINS`` lets in (unset all, empty none), and in words what it does not."""
+def select(names: Iterable[str]) -> tuple[set[str], str]:
+    """Return the plugins that ``ACE_LOAD_PLUGINS`` allows (unset: all, empty: none), and a message about the rest."""
     known = set(names)
     value = os.environ.get("ACE_LOAD_PLUGINS")
     if value is None:
         return known, ""
     wanted = {name.strip() for name in value.split(",") if name.strip()}
-    told = [one_of("plugin in ACE_LOAD_PLUGINS", name, known) for name in sorted(wanted - known)]
+    messages = [one_of("plugin in ACE_LOAD_PLUGINS", name, known) for name in sorted(wanted - known)]
     if known - wanted:
-        told.append(f"{', '.join(sorted(known - wanted))} (ACE_LOAD_PLUGINS is {value!r})")
-    return wanted & known, "; ".join(told)
+        messages.append(f"{', '.join(sorted(known - wanted))} (ACE_LOAD_PLUGINS is {value!r})")
+    return wanted & known, "; ".join(messages)
 
 
 @cache
 def registry() -> Registry:
-    """The plugins of this process, loaded on first use."""
+    """Return the plugins of this process, loaded on first use."""
     found = list(importlib.metadata.entry_points(group=GROUP))
     hosts = [ep for ep in found if ep.dist is not None and ep.dist.name == HOST]
-    allowed, left_out = chosen(ep.name for ep in found if ep not in hosts)
+    allowed, left_out = select(ep.name for ep in found if ep not in hosts)
     loaded = Registry(ep for ep in found if ep in hosts or ep.name in allowed)
     loaded.left_out = left_out
     return loaded
 
 
-def tell(hook: str, **arguments: Any) -> None:
-    """Call an observer hook of every plugin that has it, in pluggy's order: the last registered first, and ``tryfirst``
-    and ``trylast`` hold. What one raises becomes a warning with its name: a logger that fails must not cost anyone a
-    training run."""
-    for impl in reversed(getattr(registry().manager.hook, hook).get_hookimpls()):
+def notify(hook: str, **arguments: Any) -> None:
+    """Call an observer hook of every plugin, in pluggy's order. Errors become warnings: training must continue."""
+    for implementation in reversed(getattr(registry().manager.hook, hook).get_hookimpls()):
         try:
-            impl.function(*(arguments[name] for name in impl.argnames))
+            invoke(implementation, arguments)
         except Exception as error:
-            told = f"observer {impl.plugin_name!r} failed in {hook}: {one_line(error)}; training goes on"
-            warnings.warn(told, AceWarning, stacklevel=2)
+            name = implementation.plugin_name
+            text = f"observer {name!r} failed in {hook}: {one_line(error)}; training goes on"
+            warnings.warn(text, AceWarning, stacklevel=2)

@@ -16,7 +16,7 @@ from ..contract.upstreams import class_path
 from ..engine.state import resolve
 from ..errors import AceError
 from ..plugins.claims import claims
-from ..plugins.registry import sees
+from ..plugins.registry import recognises
 from ..symmetry.parts import part_of, tensors_in
 from .kit import CheckError, Kit, NotApplicable, different, few, node_field, require
 
@@ -55,7 +55,7 @@ def check_example_is_claimed(kit: Kit) -> None:
     """The example is a model that this adapter patches."""
     model, upstream = kit.example().model, kit.plugin.patches
     require(
-        claims(upstream, type(model)) or sees(kit.plugin, model),
+        claims(upstream, type(model)) or recognises(kit.plugin, model),
         f"the example is a {class_path(type(model))}, which the adapter does not claim: "
         f"expected {', '.join(upstream.models) or 'a model it recognises'}",
         "ace_upstream, models" if upstream.models else "ace_upstream, recognises",

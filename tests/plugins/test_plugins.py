@@ -80,6 +80,22 @@ BROKEN = {
         ),
         "ace_upstream failed: ValueError: Checkout: scripts: expected a tuple of files in the clone.*'../main.py'",
     ),
+    "wrapper": (
+        GOOD + "@hookimpl(wrapper=True)\ndef ace_layers(model):\n    return (yield)\n",
+        "ace_layers is a hook wrapper, which is not supported",
+    ),
+    "hookwrapper": (
+        GOOD + "@hookimpl(hookwrapper=True)\ndef ace_stepped(model):\n    yield\n",
+        "ace_stepped is a hook wrapper, which is not supported",
+    ),
+    "lazy_form": (
+        GOOD + "from ace_plugins.adapter import LazyHook\nace_example = LazyHook('example.small')\n",
+        "could not be imported: ValueError: LazyHook: expected 'module:name'.*'example.small'",
+    ),
+    "lazy_observer": (
+        GOOD + "from ace_plugins.adapter import LazyHook\nace_stepped = LazyHook('watch:stepped')\n",
+        "ace_stepped: an observer hook cannot be a LazyHook",
+    ),
     "nothing": ("x = 1", "module ace_bad_nothing implements no hook, expected functions such as ace_upstream"),
 }
 
@@ -189,6 +205,71 @@ def test_a_missing_hook_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     plugin = loaded(tmp_path, monkeypatch).adapter("half")
     with pytest.raises(AdapterError, match=r"adapter 'half' \(ace-half 1.2\) does not implement ace_layers"):
         plugin.call("ace_layers", model=None)
+
+
+LAZY = """
+from ace_plugins.adapter import LazyHook, Upstream
+ace_upstream = LazyHook("ace_lazy_parts:UPSTREAM")
+ace_layers = LazyHook("ace_lazy_parts:layers")
+ace_demo = LazyHook("ace_lazy_parts:demo")
+ace_script = LazyHook("ace_lazy_parts:script")
+ace_example = LazyHook("ace_lazy_parts:absent")
+ace_shims = LazyHook("ace_lazy_nowhere:SHIMS")
+"""
+LAZY_PARTS = """
+import click
+from ace_plugins.adapter import Site, Upstream
+UPSTREAM = Upstream("Lazy", models=("goodnet:Net",))
+demo = click.Command("demo")
+def layers(model, names=("a", "b")):
+    return [Site(name, shape_in=(1,), shape_out=(1,)) for name in names]
+def script(argv, net):
+    return None
+"""
+
+
+@pytest.fixture
+def lazy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    (tmp_path / "ace_lazy_parts.py").write_text(LAZY_PARTS)
+    install(tmp_path, "ace-lazy", "lazy", LAZY)
+    return loaded(tmp_path, monkeypatch)
+
+
+def test_lazy_hooks_name_a_function_or_a_result(lazy: Registry) -> None:
+    plugin = lazy.adapter("lazy")
+    assert plugin.patches.title == "Lazy"
+    assert [site.name for site in plugin.call("ace_layers", model=None)] == ["a", "b"]
+    assert plugin.call("ace_demo").name == "demo"
+    module: Any = sys.modules["ace_lazy"]
+    assert [site.name for site in module.ace_layers(None, ("c",))] == ["c"], "tests call the hook itself"
+    assert module.ace_demo().name == "demo"
+
+
+@pytest.mark.parametrize(
+    ("hook", "arguments", "error"),
+    [
+        ("ace_script", {"argv": ()}, "TypeError: script.*'net'"),
+        ("ace_example", {"seed": 0, "model": None}, "AttributeError: .*'absent'"),
+        ("ace_shims", {}, "ModuleNotFoundError: .*'ace_lazy_nowhere'"),
+    ],
+)
+def test_errors_of_lazy_hooks_name_plugin_and_hook(
+    lazy: Registry, hook: str, arguments: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(AdapterError, match=rf"adapter 'lazy' \(ace-lazy 1.2\): {hook} failed: {error}"):
+        lazy.adapter("lazy").call(hook, **arguments)
+
+
+def test_lazy_hooks_are_imported_when_they_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marker = tmp_path / "imported"
+    source = GOOD + "from ace_plugins.adapter import LazyHook\nace_layers = LazyHook('ace_late_parts:layers')\n"
+    install(tmp_path, "ace-late", "late", source)
+    (tmp_path / "ace_late_parts.py").write_text(f"open({str(marker)!r}, 'w').close()\ndef layers():\n    return []\n")
+    plugin = loaded(tmp_path, monkeypatch).adapter("late")
+    assert plugin.hooks == ("ace_layers", "ace_upstream")
+    assert not marker.exists()
+    assert plugin.call("ace_layers", model=None) == []
+    assert marker.exists()
 
 
 def listing(site: Path, *arguments: str, **environment: str) -> Any:

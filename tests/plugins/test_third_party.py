@@ -26,7 +26,7 @@ BROKEN: dict[str, tuple[str, tuple[str, ...], str]] = {
     "removed": (
         GOOD + "    @hookimpl\n    def ace_warmup(model): pass\n",
         (),
-        f"unknown hook 'ace_warmup': ace-plugins {ace_plugins.__version__} has none of that name, expected ace_att.*",
+        f"unknown hook 'ace_warmup': ace-plugins {ace_plugins.__version__} does not have it, expected ace_att.*",
     ),
     "misspelt": (
         GOOD + "    @hookimpl\n    def ace_layer(model): pass\n",
