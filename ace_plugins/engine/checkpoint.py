@@ -283,22 +283,21 @@ def export_checkpoint(
     """Export a checkpoint as `export` does, and return the counts as well."""
     if isinstance(source, nn.Module):
         raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
-    is_path = isinstance(source, (str, os.PathLike))
-    if to is not None and is_path and Path(to).resolve() == Path(source).resolve():
+    path = Path(source) if isinstance(source, (str, os.PathLike)) else None
+    if to is not None and path is not None and Path(to).resolve() == path.resolve():
         raise CheckpointError(f"{str(to)!r} is the checkpoint itself: ACE's part would be lost; choose another name")
-    content: Any = read_checkpoint(Path(source), trust=trust) if is_path else source
+    content: Any = source if path is None else read_checkpoint(path, trust=trust)
     result = Exported(states=list(_states(content)))
     result.content = result.clean(content)
     if not result.removed:
         raise CheckpointError(
-            f"{source if is_path else 'the state_dict'} holds no ACE: expected keys such as {MANIFEST!r} and "
+            f"{path or 'the state_dict'} holds no ACE: expected keys such as {MANIFEST!r} and "
             f"'{NAME}.gamma', found {_some(content) if isinstance(content, Mapping) else type(content).__name__}"
         )
     if to is not None:
-        path = Path(to)
-        if path.is_dir() or not path.parent.is_dir():
-            raise CheckpointError(f"cannot write {str(path)!r}: expected a file name in a folder that exists")
-        publish(path, lambda file: torch.save(result.content, file))
+        if Path(to).is_dir() or not Path(to).parent.is_dir():
+            raise CheckpointError(f"cannot write {str(to)!r}: expected a file name in a folder that exists")
+        publish(to, lambda file: torch.save(result.content, file))
     largest = max((float(gamma.detach().abs().max()) for gamma in result.gammas), default=0.0)
     if not largest <= 1e-3:  # true for nan as well
         warnings.warn(
