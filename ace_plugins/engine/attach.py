@@ -26,7 +26,7 @@ from .checkpoint import CheckpointHook
 from .forward import ModelHooks, install, uninstall
 from .measure import attached
 from .scheduled import relaxed
-from .spectral_norm import bound, maps, settle, unbounded
+from .spectral_norm import bound, find_bounded, find_unbounded, settle
 from .state import NAME, Ace, Argument, conditions, find, key, resolve
 
 
@@ -138,7 +138,7 @@ def project(model: M) -> M:
 
 def _warn_of_unbounded(ace: Ace) -> None:
     """Say what deploying branches costs that are not bounded, whoever was to bound them."""
-    kinds = sorted({kind for site in ace.sites for kind in unbounded(ace.branch(site.name))})
+    kinds = sorted({kind for site in ace.sites for kind in find_unbounded(ace.branch(site.name))})
     if not ace.config.deploys_branches or not kinds:
         return
     told = ace.config.cautions or (
@@ -163,7 +163,7 @@ def _made(
         ace = Ace(plugin.name, config, nodes, arguments, made, script=script, action=action, evaluating=told, **kind)
     ace.branches.to(dtype=like.dtype)
     ace.to(device=like.device)
-    settle(maps(ace.branches))
+    settle(find_bounded(ace.branches))
     return ace
 
 

@@ -33,7 +33,7 @@ from ..symmetry.groups import Element
 from ..symmetry.measure import Call, clone, forward_names, mapped
 from ..symmetry.parts import part_of, with_part
 from .distributed import rank
-from .spectral_norm import Bounded, divided, maps
+from .spectral_norm import Bounded, divide, find_bounded
 from .state import LIVE, NAME, Ace, Unstepped
 from .step import LOOP as LOOP  # a model that comes by pickle brings its hooks, and they bring the optimizer's
 
@@ -65,8 +65,8 @@ class Forward:
         """Divide the weights of all bounded branches at once, rather than each when it is called."""
         if not self.ace.bounds or torch.compiler.is_compiling():
             return  # a compiler merges what it can itself, and does not keep what is put aside on modules
-        self.bounded = maps(self.ace.branches)
-        for bounded, weight in zip(self.bounded, divided(self.bounded), strict=True):
+        self.bounded = find_bounded(self.ace.branches)
+        for bounded, weight in zip(self.bounded, divide(self.bounded), strict=True):
             bounded.divided = weight
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ from ..symmetry.parts import part_of
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import BEYOND_HALF, Duals
-from .spectral_norm import maps, settle
+from .spectral_norm import find_bounded, settle
 
 
 class Turns:
@@ -290,7 +290,7 @@ class Ace(nn.Module):
         """Site whose branch adds itself -> the site whose prepared input it reuses."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
-        self.bounds = bool(maps(self.branches))
+        self.bounds = bool(find_bounded(self.branches))
         """Whether some of the branches' maps are bounded."""
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
         self.budget = Budget(config, script)
@@ -450,7 +450,7 @@ class Ace(nn.Module):
         """In evaluation, bring directions up to weights that were set, now and not in the next forward: that one may
         be traced by a compiler, which would take what is done once for a part of the model."""
         if not self.training:
-            settle(maps(self.branches))
+            settle(find_bounded(self.branches))
 
     def sync(self) -> None:
         """Hooks where they are needed now, and nowhere else."""

@@ -34,7 +34,7 @@ from .paced_loop import PacedLoop
 from .paper_loop import PaperLoop
 from .ranks import find_shards, refusing, wrapping
 from .scheduled import Scheduled
-from .spectral_norm import follow, maps
+from .spectral_norm import find_bounded, follow
 from .state import LIVE, LOSSES, NAME, Ace
 
 ALONE = 50
@@ -95,7 +95,7 @@ def look(optimizer: Optimizer) -> Ownership:
                 f"optimizer.add_param_group({{'params': model.{NAME}.parameters()}}), or freeze gamma with "
                 f"model.{NAME}.gamma.requires_grad_(False)"
             )
-    moved = [ace for ace in live if any(id(m.weight) in places for m in maps(ace.branches))]
+    moved = [ace for ace in live if any(id(m.weight) in places for m in find_bounded(ace.branches))]
     return Ownership(seen(optimizer), owned, moved, trained)
 
 
@@ -260,7 +260,7 @@ class Loop:
         moved = [owned.ace for owned in reversed(known.owned) if owned.finish(optimizer)]
         for ace in known.moved:
             if not ace.landed:
-                follow(maps(ace.branches))
+                follow(find_bounded(ace.branches))
         for ace in reversed(moved):
             model = ace.root
             if model is not None:

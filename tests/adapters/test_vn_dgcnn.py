@@ -196,7 +196,7 @@ def bounded() -> list[float]:
     import torch
 
     from ace_plugins import patched
-    from ace_plugins.engine.spectral_norm import divided, maps
+    from ace_plugins.engine.spectral_norm import divide, find_bounded
     from ace_vn_dgcnn.example import shapes_example
 
     with patched("vn_dgcnn", device="cpu", trace=False, mode="resilient", spectral_norm=True):
@@ -211,7 +211,7 @@ def bounded() -> list[float]:
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(twin(*example.args)[0], model(*example.args)[0])
     assert len(set(model.ace.prepared_by.values())) == 7
-    return [torch.linalg.matrix_norm(weight, 2).item() for weight in divided(maps(model.ace.branches))]
+    return [torch.linalg.matrix_norm(weight, 2).item() for weight in divide(find_bounded(model.ace.branches))]
 
 
 def doctor() -> Any:

@@ -17,7 +17,7 @@ from toy import ADAPTERS, Layered, LayeredAdapter
 
 from ace_plugins import AceWarning, attach, project, status
 from ace_plugins.adapter import Stem, Tap, hookimpl
-from ace_plugins.engine.spectral_norm import SNLinear, bound, divided, follow, maps, settle, unbounded
+from ace_plugins.engine.spectral_norm import SNLinear, bound, divide, find_bounded, find_unbounded, follow, settle
 from ace_plugins.plugins.registry import registry
 
 
@@ -50,10 +50,10 @@ def branch(*widths: int) -> nn.Module:
 @given(st.lists(st.integers(1, 12), min_size=2, max_size=6), st.integers(0, 99))
 def test_a_weight_that_was_set_is_divided_by_its_largest_singular_value(widths: list[int], seed: int) -> None:
     torch.manual_seed(seed)
-    bounded = maps(branch(*widths).double())
+    bounded = find_bounded(branch(*widths).double())
     for m in bounded:
         nn.init.normal_(m.weight, std=3.0)
-    for m, weight in zip(bounded, divided(bounded), strict=True):
+    for m, weight in zip(bounded, divide(bounded), strict=True):
         assert torch.allclose(weight, m.weight / norm(m.weight), rtol=1e-3)
         assert norm(weight) < 1 + 1e-4
 
@@ -64,26 +64,26 @@ def test_one_iteration_a_step_keeps_up_with_training(replaced: None) -> None:
     torch.manual_seed(0)
     model = attach(Layered(width=64), "layered", mode="resilient", spectral_norm=True)
     train(model, 50)
-    bounded = maps(model.ace.branches)
+    bounded = find_bounded(model.ace.branches)
     assert {tuple(m.weight.shape) for m in bounded} == {(128, 64), (64, 128), (64, 64)}
-    assert all(norm(w) == pytest.approx(1, abs=0.01) for w in divided(bounded))
+    assert all(norm(w) == pytest.approx(1, abs=0.01) for w in divide(bounded))
     for _ in range(400):
         follow(bounded)
-    assert all(1 - 1e-6 < norm(w) < 1 + 1e-3 for w in divided(bounded))
+    assert all(1 - 1e-6 < norm(w) < 1 + 1e-3 for w in divide(bounded))
 
 
 def test_fast_training_is_followed_too() -> None:
     torch.manual_seed(0)
     model = attach(Layered(), "layered", mode="resilient", spectral_norm=True)
     train(model, 200, lr=1e-2)
-    assert all(norm(w) == pytest.approx(1, abs=0.02) for w in divided(maps(model.ace.branches)))
+    assert all(norm(w) == pytest.approx(1, abs=0.02) for w in divide(find_bounded(model.ace.branches)))
 
 
 def test_gradients_are_those_of_torchs_own() -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5)).double()
     ours, theirs = bound(copy.deepcopy(plain)), copy.deepcopy(plain)
-    settle(maps(ours))
+    settle(find_bounded(ours))
     for layer in theirs:
         if isinstance(layer, nn.Linear):
             spectral_norm(layer, n_power_iterations=2000)
@@ -101,10 +101,10 @@ def test_gradients_are_those_of_torchs_own() -> None:
 def test_all_maps_at_once_are_as_each_alone() -> None:
     torch.manual_seed(0)
     module = branch(4, 4, 4, 9, 4, 2)
-    bounded = maps(module)
+    bounded = find_bounded(module)
     settle(bounded)
-    for m, weight in zip(bounded, divided(bounded), strict=True):
-        assert torch.allclose(weight, divided([m])[0], atol=1e-6)
+    for m, weight in zip(bounded, divide(bounded), strict=True):
+        assert torch.allclose(weight, divide([m])[0], atol=1e-6)
     alone = [copy.deepcopy(m) for m in bounded]
     follow(bounded)
     for m, one in zip(bounded, alone, strict=True):
@@ -115,11 +115,11 @@ def test_all_maps_at_once_are_as_each_alone() -> None:
 def test_evaluation_makes_no_iteration() -> None:
     model = attach(Layered(), "layered", mode="resilient", spectral_norm=True)
     train(model, 3)
-    before = [m.direction.clone() for m in maps(model.ace.branches)]
+    before = [m.direction.clone() for m in find_bounded(model.ace.branches)]
     model.eval()
     for _ in range(3):
         model(torch.randn(8, 3))
-    assert all(torch.equal(m.direction, d) for m, d in zip(maps(model.ace.branches), before, strict=True))
+    assert all(torch.equal(m.direction, d) for m, d in zip(find_bounded(model.ace.branches), before, strict=True))
 
 
 def test_one_iteration_a_step_however_many_forwards() -> None:
@@ -131,7 +131,7 @@ def test_one_iteration_a_step_however_many_forwards() -> None:
         for _ in range(forwards):
             (model(x).square().mean() / forwards).backward()
         optimizer.step()
-    for a, b in zip(maps(one.ace.branches), maps(two.ace.branches), strict=True):
+    for a, b in zip(find_bounded(one.ace.branches), find_bounded(two.ace.branches), strict=True):
         assert torch.allclose(a.direction, b.direction, atol=1e-5)
 
 
@@ -152,11 +152,11 @@ def test_weights_that_a_script_sets_after_attach(how: str) -> None:
                 module.weight.data.normal_(std=5.0)
 
     model.ace.branches.apply(fill)
-    weights = divided(maps(model.ace.branches))
+    weights = divide(find_bounded(model.ace.branches))
     largest = {"init": 1 + 1e-4, "zero": 0.0, "data": 4.0}[how]
     assert all(norm(w) <= largest for w in weights)
     train(model, 60)
-    assert all(norm(w) == pytest.approx(1, abs=0.02) for w in divided(maps(model.ace.branches)))
+    assert all(norm(w) == pytest.approx(1, abs=0.02) for w in divide(find_bounded(model.ace.branches)))
     assert all(p.isfinite().all() for p in model.parameters())
 
 
@@ -165,7 +165,7 @@ def test_gamma_frozen_and_left_out_of_the_optimizer() -> None:
     model = attach(Layered(), "layered", mode="resilient", spectral_norm=True)
     model.ace.gamma.requires_grad_(False)
     train(model, 50, torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=1e-2))
-    assert all(norm(w) == pytest.approx(1, abs=0.02) for w in divided(maps(model.ace.branches)))
+    assert all(norm(w) == pytest.approx(1, abs=0.02) for w in divide(find_bounded(model.ace.branches)))
 
 
 def test_stop_and_resume_is_bit_for_bit() -> None:
@@ -191,28 +191,28 @@ def test_copies_and_pickles_in_the_middle_of_it() -> None:
     handle = model.head.register_forward_hook(lambda *_: seen.append(copy.deepcopy(model.ace.branches)))
     model(x)
     handle.remove()
-    assert all(m.divided is None for m in maps(seen[0])), "a copy holds no graph"
-    assert all(m.divided is None for m in maps(model.ace.branches)), "nothing is kept between forwards"
+    assert all(m.divided is None for m in find_bounded(seen[0])), "a copy holds no graph"
+    assert all(m.divided is None for m in find_bounded(model.ace.branches)), "nothing is kept between forwards"
     train(model, 3)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(twin(x), model(x)), "bit for bit, not a better bounded one"
 
 
 def test_a_copy_of_weights_that_were_set_knows_that() -> None:
-    (m,) = maps(branch(4, 4))
+    (m,) = find_bounded(branch(4, 4))
     settle([m])
     nn.init.normal_(m.weight, std=7.0)
     assert copy.deepcopy(m).changed
-    assert norm(divided([copy.deepcopy(m)])[0]) < 1 + 1e-4
+    assert norm(divide([copy.deepcopy(m)])[0]) < 1 + 1e-4
 
 
 def test_replicas_leave_the_iterations_to_the_original() -> None:
-    (m,) = maps(branch(4, 4))
+    (m,) = find_bounded(branch(4, 4))
     settle([m])
     replica = m._replicate_for_data_parallel()
     replica.weight = m.weight.detach().clone().add_(0.0)
     assert not replica.changed
-    assert torch.equal(divided([replica])[0], divided([m])[0])
+    assert torch.equal(divide([replica])[0], divide([m])[0])
 
 
 def test_averaged_models_are_bounded_anew() -> None:
@@ -222,7 +222,7 @@ def test_averaged_models_are_bounded_anew() -> None:
         train(model, 5, lr=5e-2)
         averaged.update_parameters(model)
     averaged(torch.randn(4, 3))
-    assert all(norm(w) < 1 + 1e-4 for w in divided(maps(averaged.module.ace.branches)))
+    assert all(norm(w) < 1 + 1e-4 for w in divide(find_bounded(averaged.module.ace.branches)))
 
 
 def test_averaged_checkpoints_are_bounded_anew() -> None:
@@ -236,16 +236,16 @@ def test_averaged_checkpoints_are_bounded_anew() -> None:
         states.append(model.state_dict())
     mean = {name: sum(state[name] for state in states) / 3 for name in states[0]}
     model.load_state_dict(mean)
-    assert all(norm(w) < 1 + 1e-4 for w in divided(maps(model.ace.branches)))
+    assert all(norm(w) < 1 + 1e-4 for w in divide(find_bounded(model.ace.branches)))
 
 
 def test_another_weight_and_another_memory_are_seen() -> None:
-    (m,) = maps(branch(6, 6))
+    (m,) = find_bounded(branch(6, 6))
     settle([m])
     m.weight = nn.Parameter(torch.randn(6, 6) * 9)
-    assert norm(divided([m])[0]) < 1 + 1e-4
+    assert norm(divide([m])[0]) < 1 + 1e-4
     nn.utils.vector_to_parameters(torch.randn(42) * 9, m.parameters())
-    assert norm(divided([m])[0]) < 1 + 1e-4
+    assert norm(divide([m])[0]) < 1 + 1e-4
 
 
 def test_torchs_layers_that_reach_for_weights_get_the_divided_ones() -> None:
@@ -276,7 +276,7 @@ def test_an_interrupted_forward_leaves_no_weights_behind() -> None:
     handle.remove()
     ace = model.ace
     project(model)
-    assert all(m.divided is None for m in maps(ace.branches))
+    assert all(m.divided is None for m in find_bounded(ace.branches))
 
 
 def test_models_without_memory() -> None:
@@ -306,8 +306,8 @@ def test_precisions() -> None:
     expected = model(x)
     assert torch.allclose(copy.deepcopy(model).double()(x.double()).float(), expected, atol=1e-5)
     half = copy.deepcopy(model).bfloat16()
-    assert all(m.direction.dtype == torch.bfloat16 for m in maps(half.ace.branches))
-    assert all(norm(w.float()) == pytest.approx(1, abs=0.05) for w in divided(maps(half.ace.branches)))
+    assert all(m.direction.dtype == torch.bfloat16 for m in find_bounded(half.ace.branches))
+    assert all(norm(w.float()) == pytest.approx(1, abs=0.05) for w in divide(find_bounded(half.ace.branches)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.allclose(model(x).float(), expected, atol=0.1)
     with torch.inference_mode():
@@ -338,13 +338,13 @@ class Own(nn.Linear):
 
 
 def test_what_is_bounded_and_what_is_not() -> None:
-    assert unbounded(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Conv1d(2, 2, 1))) == ["Conv1d", "Linear"]
-    assert unbounded(bound(nn.Linear(2, 2))) == []
-    assert unbounded(bound(nn.Sequential(nn.Sequential(Own(2, 2)), nn.ReLU()))) == []
-    assert unbounded(spectral_norm(nn.Linear(2, 2))) == []
-    assert unbounded(bound(Own(2, 2))) == []
+    assert find_unbounded(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Conv1d(2, 2, 1))) == ["Conv1d", "Linear"]
+    assert find_unbounded(bound(nn.Linear(2, 2))) == []
+    assert find_unbounded(bound(nn.Sequential(nn.Sequential(Own(2, 2)), nn.ReLU()))) == []
+    assert find_unbounded(spectral_norm(nn.Linear(2, 2))) == []
+    assert find_unbounded(bound(Own(2, 2))) == []
     twice = bound(branch(2, 3, 2))
-    assert len(maps(twice)) == 2
+    assert len(find_bounded(twice)) == 2
     done = nn.Sequential(spectral_norm(nn.Linear(2, 2)))
     assert bound(done)[0].parametrizations.weight[0].n_power_iterations == 1, "torch's own stays"
 
@@ -365,8 +365,8 @@ class Convolving(ADAPTERS["layered"]):  # type: ignore[name-defined,misc]
 @pytest.mark.parametrize("replaced", [Unbound], indirect=True)
 def test_a_stem_may_stay_unbounded(replaced: None) -> None:
     model = attach(Layered(), "layered", spectral_norm=True)
-    assert not maps(model.ace.branch("stem"))
-    assert all(maps(model.ace.branch(site.name)) for site in model.ace.sites)
+    assert not find_bounded(model.ace.branch("stem"))
+    assert all(find_bounded(model.ace.branch(site.name)) for site in model.ace.sites)
 
 
 @pytest.mark.filterwarnings("error")
