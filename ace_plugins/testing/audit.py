@@ -1,7 +1,4 @@
-"""audit: how equivariant a model is, attached or not, trained or not, and in which layer the symmetry ends.
-
-audit of an adapter's own example, as it is built or with the weights of a checkpoint; or of a model saved whole.
-"""
+"""Audits: measure how equivariant a model is, and find the layers in which the symmetry breaks."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +18,7 @@ from ..contract.sites import Site, Tap
 from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import chosen_output
 from ..engine.measure import adapter_of, averaged, in_double, unwatched, use_branches
-from ..engine.state import Ace, Argument, find, resolve, unwrapped
+from ..engine.state import Ace, find, resolve, unwrapped
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
@@ -32,57 +29,58 @@ from ..symmetry.parts import positional, required, tensors_in
 from .examples import attached_example, given_example
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""The relative error that rounding may come to; 0.1 in shorter types."""
+"""Largest relative error due to rounding, by precision; 0.1 in shorter types."""
 SINGLE = 1e-4
-"""What constants or casts in float32 come to in a model that computes in float64."""
+"""Largest relative error of a float64 model with float32 constants or casts."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """How equivariant a model is on one batch, as a whole and by layer."""
+    """Equivariance of a model on one batch, as a whole and by layer."""
 
     error: EquivarianceError
     precision: str
-    """What was computed in: "float64", or the model's own type where it cannot be converted."""
+    """Precision of the computation: "float64", or the model's type if it cannot be converted."""
     as_given: str
-    """Why the model and the batch were not converted to float64; "" where they were."""
+    """Why the model and the batch were not converted to float64; "" if they were."""
     uncovered: tuple[str, ...]
-    """Inputs with floating point numbers that the action does not mention: they stay as they are under every element,
-    which is right only for what is invariant."""
+    """Floating point inputs without an action. They stay unchanged, which is correct only for invariants."""
     layers: tuple[Layer, ...]
-    """Every call of a submodule, in the order in which they begin; none for a function."""
+    """Every call of a submodule, in the order in which they start; empty for a function."""
     floor: float
-    """The relative error that rounding may come to in this precision."""
+    """Largest relative error due to rounding in this precision."""
 
     @property
     def absolute(self) -> float:
+        """Absolute error of the whole model."""
         return self.error.absolute
 
     @property
     def relative(self) -> float:
+        """Relative error of the whole model."""
         return self.error.relative
 
     @property
     def verdict(self) -> str:
-        """How it is called: "symmetric", "symmetric to single precision" (computed in float64) or "broken"."""
+        """Return "symmetric", "symmetric to single precision" (computed in float64) or "broken"."""
         if self.relative <= self.floor:
             return "symmetric"
         return "symmetric to single precision" if self.relative <= SINGLE else "broken"
 
     @property
     def culprits(self) -> tuple[Layer, ...]:
-        """The layers in which the error of the whole begins, the first one first. None where the whole is symmetric."""
+        """Layers in which the error starts, in the order of the forward pass; empty for a symmetric model."""
         if self.verdict == "symmetric":
             return ()
         least = self.floor if self.verdict != "broken" else max(SINGLE, self.floor)
         return tuple(layer for layer in self.layers if layer.begins and layer.after is not None and layer.after > least)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no number that is not finite: such an error is None."""
-        told = dataclasses.asdict(self)
-        for errors in (told["error"], *told["layers"]):
+        """Return the audit for JSON; errors that are not finite become None."""
+        content = dataclasses.asdict(self)
+        for errors in (content["error"], *content["layers"]):
             errors.update({k: None for k, v in errors.items() if isinstance(v, float) and not math.isfinite(v)})
-        return {**told, "verdict": self.verdict, "culprits": [layer.name for layer in self.culprits]}
+        return {**content, "verdict": self.verdict, "culprits": [layer.name for layer in self.culprits]}
 
 
 def audit(
@@ -95,158 +93,158 @@ def audit(
     branches_on: bool | None = None,
     layers: bool = True,
 ) -> Audit:
-    """How far a model, or any function, is from equivariant under random group elements, and where that begins.
+    """Measure how far a model or function is from equivariant, and find the layers in which the error starts.
 
-    ``fn_or_model`` is a model, or a function such as preprocessing and model together. ``action`` says how the group
-    acts on its arguments and its output. For a model that an adapter claims it may be left out. ``batch`` is a tuple of
-    positional arguments, a dict of keyword arguments or a single argument. ``branches_on`` audits f_eq + gamma f_neq
-    (True) or f_eq (False) of an attached model; by default what its mode deploys. ``layers=False`` leaves out the
-    layers. The model is not changed: a copy is audited, in float64 and in eval mode, where it can be copied and
-    converted. A function is run as it is; only its batch is converted, where it takes that.
+        found = audit(model, (z, pos))
+        print(found.verdict, [layer.name for layer in found.culprits])
 
-    What is concluded, and what is not:
+    A copy of the model is audited, in float64 and eval mode where possible; the model itself stays unchanged. A
+    function runs as it is; only its batch is converted to float64, if it accepts that.
 
-    - The error of the whole is exact: the action is known. It says nothing of other batches.
-    - A site's features are judged by ``Site.acts`` where the adapter tells them.
-    - Other features are judged without knowing how the group acts on them: rows must all be turned by one orthogonal
-      matrix, or shifted by one vector. A layer that fails this breaks the symmetry, or has features in a basis that is
-      not orthonormal; so layers are blamed (`Audit.culprits`) only where the whole is broken.
-    - A layer that passes may still give another representation than it should, such as x, y and z in another order.
-      Then a later layer is blamed, or the model itself, whose name is "".
-    - Where an error begins, nothing much is known of the layers after it: repair it and look again. A layer behind
-      it is blamed too if its error is a hundred times larger.
+    The error of the whole model is exact for this batch. Layers are judged by ``Site.acts`` where the adapter gives
+    it, and otherwise without knowing the action: all rows must be transformed by one orthogonal matrix, or shifted by
+    one vector. A layer with features in a basis that is not orthonormal fails this test, so layers are blamed only if
+    the whole model is broken. A layer that swaps x and y passes it; then a later layer or the model (name "") is
+    blamed. Layers after the first culprit are blamed only if their error is a hundred times larger: fix the first
+    one, then audit again.
+
+    Args:
+        fn_or_model: A model, attached or not, or a function, for example preprocessing and model together.
+        batch: A tuple of positional arguments, a dict of keyword arguments, a `Call`, or a single argument.
+        action: Action of the group on arguments and outputs. Optional for models that an adapter claims.
+        samples: Number of random group elements.
+        seed: Seed of the group elements and of every forward pass.
+        branches_on: Audit f_eq + gamma f_neq (True) or f_eq (False) of an attached model. Default: what its mode
+            deploys.
+        layers: Whether to audit the layers too.
+
+    Returns:
+        The errors of the model and of its layers, with a verdict.
+
+    Raises:
+        ConfigError: An argument has the wrong type, or ``branches_on`` is set for a model without ACE.
+        AdapterError: No adapter claims the model and ``action`` is missing.
     """
     is_model = isinstance(fn_or_model, nn.Module)
     if not is_model and not callable(fn_or_model):
         raise ConfigError(f"audit: expected a model or a function, found {type(fn_or_model).__name__}")
-    if action is None and not is_model:
-        raise ConfigError("audit: expected action=GroupAction(...) for a function; only models are known to adapters")
     model = unwrapped(fn_or_model) if isinstance(fn_or_model, nn.Module) else _Function(fn_or_model)
     sites: Iterable[Any] = ()
     if action is None:
+        if not is_model:
+            raise ConfigError("audit: expected action=GroupAction(...) for a function; adapters claim models only")
         ace, plugin = find(model), adapter_of(model)
         action = plugin.action(model)
         sites = ace.sites if ace is not None else plugin.call("ace_layers", model=model)
     if not isinstance(action, GroupAction):
         raise ConfigError(f"action: expected a GroupAction, found {type(action).__name__}")
     if branches_on is not None and find(model) is None:
-        raise ConfigError(f"branches_on: {type(model).__name__} has no ACE attached; leave it out")
+        raise ConfigError(f"branches_on: {type(model).__name__} has no ACE attached; leave branches_on out")
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
         judged, batch, as_given = in_double(model, batch, copied=is_model)
         with unwatched(judged):
             error = measure(judged, action, batch, samples=samples, seed=seed)
-            kind = torch.float64 if not as_given else _kind(judged, action, batch, seed)
-            floor = FLOOR.get(kind, 0.1)
+            dtype = torch.float64 if not as_given else _output_dtype(judged, action, batch, seed)
+            floor = FLOOR.get(dtype, 0.1)
             found: list[Layer] = []
             if layers and is_model:
                 options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor}
-                # A branch is not equivariant, and is not meant to be: its site is what is judged.
+                # Branches are not meant to be equivariant; their sites are judged instead.
                 branches = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
                 found = by_layer(judged, action, batch, features=_features(judged, sites), skip=branches, **options)
-                found = _with_the_whole(found, error, floor)
+                found = _judge_whole(found, error, floor)
     uncovered = tuple(_uncovered(judged, action, batch))
-    return Audit(error, str(kind).removeprefix("torch."), as_given, uncovered, tuple(found), floor)
+    return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, tuple(found), floor)
 
 
 class _Function(nn.Module):
-    """A function where a model is expected."""
+    """A function as a model."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.forward = function  # so its signature is the function's
+        self.forward = function  # keeps the function's signature
 
 
-def _kind(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:
-    """The shortest type among the outputs that are compared."""
+def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:
+    """Return the shortest type among the compared outputs."""
     with torch.inference_mode(False), untouched(model):
         output = evaluate(model, *as_call(batch), seed)
-    kinds = [tensor.dtype for tensor in action.compared(output).values()]
-    real = [kind.to_real() if kind.is_complex else kind for kind in kinds]
-    return min(real, key=lambda kind: kind.itemsize)
+    dtypes = (tensor.dtype for tensor in action.compared(output).values())
+    return min((dtype.to_real() if dtype.is_complex else dtype for dtype in dtypes), key=lambda dtype: dtype.itemsize)
 
 
-@dataclass(frozen=True)
-class _Reads:
-    argument: Argument
+class _KnownFeature(NamedTuple):
     action: Action
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        return self.argument.pick(args, kwargs)
-
-
-@dataclass(frozen=True)
-class _Gives:
-    site: Site
-    action: Action
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        return chosen_output(output, self.site)
+    pick: Callable[[tuple[Any, ...], Mapping[str, Any], Any], Any]
 
 
 def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
-    """What the adapter's sites tell of their modules' inputs and outputs."""
+    """Collect the actions on inputs and outputs of submodules that the adapter's sites declare."""
     found: dict[str, Features] = {}
     for site in sites:
-        if not isinstance(site, Site) or site.acts is None:
-            continue
-        known = found.get(site.module, Features())
-        reads, gives = known.reads, (*known.gives, _Gives(site, site.acts[1]))
-        own = isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None
-        if own and isinstance(site.reads, Tap):
-            argument = resolve(site.reads, model.get_submodule(site.module), f"site {site.name!r}")
-            reads = (*reads, _Reads(argument, site.acts[0]))
-        found[site.module] = Features(reads, gives)
+        if isinstance(site, Site) and site.acts is not None:
+            known = found.get(site.module, Features())
+            found[site.module] = Features((*known.reads, *_reads(model, site)), (*known.gives, _gives(site)))
     return found
 
 
-def _with_the_whole(layers: list[Layer], error: EquivarianceError, floor: float) -> list[Layer]:
-    """The model itself is judged by its action, and blamed where none of its layers is."""
+def _reads(model: nn.Module, site: Site) -> Iterator[_KnownFeature]:
+    if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
+        argument = resolve(site.reads, model.get_submodule(site.module), f"site {site.name!r}")
+        assert site.acts is not None
+        yield _KnownFeature(site.acts[0], lambda args, kwargs, output: argument.pick(args, kwargs))
+
+
+def _gives(site: Site) -> _KnownFeature:
+    assert site.acts is not None
+    return _KnownFeature(site.acts[1], lambda args, kwargs, output: chosen_output(output, site))
+
+
+def _judge_whole(layers: list[Layer], error: EquivarianceError, floor: float) -> list[Layer]:
+    """Judge the model itself by its action, and blame it if none of its layers is to blame."""
     level = SINGLE if error.relative > SINGLE else floor
     inside = any(layer.begins and layer.name and (layer.after or 0.0) > level for layer in layers)
-    return [
-        layer
-        if layer.name
-        else dataclasses.replace(
-            layer,
-            before=0.0,
-            after=error.relative,
-            known=True,
-            begins=not inside and not error.relative <= floor,
-            behaviour="turns" if error.relative <= floor and layer.behaviour != "invariant" else layer.behaviour,
-        )
-        for layer in layers
-    ]
+    symmetric = error.relative <= floor
+    whole: dict[str, Any] = {"before": 0.0, "after": error.relative, "known": True}
+    whole["begins"] = not inside and not symmetric
+    found = []
+    for layer in layers:
+        turns = symmetric and layer.behaviour != "invariant"
+        behaviour = "turns" if turns else layer.behaviour
+        found.append(layer if layer.name else dataclasses.replace(layer, behaviour=behaviour, **whole))
+    return found
 
 
 def _uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterator[str]:
     args, kwargs = as_call(batch)
     names = positional(forward_names(model))
-    rest = [f"argument {number}" for number in range(len(names), len(args))]
-    for name, value in [*zip([*names, *rest], args, strict=False), *kwargs.items()]:
+    names += [f"argument {number}" for number in range(len(names), len(args))]
+    covered = tuple(f"{required(path)[0]}." for path in action.inputs)
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
         for path, tensor in tensors_in(value, name):
-            covered = any(f"{path}.".startswith(f"{required(said)[0]}.") for said in action.inputs)
-            if not covered and (tensor.is_floating_point() or tensor.is_complex()):
+            if (tensor.is_floating_point() or tensor.is_complex()) and not f"{path}.".startswith(covered):
                 yield path
 
 
 @dataclass(frozen=True)
 class ExampleAudit:
-    """An audit, and what it is of."""
+    """Audit of an adapter's example or of a saved model."""
 
     adapter: str
     upstream: str
     model: str
     checkpoint: str
-    """Where the weights come from; "" for those the example begins with."""
+    """File of the weights; "" for the example's initial weights."""
     branches: bool
-    """Whether the branches took part."""
+    """Whether the branches were on."""
     sites: dict[str, str]
     """Site -> the submodule it adds to."""
     found: Audit
     averaged: tuple[int, EquivarianceError] | None
-    """Random frames that the mean was taken over, and the error of that."""
+    """Number of random frames averaged over, and the error of the average."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the audit for JSON."""
         mean = self.averaged and {"samples": self.averaged[0], "error": self.averaged[1].to_dict()}
         about = {name: getattr(self, name) for name in ("adapter", "upstream", "model", "checkpoint", "branches")}
         return {**about, "sites": self.sites, **self.found.to_dict(), "averaged": mean}
@@ -263,11 +261,10 @@ def audit_example(
     average: int | None = None,
     seed: int = 0,
 ) -> ExampleAudit:
-    """Build the adapter's example, load the checkpoint if one is given, and audit it.
+    """Audit an adapter's example, with the weights of a checkpoint if one is given.
 
-    Without ``branches_on`` it is audited as its mode deploys it: strict mode without branches. ``average`` also
-    measures the mean over so many random frames. A checkpoint that is a model saved whole is read if it is trusted,
-    and audited on a batch that the adapter makes for it.
+    A checkpoint that holds a whole model (``trust`` only) is audited on a batch that the adapter makes for it.
+    ``average`` also measures the mean over that many random frames.
     """
     if average is not None and average < 1:
         raise ConfigError(f"averaged {average}: expected at least 1 random frame")
@@ -276,15 +273,14 @@ def audit_example(
     content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
     if isinstance(content, nn.Module):
         built = given_example(name, content, seed, checkout=checkout)
-        model = built.model.eval()
     else:
         built = attached_example(name, seed, checkout=checkout)
-        model = built.model.eval()
-        if checkpoint is not None:
-            load(model, checkpoint, content)
+    model = built.model.eval()
+    if checkpoint is not None and not isinstance(content, nn.Module):
+        _load_weights(model, checkpoint, content)
     ace = find(model)
     if ace is None and branches_on:
-        raise ConfigError(f"branches on: the model in {checkpoint} has no ACE attached; leave that out")
+        raise ConfigError(f"branches on: the model in {checkpoint} has no ACE attached; leave the option out")
     with nullcontext() if branches_on is None or ace is None else use_branches(model, branches_on):
         on = ace is not None and ace.active()
         try:
@@ -310,36 +306,34 @@ def audit_example(
     )
 
 
-def load(model: nn.Module, path: Path, content: Any) -> None:
-    """The model's weights from a checkpoint: a state_dict, or dicts and lists with one somewhere inside."""
+def _load_weights(model: nn.Module, path: Path, content: Any) -> None:
+    """Load the state_dict in a checkpoint that matches the model best."""
     own = model.state_dict()
-    kinds = [state for state in _states(content) if set(state) & set(own)]
-    if not kinds:
+    best = max(_state_dicts(content), key=lambda state: len(state.keys() & own.keys()), default={})
+    if not best.keys() & own.keys():
         raise CheckpointError(
             f"{path} holds no weights of {type(model).__name__}, the adapter's example: expected names such as "
             f"{', '.join(list(own)[:3])}"
         )
-    best = max(kinds, key=lambda state: len(set(state) & set(own)))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AceWarning)  # a checkpoint of plain upstream is one to audit, too
+            warnings.simplefilter("ignore", AceWarning)  # checkpoints of plain upstream are audited too
             model.load_state_dict(best)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except RuntimeError as error:
         raise CheckpointError(
             f"{path} does not fit {type(model).__name__}, the adapter's example: {one_line(error)}; "
-            "for a model of your own call audit(model, batch)"
+            "to audit your own model call audit(model, batch)"
         ) from error
 
 
-def _states(content: Any) -> Iterator[dict[str, Tensor]]:
-    """The state_dicts in there, without the prefix of a wrapper."""
+def _state_dicts(content: Any) -> Iterator[dict[str, Tensor]]:
+    """Yield every state_dict in nested dicts and lists, also without the prefix of a wrapper."""
     if isinstance(content, Mapping):
         found = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
         yield found
         yield {name.removeprefix("module."): value for name, value in found.items()}
-    parts = content.values() if isinstance(content, Mapping) else content if isinstance(content, (list, tuple)) else ()
-    for part in parts:
-        if isinstance(part, (Mapping, list, tuple)):
-            yield from _states(part)
+        content = list(content.values())
+    for part in content if isinstance(content, (list, tuple)) else ():
+        yield from _state_dicts(part)
