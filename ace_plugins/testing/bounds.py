@@ -1,19 +1,15 @@
-"""The paper's two bounds: of what dropping the branches changes, and of the equivariance error.
+"""The paper's two bounds: on the change from dropping the branches, and on the equivariance error.
 
-They are about layers one after the other, z_i = f_eq,i(z_{i-1}) + gamma_i f_neq,i(z_{i-1}) with z_0 = x. Every f_eq,i
+The theorems are about consecutive layers, z_i = f_eq,i(z_{i-1}) + gamma_i f_neq,i(z_{i-1}) with z_0 = x. Every f_eq,i
 is equivariant. Every f_eq,i and f_neq,i is M-Lipschitz and 0 at 0, and ||f_neq,i(z)|| <= B ||z||. The paper does not
-say "0 at 0", but its proof needs it: it bounds ||z_i|| by a product of Lipschitz constants times ||x||.
-
-How much a branch can stretch: the product of what its parts can.
-
-The paper's bounds of an attached model beside what is measured: what dropping the branches changes, and the
-equivariance error.
+state "0 at 0", but its proof needs it: it bounds ||z_i|| by a product of Lipschitz constants times ||x||.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,7 +33,7 @@ from ..symmetry.measure import as_call, as_double, evaluate, forward_names, unto
 
 
 def theorem_1(gammas: Sequence[float], B: float, M: float, norm: float) -> float:
-    """A bound of ||f_gamma(x) - f_0(x)||, with ``norm`` = ||x||. The product form, which the proof derives."""
+    """Bound ||f_gamma(x) - f_0(x)||, with ``norm`` = ||x||, in the product form that the proof derives."""
     total, grown = 0.0, 1.0
     for gamma in map(abs, gammas):
         total += gamma * grown
@@ -46,39 +42,30 @@ def theorem_1(gammas: Sequence[float], B: float, M: float, norm: float) -> float
 
 
 def theorem_2(gammas: Sequence[float], B: float, M: float, norm: float, *, action: float = 1.0) -> float:
-    """A bound of ||rho_Y(g) f(x) - f(rho_X(g) x)||, with ``norm`` = ||x||.
+    """Bound ||rho_Y(g) f(x) - f(rho_X(g) x)||, with ``norm`` = ||x||.
 
-    ``action`` is the bound of the group's actions on features, ||rho(g) z|| <= action ||z||: 1 for rotations and
-    reflections. The paper has one B for branches and actions, which for these cannot be below 1. With
-    ``action = B`` this is what it prints; kept apart it also holds for branches with B < 1, and is tighter.
+    ``action`` bounds the group's action on features, ||rho(g) z|| <= action ||z||: 1 for rotations and reflections. The
+    paper prints the bound with ``action = B``; separate constants also cover branches with B < 1, and are tighter.
     """
     total = 0.0
     for k, gamma in enumerate(gammas):
-        # M (1 + C |gamma|) with C = max(B / M, 1), which is written so that M may be 0.
+        # M (1 + C |gamma|) with C = max(B / M, 1), written so that M may be 0.
         others = (M + max(B, M) * abs(other) for j, other in enumerate(gammas) if j != k)
         total += abs(gamma) * math.prod(others)
     return 2 * action * B * total * norm
 
 
-STEEPEST: dict[type[nn.Module], Callable[[Any], float]] = {
-    nn.Identity: lambda part: 1.0,
-    nn.Dropout: lambda part: 1.0,  # which in evaluation does nothing
-    nn.Flatten: lambda part: 1.0,
-    nn.Unflatten: lambda part: 1.0,
-    nn.ReLU: lambda part: 1.0,
-    nn.Tanh: lambda part: 1.0,
-    nn.Softplus: lambda part: 1.0,
-    nn.Sigmoid: lambda part: 0.25,
-    nn.LeakyReLU: lambda part: max(1.0, abs(part.negative_slope)),
-    nn.ELU: lambda part: max(1.0, abs(part.alpha)),
-    nn.GELU: lambda part: 1.1290,  # at the root of 2
-    nn.SiLU: lambda part: 1.0999,
+SLOPES: dict[type[nn.Module], float] = {
+    **dict.fromkeys((nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten, nn.ReLU, nn.Tanh, nn.Softplus), 1.0),
+    nn.Sigmoid: 0.25,
+    nn.GELU: 1.1290,
+    nn.SiLU: 1.0999,
 }
-"""The steepest slope of each nonlinearity, rounded up. That of GELU and SiLU is above 1."""
+"""Steepest slope of each nonlinearity in eval mode, rounded up."""
 
 
 def parts(branch: nn.Module) -> Iterator[nn.Module]:
-    """What a branch is made of, one after the other."""
+    """Yield the layers of a branch in order."""
     if isinstance(branch, Flat):
         yield from parts(branch.inner)
     elif type(branch) is nn.Sequential:
@@ -89,23 +76,19 @@ def parts(branch: nn.Module) -> Iterator[nn.Module]:
 
 
 def lipschitz(branch: nn.Module) -> float | None:
-    """The product of the parts' Lipschitz constants in evaluation, which is at least the branch's own.
-
-    None where there is a part of which none is known (`unknown` names them).
-    """
-    known = [_constant(part) for part in parts(branch)]
-    return None if None in known else math.prod(value for value in known if value is not None)
+    """Return the product of the layers' Lipschitz constants in eval mode; None if one is unknown (see `unknown`)."""
+    constants = [_constant(part) for part in parts(branch)]
+    return None if None in constants else math.prod(value for value in constants if value is not None)
 
 
 def unknown(branch: nn.Module) -> list[str]:
-    """The kinds of the parts that `lipschitz` does not know."""
+    """Return the class names of layers without a known Lipschitz constant."""
     return sorted({type(part).__name__ for part in parts(branch) if _constant(part) is None})
 
 
 @torch.no_grad()
 def _constant(part: nn.Module) -> float | None:
-    if isinstance(part, SNLinear):
-        # Not taken for 1: its direction may lag behind a weight that training moves.
+    if isinstance(part, SNLinear):  # not exactly 1: the power iteration may lag behind training
         return float(torch.linalg.matrix_norm(part.matrix().double(), 2))
     kind = parametrize.type_before_parametrizations(part)
     if kind in (nn.Linear, Map):
@@ -114,159 +97,182 @@ def _constant(part: nn.Module) -> float | None:
     if isinstance(part, nn.BatchNorm1d) and kind in (Norm, nn.BatchNorm1d) and part.running_var is not None:
         scale = (part.running_var + part.eps).rsqrt()
         return float((scale if part.weight is None else scale * part.weight).abs().max())
-    steepest = STEEPEST.get(kind)
-    return None if steepest is None else steepest(part)
+    if isinstance(part, (nn.LeakyReLU, nn.ELU)):
+        return max(1.0, abs(part.negative_slope if isinstance(part, nn.LeakyReLU) else part.alpha))
+    return SLOPES.get(kind)
 
 
 PROBE = 1e-3
-"""The size of a random perturbation of a layer's output, relative to it."""
+"""Size of a random perturbation relative to the perturbed output."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Both bounds of an attached model with its branches on, and what was measured, on one batch.
+    """Both bounds for an attached model with its branches on, and the measured values, on one batch.
 
-    Norms are over everything that the model's outputs with an action hold, and B, M and ||x|| are of this batch.
+    Norms run over all outputs with an action. B, M and ||x|| belong to this batch.
     """
 
     theorem_1: float | None
-    """The bound of ``measured_1``; None where B or M is not known, which ``notes`` explain."""
+    """Bound on ``measured_1``; None if B or M is unknown (``notes`` say why)."""
     theorem_2: float | None
-    """The bound of ``measured_2``."""
+    """Bound on ``measured_2``."""
     measured_1: float
-    """||f_gamma(x) - f_0(x)||: what dropping the branches changes."""
+    """||f_gamma(x) - f_0(x)||: the change from dropping the branches."""
     measured_2: float
     """||rho_Y(g) f(x) - f(rho_X(g) x)||, the largest over random elements without translation."""
     B: float | None
-    """The largest ||f_neq(z)|| / ||z|| that the branches can come to at what they read here."""
+    """Upper bound of ||f_neq(z)|| / ||z|| over the branches, for the z they read here."""
     M: float | None
-    """The Lipschitz constant of a layer, an estimate from below."""
+    """Lipschitz constant of a layer, estimated from below."""
     norm: float | None
-    """||x||: of what the first branch reads."""
+    """||x|| of the first branch's input."""
     gammas: dict[str, float]
-    """By site, in the order in which they take part in a forward."""
+    """gamma by site, in the order of the forward pass."""
     branches: dict[str, float | None]
-    """Site -> B of its branch alone."""
+    """B by site."""
     notes: tuple[str, ...]
-    """What was assumed, and where the model is not as the theorems have it."""
+    """Assumptions, and differences between the model and the theorems' setting."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, which has no number that is not finite: such a bound is None."""
-        told = dataclasses.asdict(self)
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in told.items()}
+        """Return the bounds for JSON; values that are not finite become None."""
+        content = dataclasses.asdict(self)
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
 
 
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, seed: int = 0) -> Bounds:
-    """The paper's bounds for an attached model with its branches on, and what is measured.
+    """Compute the paper's bounds for an attached model with its branches on, and measure what they bound.
 
     B is computed: the product of the spectral norms of a branch's linear maps and the steepest slopes of its
-    nonlinearities, BatchNorm with the statistics it evaluates with; along the chain where a branch reads another.
-    What a branch gives for 0, its biases, is added as a share of what it reads here.
+    nonlinearities, with BatchNorm's running statistics, along the chain if a branch reads another. The output for 0
+    (biases) is added relative to the input.
 
-    M is estimated, from below: the k-th of L layers' outputs is moved, by its own branch and by ``probes`` random
-    perturbations, and the model's output moves a_k times as far; M is the largest of the (L - k)-th roots of a_k. It
-    is also no less than what the norms of what branches read grow by from layer to layer, in f_gamma per 1 + |gamma|
-    and in f_0. Since the branches' own contributions are among the perturbations, ``measured_1`` is never above
-    ``theorem_1``, but for rounding; for ``theorem_2`` M is an estimate only. What follows the last site counts as one
-    more layer, with gamma = 0.
+    M is estimated from below: the output of the k-th of L layers is perturbed, by its own branch and by ``probes``
+    random perturbations, and the model's output changes a_k times as much; M is the largest (L - k)-th root of a_k. M
+    also covers the growth of the branches' inputs from layer to layer, in f_gamma per 1 + |gamma| and in f_0. Because
+    the branches are among the perturbations, ``measured_1`` never exceeds ``theorem_1`` except by rounding;
+    ``theorem_2`` is an estimate. Everything after the last site counts as one more layer with gamma = 0.
+
+    Args:
+        model: An attached model. A copy is evaluated, in float64 and eval mode where possible.
+        batch: A tuple of positional arguments, a dict of keyword arguments, a `Call`, or a single argument.
+        samples: Number of random group elements for ``measured_2``.
+        probes: Number of random perturbations per site.
+        seed: Seed of elements and perturbations.
+
+    Returns:
+        The bounds, the measured values and the constants behind them.
+
+    Raises:
+        ConfigError: ``samples`` or ``probes`` is too small.
+        AttachError: The model has no ACE attached.
     """
     if samples < 1 or probes < 0:
         raise ConfigError(f"expected samples of at least 1 and probes of at least 0, found {samples} and {probes}")
     model = unwrapped(model)
-    adapter = registry().adapter(attached(model).adapter)
-    action: GroupAction = adapter.action(model)
+    action: GroupAction = registry().adapter(attached(model).adapter).action(model)
     copied, batch, as_given = in_double(model, batch, copied=True)
     with torch.inference_mode(False), unwatched(copied), use_branches(copied, True), untouched(copied):
-        run = _Run(copied, attached(copied), action, *as_call(batch), seed)
-        return _bounds(run, as_given, samples, probes)
-
-
-@dataclass
-class _Read:
-    """What a branch read and gave in a forward."""
-
-    read: Tensor
-    given: Tensor
-    times: int = 1
+        run = _Passes(copied, attached(copied), action, as_call(batch), seed)
+        seen = run.watch(run.names)
+        order = seen.order
+        gammas = {name: float(run.gammas[run.names.index(name)]) for name in order}
+        full, none = run.compare(run.names), run.compare([])
+        last = seen.outputs[order[-1]]
+        tail = not any(y.shape == last.shape and torch.equal(y, last) for y in full.values())
+        each = {name: _branch_bound(run.ace, name, seen.reads.get(name)) for name in order}
+        B = None if None in each.values() else max(value for value in each.values() if value is not None)
+        norm = float(seen.reads[order[0]].norm()) if order[0] in seen.reads else None
+        M = first = second = None
+        if norm and max(seen.calls.values()) == 1:
+            M = _estimate_growth(run, seen, gammas, norm, tail, probes)
+        if B is not None and M is not None and norm is not None:
+            chain = [*gammas.values(), *([0.0] if tail else [])]
+            first, second = theorem_1(chain, B, M, norm), theorem_2(chain, B, M, norm)
+        measured = _distance(full, none), _equivariance(run, samples)
+        notes = tuple(_notes(run.ace, seen, tail, as_given))
+        return Bounds(first, second, *measured, B, M, norm, gammas, each, notes)
 
 
 @dataclass
 class _Seen:
-    """What happened at the sites in one forward."""
+    """Tensors at the sites in one forward pass."""
 
     order: list[str] = field(default_factory=list)
+    """Sites in the order of the forward pass."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    reads: dict[str, _Read] = field(default_factory=dict)
+    reads: dict[str, Tensor] = field(default_factory=dict)
+    """Site -> input of its chain of branches."""
+    given: dict[str, Tensor] = field(default_factory=dict)
+    """Site -> output of its branch."""
+    calls: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
-class _Run:
-    """Forwards of one attached model on one batch, with gammas of our choice."""
+class _Passes:
+    """Forward passes of one attached model on one batch, with chosen gammas."""
 
     model: nn.Module
     ace: Ace
     action: GroupAction
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    call: tuple[tuple[Any, ...], Mapping[str, Any]]
     seed: int
 
     def __post_init__(self) -> None:
         self.gammas = self.ace.gamma.detach().clone()
         self.names = [site.name for site in self.ace.sites]
 
-    def output(self, sites: Sequence[str], args: Any = None, kwargs: Any = None) -> Any:
-        """What the model gives with the gammas of these sites alone."""
+    def output(self, sites: Sequence[str], call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None) -> Any:
+        """Run the model with gamma = 0 at all other sites."""
         mask = torch.tensor([name in sites for name in self.names]).to(self.gammas)
         with torch.no_grad():
             self.ace.gamma.copy_(self.gammas * mask)
         try:
-            if args is None:
-                args, kwargs = self.args, self.kwargs
+            args, kwargs = call or self.call
             return evaluate(self.model, args, kwargs, self.seed)
         finally:
             with torch.no_grad():
                 self.ace.gamma.copy_(self.gammas)
 
-    def compared(self, sites: Sequence[str]) -> dict[str, Tensor]:
+    def compare(self, sites: Sequence[str]) -> dict[str, Tensor]:
+        """Return the outputs with an action."""
         return self.action.compared(self.output(sites))
 
-    def seen(self, sites: Sequence[str]) -> _Seen:
-        """A forward with the gammas of these sites alone, watched."""
-        found = _Seen()
-        paths = {site.name: _path(self.ace, site) for site in self.ace.sites}
+    def watch(self, sites: Sequence[str]) -> _Seen:
+        """Run the model and keep the tensors at the sites."""
+        seen, inputs = _Seen(), dict[str, Tensor]()
+        first = {site.name: _chain(self.ace, site)[0] for site in self.ace.sites}
 
-        def keep(name: str) -> Callable[..., None]:
+        def on_branch(name: str) -> Callable[..., None]:
             def hook(branch: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                found.inputs[name] = args[0].detach().clone()
-                if name in paths:
-                    times = found.reads[name].times + 1 if name in found.reads else 1
-                    read = found.inputs[paths[name][0]]
-                    found.reads[name] = _Read(read, output.detach().clone(), times)
+                inputs[name] = args[0].detach().clone()
+                if name in first:
+                    seen.calls[name] += 1
+                    seen.reads[name], seen.given[name] = inputs[first[name]], output.detach().clone()
 
             return hook
 
-        def pass_by(site: Site) -> Callable[..., None]:
+        def on_module(site: Site) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                found.order += [site.name] if site.name not in found.order else []
-                found.outputs[site.name] = chosen_output(output, site).detach().clone()
+                seen.order += [site.name] if site.name not in seen.order else []
+                seen.outputs[site.name] = chosen_output(output, site).detach().clone()
 
             return hook
 
-        self.output(sites)  # the hooks that add the branches are in place now, before ours
-        handles = [self.ace.branch(name).register_forward_hook(keep(name)) for name in self.ace.nodes]
+        self.output(sites)  # registers ACE's own hooks first
+        handles = [self.ace.branch(name).register_forward_hook(on_branch(name)) for name in self.ace.nodes]
         for site in self.ace.sites:
-            handles.append(self.model.get_submodule(site.module).register_forward_hook(pass_by(site)))
+            handles.append(self.model.get_submodule(site.module).register_forward_hook(on_module(site)))
         try:
             self.output(sites)
         finally:
             for handle in handles:
                 handle.remove()
-        return found
+        return seen
 
     @contextmanager
-    def moved(self, site: Site, by: Tensor) -> Iterator[None]:
-        """The site's output moved by a constant."""
+    def perturb(self, site: Site, by: Tensor) -> Iterator[None]:
+        """Add a constant to the site's output."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             return with_output(output, site, chosen_output(output, site) + by)
@@ -278,68 +284,23 @@ class _Run:
             handle.remove()
 
 
-def _path(ace: Ace, site: Site) -> list[str]:
-    """The stems and sites whose branches this one's is the last of."""
-    names: list[str] = []
-    node: Any = site
-    while True:
-        names.insert(0, node.name)
-        if isinstance(node, Site) and node.through is not None:
-            names.insert(0, node.through)
-        if not isinstance(node.reads, str):
-            return names
-        node = ace.nodes[node.reads]
-
-
-def _bounds(run: _Run, as_given: str, samples: int, probes: int) -> Bounds:
-    seen = run.seen(run.names)
-    order = seen.order
-    gammas = {name: float(run.gammas[run.names.index(name)]) for name in order}
-    full, none = run.compared(run.names), run.compared([])
-    tail = not any(_same(y, seen.outputs[order[-1]]) for y in full.values())
-    notes = list(_notes(run.ace, seen, tail, as_given))
-    each = {name: _branch_bound(run.ace, name, seen) for name in order}
-    B = None if None in each.values() else max(value for value in each.values() if value is not None)
-    repeated = [name for name, read in seen.reads.items() if read.times > 1]
-    norm = float(seen.reads[order[0]].read.norm()) if order[0] in seen.reads else None
-    M = None
-    if not repeated and norm:
-        M = _largest_growth(run, seen, gammas, norm, tail, probes)
-    first = second = None
-    if B is not None and M is not None and norm is not None:
-        chain = [*gammas.values(), *([0.0] if tail else [])]
-        first, second = theorem_1(chain, B, M, norm), theorem_2(chain, B, M, norm)
-    return Bounds(
-        theorem_1=first,
-        theorem_2=second,
-        measured_1=_distance(full, none),
-        measured_2=_equivariance(run, samples),
-        B=B,
-        M=M,
-        norm=norm,
-        gammas=gammas,
-        branches=each,
-        notes=tuple(notes),
-    )
-
-
-def _same(one: Tensor, two: Tensor) -> bool:
-    return one.shape == two.shape and torch.equal(one, two)
+def _chain(ace: Ace, node: Any) -> list[str]:
+    """Return the stems and sites that lead to this node's branch, which comes last."""
+    through = getattr(node, "through", None)
+    names = [node.name] if through is None else [through, node.name]
+    return [*_chain(ace, ace.nodes[node.reads]), *names] if isinstance(node.reads, str) else names
 
 
 def _distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
     return math.hypot(*(float((as_double(y) - as_double(two[name])).norm()) for name, y in one.items()))
 
 
-def _branch_bound(ace: Ace, name: str, seen: _Seen) -> float | None:
-    """B of one site at what it reads: the Lipschitz constant, and what it gives for 0 as a share of what it reads."""
-    if name not in seen.reads or name in ace.prepared_by:
+def _branch_bound(ace: Ace, name: str, read: Tensor | None) -> float | None:
+    """Compute B of one site for this input: the Lipschitz constant plus the output for 0 relative to the input."""
+    if read is None or name in ace.prepared_by:
         return None
-    read = seen.reads[name].read
-    site = ace.nodes[name]
-    assert isinstance(site, Site)
     constant, at_zero = 1.0, torch.zeros_like(read)
-    for step in _path(ace, site):
+    for step in _chain(ace, ace.nodes[name]):
         known = lipschitz(ace.branch(step))
         if known is None:
             return None
@@ -349,29 +310,27 @@ def _branch_bound(ace: Ace, name: str, seen: _Seen) -> float | None:
     return constant + (offset / size if size else math.inf if offset else 0.0)
 
 
-def _largest_growth(
-    run: _Run, seen: _Seen, gammas: Mapping[str, float], norm: float, tail: bool, probes: int
+def _estimate_growth(
+    run: _Passes, seen: _Seen, gammas: Mapping[str, float], norm: float, tail: bool, probes: int
 ) -> float | None:
-    """M: by how much a layer's output moves with what goes in, and by how much its size grows, at least."""
+    """Estimate M from perturbations of the sites' outputs and from the growth of the branches' inputs."""
+    if any(name not in seen.reads for name in seen.order):
+        return None
     found = [0.0]
-    order = seen.order
-    layers = len(order) + tail
+    layers = len(seen.order) + tail
     generator = torch.Generator().manual_seed(run.seed)
-    before = plain = run.compared([])
-    without = run.seen([])
+    before = plain = run.compare([])
+    without = run.watch([])
     grown = norm
-    for k, name in enumerate(order, 1):
+    for k, name in enumerate(seen.order, 1):
         site = run.ace.nodes[name]
         assert isinstance(site, Site)
-        read = seen.reads.get(name)
-        if read is None:
-            return None
         if k > 1:
-            sizes = float(read.read.norm()) / grown, float(without.reads[name].read.norm()) / norm
+            sizes = float(seen.reads[name].norm()) / grown, float(without.reads[name].norm()) / norm
             found.append(max(sizes) ** (1 / (k - 1)))
         grown *= 1 + abs(gammas[name])
-        after = run.compared(order[:k])
-        contribution = abs(gammas[name]) * float(read.given.norm())
+        after = run.compare(seen.order[:k])
+        contribution = abs(gammas[name]) * float(seen.given[name].norm())
         ratios = [_distance(after, before) / contribution] if contribution else []
         before = after
         output = seen.outputs[name]
@@ -379,14 +338,15 @@ def _largest_growth(
             step = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
             step *= PROBE * float(output.norm()) / float(step.norm())
             if float(step.norm()):
-                with run.moved(site, step):
-                    ratios.append(_distance(run.compared([]), plain) / float(step.norm()))
+                with run.perturb(site, step):
+                    ratios.append(_distance(run.compare([]), plain) / float(step.norm()))
         if layers > k:
             found += [ratio ** (1 / (layers - k)) for ratio in ratios]
     return max(found)
 
 
-def _equivariance(run: _Run, samples: int) -> float:
+def _equivariance(run: _Passes, samples: int) -> float:
+    """Return the largest equivariance error over random elements without translation."""
     generator = torch.Generator().manual_seed(run.seed)
     names = forward_names(run.model)
     output = run.output(run.names)
@@ -394,34 +354,31 @@ def _equivariance(run: _Run, samples: int) -> float:
     for _ in range(samples):
         element = run.action.group.sample(generator, scale=0.0)
         expected = run.action.compared(run.action.act_on_outputs(element, output))
-        turned = run.action.act_on_inputs(element, names, run.args, run.kwargs)
-        errors.append(_distance(expected, run.action.compared(run.output(run.names, *turned))))
+        turned = run.action.act_on_inputs(element, names, *run.call)
+        errors.append(_distance(expected, run.action.compared(run.output(run.names, turned))))
     return max(errors)
 
 
 def _notes(ace: Ace, seen: _Seen, tail: bool, as_given: str) -> Iterator[str]:
-    yield "M is an estimate from below, so the bounds are estimates: a larger M may be found elsewhere"
-    yield "the group is taken to act on features without changing their length; translations are left out"
+    yield "M is estimated from below, so the bounds are estimates"
+    yield "the group is assumed to preserve the length of features; translations are left out"
     if as_given:
         yield as_given
     if tail:
-        yield "what follows the last site counts as one more layer, without a branch"
-    branches = [ace.branch(name) for name in ace.nodes]
-    every = [part for branch in branches for part in parts(branch)]
-    if any(isinstance(part, nn.BatchNorm1d) for part in every):
-        yield f"{Norm.__name__} counts with its running statistics, as in evaluation; a training step has others"
-    if any(getattr(part, "bias", None) is not None for part in every):
-        yield "branches have biases, so B is of this batch: what they give for 0 counts as a share of what they read"
-    by_themselves = [name for name in ace.nodes if isinstance(ace.branch(name), AddsItself)]
-    if by_themselves:
-        yield f"what branches give that add themselves is not seen; no bound, for {', '.join(by_themselves)}"
-    for name in ace.nodes:
-        if name not in by_themselves and (kinds := unknown(ace.branch(name))):
-            yield f"{name}: no Lipschitz constant is known for {', '.join(kinds)} in its branch; no bound"
-    chained = [site.name for site in ace.sites if len(_path(ace, site)) > 1]
-    if chained:
-        told = ", ".join(chained)
-        yield f"the theorems' branches read what their layer reads; B is along the chain of branches at {told}"
-    for name, read in seen.reads.items():
-        if read.times > 1:
-            yield f"{name} takes part {read.times} times in a forward, and in the theorems once; no bound"
+        yield "everything after the last site counts as one more layer without a branch"
+    branches = {name: ace.branch(name) for name in ace.nodes}
+    layers = [part for branch in branches.values() for part in parts(branch)]
+    if any(isinstance(part, nn.BatchNorm1d) for part in layers):
+        yield "batch norms count with their running statistics, as in eval mode"
+    if any(getattr(part, "bias", None) is not None for part in layers):
+        yield "branches have biases, so B is valid for this batch only: their output for 0 counts relative to the input"
+    for name, branch in branches.items():
+        if isinstance(branch, AddsItself):
+            yield f"{name}: no bound, because its branch adds itself to the output"
+        elif kinds := unknown(branch):
+            yield f"{name}: no bound, because the Lipschitz constant of {', '.join(kinds)} in its branch is unknown"
+    if chained := [site.name for site in ace.sites if len(_chain(ace, site)) > 1]:
+        yield f"branches form chains at {', '.join(chained)}; in the theorems every branch reads its layer's input"
+    for name, count in seen.calls.items():
+        if count > 1:
+            yield f"{name}: no bound, because it runs {count} times per forward pass, and once in the theorems"
