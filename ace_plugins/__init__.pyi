@@ -1,3 +1,4 @@
+from .compare.results import run_comparison as run_comparison
 from .engine.attach import project as project
 from .engine.checkpoint import export as export
 from .engine.measure import averaged as averaged

@@ -12,8 +12,8 @@ import click
 from rich.console import Console
 
 from .. import __version__
-from ..compare import page as curves
-from ..compare.page import Found, comparison_section, is_comparison, read_comparison
+from ..compare.page import comparison_section, draw_curves
+from ..compare.results import ComparisonResult, is_comparison, read_comparison
 from ..errors import AceError
 from ..output import check_picture, publish
 from ..report import charts as picture
@@ -51,11 +51,11 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
     comparisons = [read_comparison(path) for path in runs if is_comparison(path)]
     folders = [find_run(path) for path in runs if not is_comparison(path)] if runs else [find_run(None)]
     read = [read_run(folder) for folder in dict.fromkeys(folders)]
-    read += [read_run(trace, label) for found in comparisons for label, trace in found.traces.items()]
+    read += [read_run(trace, label) for found in comparisons for label, trace in found.traces().items()]
     if png is not None:
         if read:
             picture.draw(read, png)
-        elif not curves.draw(comparisons[0].answer.comparison, comparisons[0].answer.results, png):
+        elif not draw_curves(comparisons[0].comparison, comparisons[0].results, png):
             raise AceError(f"nothing to draw in {comparisons[0].folder}: expected traces or results with curves")
         click.echo(f"Picture: {relative(png)}", err=True)
     if as_json:
@@ -70,25 +70,23 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
         told_of = [path.folder for path in (comparisons or read)]
         out = out or (told_of[0] / PAGE if len(told_of) == 1 else Path(PAGE_OF_MANY))
         made = f"Written by ace-patch report {__version__} on {time.strftime('%Y-%m-%d %H:%M')}."
-        title = f"ACE: {comparisons[0].answer.comparison.adapter} compared" if comparisons else ""
+        title = f"ACE: {comparisons[0].comparison.adapter} compared" if comparisons else ""
         page = page_of(read, before=[comparison_section(found) for found in comparisons], title=title, made=made)
         publish(out, page.encode())
         click.echo(f"Report: {relative(out)}", err=text or as_json)
 
 
-def _data(found: Found) -> dict[str, Any]:
-    return {**found.answer.to_dict(), "missing": found.missing}
+def _data(found: ComparisonResult) -> dict[str, Any]:
+    return {**found.to_dict(), "missing": found.missing}
 
 
-def _print(found: Found) -> None:
+def _print(found: ComparisonResult) -> None:
     console = Console(highlight=False)
     for text in found.missing:
         console.print(f"[yellow]note[/]: {text}", soft_wrap=True)
-    if found.answer.rows:
-        table = found.answer.table()
-        table.caption = table.caption if found.directed else None
-        console.print(table)
-    for sentence in found.answer.sentences():
+    if found.rows:
+        console.print(found.table())
+    for sentence in found.sentences:
         console.print(sentence, markup=False, soft_wrap=True)
 
 

@@ -1,7 +1,7 @@
-"""Trials on a Ray cluster: each is a task with the processors and the GPU it needs, wherever they are free.
+"""Run trials on a Ray cluster, each as a task that reserves its processors and a GPU.
 
-Code and small data travel with a task. Large data is linked where the task runs, so it must be there, as on a shared
-disk. What comes back is the result and the log. When a node is lost, Ray starts its tasks again elsewhere.
+Code and small data are sent with each task. Large data is linked by path, so it must be on a shared disk. The result
+and the log are sent back. If a node is lost, Ray restarts its tasks on another one.
 """
 
 from __future__ import annotations
@@ -10,87 +10,79 @@ import io
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import AceError
-from .local import TICK, Event
 from .plan import Contents, Trial
-from .results import LOG, Result, Store
-from .trial import Task, perform
+from .store import LOG, Store, TrialResult
+from .trial import TICK, Event, Task, perform
 
 SMALL = 64 * 2**20
-"""Bytes of data that travel; the rest is linked."""
-HERE = "ray"
+"""Total bytes of data that are sent with a task; further files are linked."""
 
 
-class Cluster:
-    """Ray, on this machine or at an address."""
+class RayBackend:
+    """Runs trials on Ray: a cluster at an address, or one on this machine for the address "ray"."""
 
-    def __init__(self, where: str, jobs: int) -> None:
-        self.where = where
-        self.jobs = jobs
+    def __init__(self, address: str, jobs: int) -> None:
         try:
             import ray
         except ImportError:
-            raise AceError(f"--on {where}: ray is not installed; pip install 'ace-plugins[ray]'") from None
+            raise AceError(f"--on {address}: ray is not installed; pip install 'ace-plugins[ray]'") from None
         self.ray: Any = ray
+        self.address = address
+        self.jobs = jobs
 
-    def carry_out(self, store: Store, tasks: Mapping[Trial, Task]) -> Iterator[Event]:
-        """All tasks, told as they end."""
+    def run(self, store: Store, tasks: Sequence[Task]) -> Generator[Event]:
+        """Run all tasks and yield events as they end."""
         ray = self.ray
-        self._join(max((task.threads for task in tasks.values()), default=1))
+        self._connect(max((task.threads for task in tasks), default=1))
         try:
-            archive, links = packed(store.comparison.contents)
-            cargo = ray.put(archive)
+            archive, links = pack(store.comparison.contents)
+            shared = ray.put(archive)
             gpus = 1 if ray.cluster_resources().get("GPU") else 0
-            remote = ray.remote(travelled)
-            waiting = {
-                remote.options(num_cpus=task.threads, num_gpus=gpus, max_retries=-1, name=str(trial)).remote(
-                    task, cargo, links
-                ): trial
-                for trial, task in tasks.items()
-            }
+            remote = ray.remote(_perform_on_node)
+            waiting = {}
+            for task in tasks:
+                options = remote.options(num_cpus=task.threads, num_gpus=gpus, max_retries=-1, name=str(task.trial))
+                waiting[options.remote(task, shared, links)] = task.trial
             while waiting:
                 done, _ = ray.wait(list(waiting), timeout=TICK)
                 yield Event()
                 for reference in done:
-                    yield self._ended(store, waiting.pop(reference), reference)
+                    yield self._receive(store, waiting.pop(reference), reference)
         finally:
             ray.shutdown()
 
-    def _join(self, threads: int) -> None:
-        quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+    def _connect(self, threads: int) -> None:
+        where: dict[str, Any] = {"address": self.address}
+        if self.address == "ray":
+            where = {"num_cpus": self.jobs * threads, "include_dashboard": False}
         try:
-            if self.where == HERE:
-                self.ray.init(num_cpus=self.jobs * threads, **quiet)
-            else:
-                self.ray.init(address=self.where, log_to_driver=False, logging_level="error")
+            self.ray.init(log_to_driver=False, logging_level="error", **where)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-            told = " ".join(str(error).split())
             raise AceError(
-                f"--on {self.where}: no Ray cluster lets us in there: {told[:200]}; see that it is up, and that "
-                "RAY_AUTH_TOKEN is set to its token if it wants one"
+                f"--on {self.address}: cannot connect to a Ray cluster there: {' '.join(str(error).split())[:200]}; "
+                "check that it is running and that RAY_AUTH_TOKEN is set if it requires a token"
             ) from None
 
-    def _ended(self, store: Store, trial: Trial, reference: Any) -> Event:
+    def _receive(self, store: Store, trial: Trial, reference: Any) -> Event:
         try:
             result, failed, log = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
             return Event(trial, failed=f"{trial}: {' '.join(str(error).split())[:300]}")
-        place = store.place(trial)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / LOG).write_text(log, encoding="utf-8")
-        if failed:
-            return Event(trial, failed=failed)
-        made = Result(**result)
-        store.keep(trial, made)
-        return Event(trial, result=made)
+        folder = store.trial_folder(trial)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOG).write_text(log, encoding="utf-8")
+        if result is not None:
+            store.save(trial, result)
+        return Event(trial, result=result, failed=failed)
 
 
-def packed(contents: Contents) -> tuple[bytes, dict[str, str]]:
-    """What travels, and what is linked: name -> path."""
+def pack(contents: Contents) -> tuple[bytes, dict[str, str]]:
+    """Return an archive of the code and small data, and the paths of the data to link by name."""
     links, budget = {}, SMALL
     names = list(contents.copied)
     for name in contents.linked:
@@ -107,23 +99,24 @@ def packed(contents: Contents) -> tuple[bytes, dict[str, str]]:
     return buffer.getvalue(), links
 
 
-def travelled(task: Task, archive: bytes, links: Mapping[str, str]) -> tuple[dict[str, Any], str, str]:
-    """On the node that carries it out: (result, why it failed, log)."""
+def _perform_on_node(task: Task, archive: bytes, links: Mapping[str, str]) -> tuple[TrialResult | None, str, str]:
+    """Run a trial on a node of the cluster. Returns the result or None, the error message, and the log."""
 
     def lay_out(target: Path) -> None:
-        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as packed_code:
-            packed_code.extractall(target, filter="data")
+        with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as code:
+            code.extractall(target, filter="data")
         for name, path in links.items():
             if not os.path.exists(path):
-                raise AceError(f"{task.trial}: {path} is not on this node; put the data on a disk that all share")
+                raise AceError(f"{task.trial}: {path} is not on this node; put the data on a disk that all nodes share")
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             (target / name).symlink_to(path)
 
-    with tempfile.TemporaryDirectory(prefix="ace-compare-") as folder:
-        place = Path(folder)
+    with tempfile.TemporaryDirectory(prefix="ace-compare-") as name:
+        folder = Path(name)
+        result, failed = None, ""
         try:
-            result, failed = vars(perform(task, place, lay_out, lambda reading: None)), ""
+            result = perform(task, folder, lay_out)
         except AceError as error:
-            result, failed = {}, str(error).replace(f"{place}{os.sep}", "")
-        log = place / LOG
+            failed = str(error).replace(f"{folder}{os.sep}", "")
+        log = folder / LOG
         return result, failed, log.read_text(encoding="utf-8") if log.exists() else ""

@@ -1,31 +1,30 @@
-"""Named sets of settings, as people write them: ``off,strict,mine:horizon=0.1,rho=2x``.
+"""Parse the runs, seeds and metrics of a comparison, given as options or in an experiment file.
 
-Comparisons that are written down: a TOML file with the adapter, the command, runs, seeds and metrics.
+An experiment file is TOML::
 
-adapter = "segnn"
-command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
-epochs = 1000
-seeds = 3
-needs = "ace-patch data nbody --out nbody/dataset"
+    adapter = "segnn"
+    command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
+    epochs = 1000
+    seeds = 3
+    needs = "ace-patch data nbody --out nbody/dataset"
 
-[vary]                      # one comparison for each of these, if there is such a table
-samples = [1000, 3000]
+    [vary]                      # optional: one comparison per value
+    samples = [1000, 3000]
 
-[runs.off]
-[runs.strict]
-[runs.slow]
-mode = "strict"
-horizon = 0.9
+    [runs.off]
+    [runs.slow]
+    mode = "strict"
+    horizon = 0.9
 
-[paper]                     # by run; or a table for each value that varies
-off = "5.6"
+    [paper]                     # optional: published results by run, or one such table per value of [vary]
+    off = "5.6"
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,145 +35,170 @@ from tomlkit.exceptions import TOMLKitError
 from ..contract.upstreams import Metric
 from ..errors import AceError, ConfigError, one_of
 from ..settings.config import KINDS
-from .plan import parse_seeds
 
+MODES, PRESETS = ("off", "strict", "bounded", "resilient", "scheduled"), ("paper", "fit")
 KNOWN: Mapping[str, Mapping[str, Any]] = {
-    "off": {"mode": "off"},
-    "strict": {"mode": "strict"},
-    "bounded": {"mode": "bounded"},
-    "resilient": {"mode": "resilient"},
-    "scheduled": {"mode": "scheduled"},
-    "paper": {"preset": "paper"},
-    "fit": {"preset": "fit"},
+    **{mode: {"mode": mode} for mode in MODES},
+    **{preset: {"preset": preset} for preset in PRESETS},
 }
-"""Names that need no settings. ``fit`` is what the adapter does when nothing is said."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.+-]*")
+"""Settings of the runs that need only a name."""
+EPOCHS, HERE = "{epochs}", "{here}"
+KEYS = ("adapter", "command", "epochs", "seeds", "vary", "runs", "metrics", "paper", "title", "needs", "hours")
+SEEDS_AT_MOST = 10_000
 
 
 def parse_runs(text: str) -> dict[str, dict[str, Any]]:
-    """Name -> settings, in the order of the text. A comma that is followed by ``key=value`` goes on with a run."""
-    pieces: list[str] = []
-    for piece in text.split(","):
-        goes_on = "=" in piece and ":" not in piece.partition("=")[0]
-        if goes_on and pieces and ":" in pieces[-1]:
-            pieces[-1] += f",{piece}"
-        else:
-            pieces.append(piece.strip())
+    """Parse named sets of settings such as ``off,strict,mine:horizon=0.1,rho=2x``, in the order of the text."""
     runs: dict[str, dict[str, Any]] = {}
-    for piece in pieces:
-        name, colon, words = piece.partition(":")
-        _check_name(name, runs)
-        if not colon and name not in KNOWN:
-            raise AceError(one_of("run", name, KNOWN, do="or give it settings, as in mine:horizon=0.1,rho=2x"))
-        runs[name] = _settings(name, words.split(",")) if colon else dict(KNOWN[name])
+    for piece in re.split(r",(?![^,:]*=)", text):  # a comma before key=value continues the run's settings
+        name, colon, words = piece.strip().partition(":")
+        settings: dict[str, str] = {}
+        for word in words.split(",") if colon else ():
+            key, _, value = (part.strip() for part in word.partition("="))
+            if not value:
+                raise AceError(f"run {name!r}: expected key=value, found {word!r}")
+            if key in settings:
+                raise AceError(f"run {name!r}: {key} is given twice")
+            settings[key] = value
+        if name in runs:
+            raise AceError(f"run {name!r} is given twice; give the second one another name")
+        checked = _check_run(name, settings)
+        runs[name] = {key: _parse_setting(name, key, value) for key, value in checked.items()}
     return runs
 
 
-def runs_of(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The same of a table of a file: name -> settings, an empty table where the name says it all."""
-    runs: dict[str, dict[str, Any]] = {}
+def check_runs(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings of each run in a table; an empty table stands for a mode or preset of that name."""
     for name, settings in table.items():
-        _check_name(name, runs)
         if not isinstance(settings, Mapping):
             raise AceError(f"run {name!r}: expected a table of settings, found {settings!r}")
-        if not settings and name not in KNOWN:
-            raise AceError(one_of("run", name, KNOWN, do="or give it settings"))
-        _check_keys(name, list(settings))
-        runs[name] = dict(settings or KNOWN[name])
-    return runs
+    return {name: _check_run(name, settings) for name, settings in table.items()}
 
 
-def _check_name(name: str, runs: Mapping[str, Any]) -> None:
-    if not _NAME.fullmatch(name):
+def _check_run(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
         raise AceError(f"run {name!r}: expected a name of letters, digits and . _ + -, then ':' and settings if any")
-    if name in runs:
-        raise AceError(f"run {name!r} is there twice: expected each name once; call the second one something else")
-
-
-def _check_keys(name: str, keys: Sequence[str]) -> None:
-    for key in keys:
+    if not settings and name not in KNOWN:
+        raise AceError(one_of("run", name, KNOWN, do="or add settings, as in mine:horizon=0.1,rho=2x"))
+    for key in settings:
         if key not in (*KINDS, "preset"):
             raise AceError(f"run {name!r}: " + one_of("setting", key, [*KINDS, "preset"]))
+    return dict(settings or KNOWN[name])
 
 
-def _settings(run: str, words: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        key, text = key.strip(), text.strip()
-        if not equals or not text:
-            raise AceError(f"run {run!r}: expected key=value, found {word!r}")
-        _check_keys(run, [key])
-        if key in found:
-            raise AceError(f"run {run!r}: {key} is there twice")
-        try:
-            found[key] = text if key == "preset" else KINDS[key].parse(text)
-        except ValueError:
-            raise ConfigError(f"run {run!r}: {key} {text!r}: expected {KINDS[key].expected}") from None
-    return found
+def _parse_setting(run: str, key: str, text: str) -> Any:
+    try:
+        return text if key == "preset" else KINDS[key].parse(text)
+    except ValueError:
+        raise ConfigError(f"run {run!r}: {key} {text!r}: expected {KINDS[key].expected}") from None
 
 
-EPOCHS, HERE = "{epochs}", "{here}"
-KEYS = ("adapter", "command", "epochs", "seeds", "vary", "runs", "metrics", "paper", "title", "needs", "hours")
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """Parse a number of seeds (``3`` means 1, 2, 3) or the seeds themselves (``7,11``; ``7,`` for one)."""
+    try:
+        seeds = [int(word) for word in text.removesuffix(",").split(",")]
+    except ValueError:
+        seeds = []
+    if len(seeds) == 1 and "," not in text:
+        seeds = list(range(1, seeds[0] + 1)) if seeds[0] <= SEEDS_AT_MOST else []
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        expected = (
+            "expected a number of seeds, such as 3, or different seeds of at least 0, such as 7,11 (or 7, for one)"
+        )
+        raise AceError(f"seeds {text!r}: {expected}")
+    return tuple(seeds)
+
+
+def parse_metric(text: str, *, higher: bool = False) -> Metric:
+    """Parse ``test=Test MAE: ([0-9.e-]+)``, or a pattern without a name."""
+    name, equals, pattern = text.partition("=")
+    if not equals or not re.fullmatch(r"[\w -]+", name):
+        name, pattern = "metric", text
+    compile_pattern(pattern, name)
+    return Metric(name, pattern, higher=higher)
+
+
+def compile_pattern(pattern: str, name: str) -> re.Pattern[str]:
+    """Compile a metric's regular expression, which must have one group."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise AceError(f"metric {name!r}: {pattern!r} is not a regular expression: {error}") from None
+    if compiled.groups != 1:
+        example = "as in 'Test MAE: ([0-9.e-]+)'"
+        raise AceError(f"metric {name!r}: expected one group, {example}; found {compiled.groups} in {pattern!r}")
+    return compiled
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a file says."""
+    """One comparison described in an experiment file."""
 
     adapter: str
     words: tuple[str, ...]
+    """The script's command."""
     runs: dict[str, dict[str, Any]]
     seeds: tuple[int, ...]
     metrics: tuple[Metric, ...]
     about: Mapping[str, Any]
-    """Title, what it needs, and the paper's figures by run."""
+    """Title, needs, hours, and the paper's results by run."""
     label: str = ""
-    """What varies in the file, and its value here."""
+    """Name and value of the parameter that varies within the file."""
 
 
-def read(path: Path, scale: float = 1.0) -> list[Experiment]:
-    """The experiments of a file, one for each value of what varies, with this share of their epochs."""
+def read_experiments(path: Path, scale: float = 1.0) -> list[Experiment]:
+    """Read an experiment file, with its epochs multiplied by ``scale``. Returns one experiment per value of [vary]."""
     try:
         table = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
+        return _parse_experiments(table, path.resolve().parent, scale)
     except OSError as error:
         raise AceError(f"{path} cannot be read: {error.strerror or error}") from None
     except (TOMLKitError, UnicodeDecodeError) as error:
-        raise AceError(f"{path} is no TOML: {error}") from None
-    for key in table:
-        if key not in KEYS:
-            raise AceError(f"{path}: " + one_of("key", str(key), KEYS))
-    for key in ("adapter", "command", "runs"):
-        if key not in table:
-            raise AceError(f"{path}: expected {key!r}, as in the files of experiments/; found {', '.join(table)}")
-    command, epochs = str(table["command"]), table.get("epochs")
-    if (EPOCHS in command) != (epochs is not None):
-        raise AceError(f"{path}: expected epochs and {EPOCHS} in the command, or neither")
-    if scale != 1.0 and epochs is None:
-        raise AceError(f"{path}: it has no epochs that could be scaled; leave out --budget-scale")
-    if epochs is not None:
-        if not isinstance(epochs, int) or epochs < 1:
-            raise AceError(f"{path}: expected epochs of at least 1, found {epochs!r}")
-        command = command.replace(EPOCHS, str(max(1, round(scale * epochs))))
-    command = command.replace(HERE, shlex.quote(str(path.resolve().parent)))
-    vary = table.get("vary", {})
-    if len(vary) > 1 or not all(isinstance(values, list) and values for values in vary.values()):
-        raise AceError(f"{path}: vary: expected one name with a list of values, found {vary}")
-    name, values = next(iter(vary.items()), ("", [None]))
-    if name and f"{{{name}}}" not in command:
-        raise AceError(f"{path}: expected {{{name}}} in the command, since it varies")
-    try:
-        metrics = tuple(Metric(name=key, **told) for key, told in table.get("metrics", {}).items())
-        runs, seeds = runs_of(table["runs"]), parse_seeds(str(table.get("seeds", 3)))
-    except TypeError as error:
-        raise AceError(f"{path}: metrics: {error}; expected pattern, and curve and higher if any") from None
+        raise AceError(f"{path} is not valid TOML: {error}") from None
     except AceError as error:
         raise AceError(f"{path}: {error}") from None
-    made = []
-    for value in values:
-        words = tuple(shlex.split(command.replace(f"{{{name}}}", str(value)) if name else command))
-        about: dict[str, Any] = {key: table[key] for key in ("title", "needs", "hours") if key in table}
-        paper = table.get("paper", {})
-        about["paper"] = paper.get(str(value), {}) if any(isinstance(v, dict) for v in paper.values()) else paper
-        made.append(Experiment(str(table["adapter"]), words, runs, seeds, metrics, about, name and f"{name} {value}"))
-    return made
+
+
+def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> list[Experiment]:
+    for key in table:
+        if key not in KEYS:
+            raise AceError(one_of("key", key, KEYS))
+    for key in ("adapter", "command", "runs"):
+        if key not in table:
+            raise AceError(f"the key {key!r} is missing; found {', '.join(table)}")
+    command, epochs = str(table["command"]), table.get("epochs")
+    if (EPOCHS in command) != (epochs is not None):
+        raise AceError(f"expected both epochs and {EPOCHS} in the command, or neither")
+    if scale != 1.0 and epochs is None:
+        raise AceError("there are no epochs to scale; leave out --budget-scale")
+    if epochs is not None:
+        if not isinstance(epochs, int) or epochs < 1:
+            raise AceError(f"epochs: expected a whole number of at least 1, found {epochs!r}")
+        command = command.replace(EPOCHS, str(max(1, round(scale * epochs))))
+    command = command.replace(HERE, shlex.quote(str(folder)))
+    vary = table.get("vary", {})
+    if len(vary) > 1 or not all(isinstance(values, list) and values for values in vary.values()):
+        raise AceError(f"vary: expected one name with a list of values, found {vary}")
+    name, values = next(iter(vary.items()), ("", [None]))
+    if name and f"{{{name}}}" not in command:
+        raise AceError(f"vary: expected {{{name}}} in the command")
+    try:
+        metrics = tuple(Metric(name=key, **fields) for key, fields in table.get("metrics", {}).items())
+    except TypeError as error:
+        raise AceError(f"metrics: {error}; expected pattern, and optionally curve and higher") from None
+    runs, seeds = check_runs(table["runs"]), parse_seeds(str(table.get("seeds", 3)))
+    about = {key: table[key] for key in ("title", "needs", "hours") if key in table}
+    paper = table.get("paper", {})
+    by_value = any(isinstance(results, dict) for results in paper.values())
+    return [
+        Experiment(
+            str(table["adapter"]),
+            tuple(shlex.split(command.replace(f"{{{name}}}", str(value)) if name else command)),
+            runs,
+            seeds,
+            metrics,
+            about | {"paper": paper.get(str(value), {}) if by_value else paper},
+            name and f"{name} {value}",
+        )
+        for value in values
+    ]

@@ -1,139 +1,135 @@
-"""What people see while trials run: a table that fills in a terminal, lines where there is none. On stderr."""
+"""Progress of a comparison on stderr: a live table in a terminal, one line per finished trial elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..output import say
 from ..report.tables import duration
-from .local import Event
-from .metrics import Reading
 from .plan import Comparison, Trial
-from .results import Result
+from .store import TrialResult
+from .trial import Event, MetricReader
 
 if TYPE_CHECKING:
     from rich.console import Group
 
 
 class Progress:
-    """How far each trial is, and when all will be done."""
+    """State of all trials, and the estimated time left."""
 
-    def __init__(self, comparison: Comparison, finished: dict[Trial, Result], jobs: int) -> None:
+    def __init__(self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int) -> None:
         self.comparison = comparison
-        self.done: dict[Trial, Result] = dict(finished)
-        self.reused: Collection[Trial] = frozenset(finished)
+        self.reused = dict(finished)
+        self.done = dict(finished)
         self.failed: dict[Trial, str] = {}
-        self.under_way: dict[Trial, Reading] = {}
+        self.running: dict[Trial, MetricReader] = {}
         self.jobs = jobs
         self.began = time.monotonic()
+        self.metric = comparison.metrics[0].name
 
-    def hear(self, event: Event) -> None:
+    @property
+    def ended(self) -> int:
+        return len(self.done) + len(self.failed)
+
+    def update(self, event: Event) -> None:
         if event.trial is None:
             return
-        if event.reading is not None and event.trial not in self.done and event.trial not in self.failed:
-            self.under_way[event.trial] = event.reading
+        if event.reader is not None:
+            self.running[event.trial] = event.reader
+            return
+        self.running.pop(event.trial, None)
         if event.result is not None:
             self.done[event.trial] = event.result
-            self.under_way.pop(event.trial, None)
-        if event.failed:
+        else:
             self.failed[event.trial] = event.failed
-            self.under_way.pop(event.trial, None)
 
-    def share(self, trial: Trial) -> float | None:
-        """Of a trial that is under way; None while nothing tells."""
-        reading, epochs = self.under_way.get(trial), self.comparison.epochs
-        return min(1.0, reading.epoch / epochs) if reading and reading.epoch and epochs else None
+    def share(self, trial: Trial) -> float:
+        """Return the finished share of a running trial, 0 while it is unknown."""
+        reader, script = self.running.get(trial), self.comparison.script
+        return min(1.0, reader.epoch / script.epochs) if reader and script and script.epochs else 0.0
 
-    def left(self) -> float | None:
-        """Seconds until all are done, as far as one can tell: after the first epoch, or the first trial."""
+    def seconds_left(self) -> float | None:
+        """Estimate the seconds until all trials have ended, or None before the first epoch."""
         lengths = [result.seconds for result in self.done.values()]
-        lengths += [r.seconds / s for trial, r in self.under_way.items() if (s := self.share(trial)) and s > 0]
+        lengths += [reader.seconds / share for trial, reader in self.running.items() if (share := self.share(trial))]
         if not lengths:
             return None
-        each = sum(lengths) / len(lengths)
-        ended = len(self.done) + len(self.failed)
-        open_ = len(self.comparison.trials) - ended - sum(self.share(trial) or 0.0 for trial in self.under_way)
-        return max(0.0, open_) * each / max(1, min(self.jobs, len(self.comparison.trials) - ended or 1))
+        left = len(self.comparison.trials) - self.ended
+        open_ = max(0.0, left - sum(map(self.share, self.running)))
+        return open_ * sum(lengths) / len(lengths) / max(1, min(self.jobs, left))
 
 
 class Lines(Progress):
-    """For logs and pipes: a line when a trial ends."""
+    """Prints a line when a trial ends."""
 
     def __enter__(self) -> Lines:
-        for trial in self.reused:
-            say(f"{trial}: finished before, {self._value(self.done[trial])}", anyway=True)
+        for trial, result in self.reused.items():
+            say(f"{trial}: finished before, {self._describe(result)}", anyway=True)
         return self
 
     def __exit__(self, *error: Any) -> None:
         pass
 
-    def hear(self, event: Event) -> None:
-        super().hear(event)
-        if event.trial is None or event.reading is not None:
-            return
-        ended = f"{len(self.done) + len(self.failed)} of {len(self.comparison.trials)}"
-        left = self.left()
-        until = "" if not left else f"; about {duration(left)} to go"
-        told = event.failed or f"{event.trial}: {self._value(self.done[event.trial])}"
-        say(f"{told} ({ended}{until})", anyway=True)
+    def update(self, event: Event) -> None:
+        super().update(event)
+        if event.trial is not None and event.reader is None:
+            left = self.seconds_left()
+            until = f"; about {duration(left)} to go" if left else ""
+            text = event.failed or f"{event.trial}: {self._describe(self.done[event.trial])}"
+            say(f"{text} ({self.ended} of {len(self.comparison.trials)}{until})", anyway=True)
 
-    def _value(self, result: Result) -> str:
-        name = self.comparison.metrics[0].name
-        return f"{name} {result.metrics[name]:.4g} after {duration(result.seconds)}"
+    def _describe(self, result: TrialResult) -> str:
+        return f"{self.metric} {result.metrics[self.metric]:.4g} after {duration(result.seconds)}"
 
 
 class Screen(Progress):
-    """For terminals: runs by seeds, each cell its result or how far it is, and a bar."""
+    """Draws a table of runs by seeds, each cell a result or a share, and a progress bar."""
 
     def __enter__(self) -> Screen:
         from rich.console import Console
         from rich.live import Live
 
-        self._live = Live(self._drawn(), console=Console(stderr=True), refresh_per_second=4, transient=True)
+        self._live = Live(self.draw(), console=Console(stderr=True), refresh_per_second=4, transient=True)
         self._live.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._live.update(self._drawn())
+        self._live.update(self.draw())
         self._live.__exit__(*error)
 
-    def hear(self, event: Event) -> None:
-        super().hear(event)
-        self._live.update(self._drawn())
+    def update(self, event: Event) -> None:
+        super().update(event)
+        self._live.update(self.draw())
 
-    def _drawn(self) -> Group:
+    def draw(self) -> Group:
         from rich import box
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        made = Table(box=box.SIMPLE_HEAD)
-        made.add_column(self.comparison.metrics[0].name, no_wrap=True)
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column(self.metric, no_wrap=True)
         for seed in self.comparison.seeds:
-            made.add_column(f"seed {seed}", justify="right")
+            table.add_column(f"seed {seed}", justify="right")
         for run in self.comparison.runs:
-            made.add_row(run, *(self._cell(Trial(run, seed)) for seed in self.comparison.seeds))
-        ended, total = len(self.done) + len(self.failed), len(self.comparison.trials)
-        share = ended + sum(self.share(trial) or 0.0 for trial in self.under_way)
-        left = self.left()
+            table.add_row(run, *(self._cell(Trial(run, seed)) for seed in self.comparison.seeds))
+        total, left = len(self.comparison.trials), self.seconds_left()
         until = "" if left is None else f", about {duration(left)} to go"
-        told = f"{ended} of {total} runs, {duration(time.monotonic() - self.began)}{until}"
-        below = Table.grid(padding=(0, 1))
-        below.add_row(ProgressBar(total=total, completed=share, width=40), told)
-        return Group(made, below)
+        text = f"{self.ended} of {total} runs, {duration(time.monotonic() - self.began)}{until}"
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=total, completed=self.ended + sum(map(self.share, self.running)), width=40), text)
+        return Group(table, bar)
 
     def _cell(self, trial: Trial) -> str:
-        name = self.comparison.metrics[0].name
         if trial in self.done:
-            value = f"{self.done[trial].metrics[name]:.4g}"
+            value = f"{self.done[trial].metrics[self.metric]:.4g}"
             return f"[dim]{value}[/dim]" if trial in self.reused else f"[bold]{value}[/bold]"
         if trial in self.failed:
             return "[red]failed[/red]"
-        reading = self.under_way.get(trial)
-        if reading is None:
+        if trial not in self.running:
             return ""
-        share = self.share(trial)
-        so_far = f"{reading.values[name]:.4g} " if name in reading.values else ""
-        return so_far + ("..." if share is None else f"{100 * share:.0f} %")
+        values, share = self.running[trial].values, self.share(trial)
+        so_far = f"{values[self.metric]:.4g} " if self.metric in values else ""
+        return so_far + (f"{100 * share:.0f} %" if share else "...")

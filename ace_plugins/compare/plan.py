@@ -1,14 +1,11 @@
-"""A folder of its own for each run: code copied, data linked, so that what scripts write never meets.
+"""Plan a comparison: the script's files, the runs with their settings, the seeds and the metrics.
 
-What a script writes goes to its own folder, since every folder is made anew. Only large files are links. Files that
-scripts like to write again, such as checkpoints, are copied whatever their size.
-
-What is to be compared: a script, runs with settings of their own, seeds, and how the script prints its results.
+Each trial runs in a fresh folder with a copy of the code, so that scripts cannot overwrite each other's files. Large
+files are linked instead of copied, except types that scripts tend to write again, such as checkpoints.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -21,62 +18,65 @@ from typing import Any
 
 from ..contract.upstreams import Metric, Script
 from ..errors import AceError
-from ..plugins.claims import holding
 from ..plugins.plugin import Plugin
+from ..run.launch import find_checkout
 from ..settings.sources import resolve
-from .metrics import compiled
+from .experiment import compile_pattern
 
 LARGE = 2**20
-"""Bytes from which a file counts as data."""
+"""Size in bytes from which a file counts as data and is linked."""
 WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")
+"""File types that are always copied."""
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
-OURS = "comparison.json"
-"""A folder with this file is one of ours, and not copied."""
+DESCRIPTION = "comparison.json"
+"""File that describes a comparison. Folders that contain it hold results and are not copied."""
 SPARE = 50 * 2**20
-"""Bytes that are left free beside what is copied."""
+"""Bytes to leave free on the disk."""
+SEED = "{seed}"
 
 
 @dataclass
 class Contents:
-    """The files of a folder, named from it."""
+    """Files that each trial gets, as paths relative to a root."""
 
     root: Path
     copied: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
     bytes: int = 0
-    """Of those that are copied."""
+    """Total size of the copied files."""
 
     @classmethod
     def of(cls, root: Path) -> Contents:
-        found = cls(root)
-        for path in _files(root):
-            about = path.stat()
-            name = path.relative_to(root).as_posix()
-            if about.st_size >= LARGE and path.suffix not in WRITTEN:
-                found.linked.append(name)
+        """List the files below a folder."""
+        contents = cls(root)
+        for path in _walk(root):
+            size, name = path.stat().st_size, path.relative_to(root).as_posix()
+            if size >= LARGE and path.suffix not in WRITTEN:
+                contents.linked.append(name)
             else:
-                found.copied.append(name)
-                found.bytes += about.st_size
-        return found
+                contents.copied.append(name)
+                contents.bytes += size
+        return contents
 
     def fingerprint(self) -> str:
-        """Of the code by its contents, of data by size and time: another one is another experiment.
+        """Hash the content of the code, and the sizes and times of the data.
 
-        In a clone, code is what git knows and every Python file; what runs have left there does not count.
+        In a git clone only tracked files and ``.py`` and ``.toml`` files count, not the output of earlier runs.
         """
         digest = hashlib.sha256()
-        tracked = _tracked(self.root)
+        tracked = _list_tracked(self.root)
         for name in sorted(n for n in self.copied if tracked is None or n in tracked or n.endswith((".py", ".toml"))):
             digest.update(name.encode() + b"\0" + (self.root / name).read_bytes() + b"\0")
-        digest.update(repr(self.state_of_data()).encode())
+        digest.update(repr(self.data_state()).encode())
         return digest.hexdigest()
 
-    def state_of_data(self) -> list[tuple[str, int, int]]:
+    def data_state(self) -> list[tuple[str, int, int]]:
+        """Return name, size and modification time of every linked file."""
         stats = [(name, os.stat(self.root / name)) for name in sorted(self.linked)]
-        return [(name, about.st_size, about.st_mtime_ns) for name, about in stats]
+        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
     def lay_out(self, target: Path) -> None:
-        """Copies and links, in a folder that is made for them."""
+        """Create a folder with copies and links of the files."""
         try:
             for name in (*self.copied, *self.linked):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -86,22 +86,23 @@ class Contents:
                 (target / name).symlink_to((self.root / name).resolve())
         except OSError as error:
             shutil.rmtree(target, ignore_errors=True)
-            why = "no space is left on the disk" if error.errno == errno.ENOSPC else str(error.strerror or error)
-            raise AceError(f"{self.root} cannot be copied to {target}: {why}; give another folder with --out") from None
-
-    def check_space(self, target: Path, times: int) -> None:
-        """Before anything is started."""
-        free = shutil.disk_usage(target).free
-        wanted = times * self.bytes + SPARE
-        if free < wanted:
+            why = error.strerror or error
             raise AceError(
-                f"{target}: expected {_size(wanted)} free for {times} copies of {self.root}, found {_size(free)}; "
-                "give another folder with --out"
+                f"{self.root} cannot be copied to {target}: {why}; choose another folder with --out"
+            ) from None
+
+    def check_space(self, target: Path, copies: int) -> None:
+        """Raise AceError if the disk has too little free space for so many copies."""
+        free, needed = shutil.disk_usage(target).free, copies * self.bytes + SPARE
+        if free < needed:
+            raise AceError(
+                f"{target}: expected {needed / 2**20:,.0f} MiB free for {copies} copies of {self.root}, "
+                f"found {free / 2**20:,.0f} MiB; choose another folder with --out"
             )
 
 
-def _tracked(root: Path) -> set[str] | None:
-    """What git knows in this folder; None if it is no clone, or there is no git."""
+def _list_tracked(root: Path) -> set[str] | None:
+    """Return the files that git tracks in this folder, or None without a clone or git."""
     if not (root / ".git").exists():
         return None
     try:
@@ -111,12 +112,12 @@ def _tracked(root: Path) -> set[str] | None:
     return set(os.fsdecode(done.stdout).split("\0"))
 
 
-def _files(root: Path) -> Iterator[Path]:
-    """All of them, through links to folders too, each folder once."""
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield all files below a folder, following links to folders, each folder once."""
     seen: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen or OURS in names:
+        if real in seen or DESCRIPTION in names:
             folders.clear()
             continue
         seen.add(real)
@@ -125,16 +126,6 @@ def _files(root: Path) -> Iterator[Path]:
             path = Path(folder, name)
             if path.is_file() and not name.endswith(".pyc"):
                 yield path
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-SEED = "{seed}"
-FOLDER = Path(".ace/compare")
-MOST = 10_000
-"""Seeds; more are a slip of the finger."""
 
 
 @dataclass(frozen=True)
@@ -150,79 +141,60 @@ class Trial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All of it. The same comparison is the same folder, whenever it is asked for."""
+    """A script, the runs to compare, their seeds and metrics."""
 
     adapter: str
     words: tuple[str, ...]
-    """The script's own command."""
+    """The script's command."""
     runs: Mapping[str, Mapping[str, Any]]
-    """Name -> settings. The first is what the others are compared with."""
+    """Settings by name. The first run is the baseline."""
     seeds: tuple[int, ...]
     metrics: tuple[Metric, ...]
-    """The first is what counts."""
+    """The first metric decides."""
     contents: Contents
-    """What each run gets a copy of."""
     below: str
-    """The folder the command is called in, from the root of what is copied."""
+    """Working directory of the command, relative to the root of the contents."""
     script: Script | None = None
+    """The adapter's description of the script."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """What is printed beside the results: the paper's figures, for one."""
+    """Title, needs, hours and published results, from an experiment file."""
 
     @property
     def trials(self) -> list[Trial]:
-        """Seed by seed, so that a comparison that is cut short has compared something."""
+        """All trials, seed by seed, so that an interrupted comparison has complete seeds."""
         return [Trial(run, seed) for seed in self.seeds for run in self.runs]
 
-    @property
-    def epochs(self) -> int | None:
-        return self.script.epochs if self.script else None
-
     def command(self, trial: Trial) -> list[str]:
-        """The script's command with this trial's seed."""
+        """Return the script's command with the trial's seed in it, where the command takes one."""
         words = [word.replace(SEED, str(trial.seed)) for word in self.words]
-        if self.script is not None and self.script.seed and not self.names_seed:
+        if self.script is not None and self.script.seed and not self._has_seed:
             words += [self.script.seed, str(trial.seed)]
         return words
 
     @property
-    def names_seed(self) -> bool:
-        """The user's command has a place for the seed."""
+    def _has_seed(self) -> bool:
         return any(SEED in word for word in self.words)
 
-    def shift(self, trial: Trial) -> int | None:
-        """By how much the seeds of the process are shifted; None where the command says the seed itself.
+    def seed_shift(self, trial: Trial) -> int | None:
+        """Return the number to add to every seed the script sets, or None if the command contains the seed.
 
-        Seed 1 is what the script does by itself.
+        Seed 1 leaves the script's own seeds unchanged.
         """
-        own = self.names_seed or (self.script is not None and self.script.seed)
-        return None if own else trial.seed - 1
+        in_command = self._has_seed or (self.script is not None and self.script.seed)
+        return None if in_command else trial.seed - 1
 
     def fingerprint(self) -> str:
-        """Runs that are added later, and seeds, find what was finished before."""
-        told = [self.adapter, list(self.words), self.below, self.contents.fingerprint()]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:10]
+        """Hash the script and its command. Runs and seeds do not count, so that they can be added later."""
+        parts = [self.adapter, list(self.words), self.below, self.contents.fingerprint()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
 
     def settings_key(self, trial: Trial) -> str:
-        """Of a run's settings, so that a name that means something else now is another run."""
-        told = json.dumps(self.runs[trial.run], sort_keys=True, default=str)
-        return hashlib.sha256(told.encode()).hexdigest()[:6]
+        """Hash a run's settings, so that a run with the same name and other settings is another run."""
+        settings = json.dumps(self.runs[trial.run], sort_keys=True, default=str)
+        return hashlib.sha256(settings.encode()).hexdigest()[:6]
 
 
-def parse_seeds(text: str) -> tuple[int, ...]:
-    """``3``: seeds 1, 2, 3. ``7,11``: these. ``7,``: this one."""
-    expected = "expected a number of seeds, such as 3, or the seeds themselves, such as 7,11 (7, for seed 7 alone)"
-    try:
-        numbers = [int(word) for word in str(text).removesuffix(",").split(",")]
-    except ValueError:
-        raise AceError(f"seeds {text!r}: {expected}") from None
-    if len(numbers) == 1 and "," not in str(text):
-        numbers = list(range(1, numbers[0] + 1)) if 0 < numbers[0] <= MOST else []
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise AceError(f"seeds {text!r}: {expected}, each once and at least 0")
-    return tuple(numbers)
-
-
-def planned(
+def plan_comparison(
     plugin: Plugin,
     words: Sequence[str],
     runs: Mapping[str, Mapping[str, Any]],
@@ -230,7 +202,7 @@ def planned(
     metrics: Sequence[Metric] = (),
     about: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """A comparison, with everything checked that can be before hours are spent on it."""
+    """Create a comparison after checking everything that can be checked before training."""
     if not words:
         raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
     for name, settings in runs.items():
@@ -238,44 +210,37 @@ def planned(
             plugin.checked(resolve(plugin.presets, options=dict(settings), environment={}))
         except AceError as error:
             raise AceError(f"run {name!r}: {error}") from None
-    root, below = _root(plugin, words)
-    # The copy's own script, wherever the copy is.
+    root, below = _find_root(plugin, words)
+    # An absolute path would run the original script instead of the trial's copy.
     words = [os.path.relpath(word) if os.path.isabs(word) and root in Path(word).parents else word for word in words]
-    script = _script(plugin, words)
-    found = tuple(metrics) or (script.metrics if script else ())
-    if not found:
+    script: Script | None = plugin.call("ace_script", argv=tuple(words)) if plugin.has("ace_script") else None
+    metrics = tuple(metrics) or (script.metrics if script else ())
+    if not metrics:
         raise AceError(
-            f"adapter {plugin.name!r} does not know how {words[0]} prints its results: say so, as in "
+            f"adapter {plugin.name!r} has no metrics for {words[0]}: add one, as in "
             "--metric 'test=Test MAE: ([0-9.e-]+)'"
         )
-    names = [metric.name for metric in found]
+    names = [metric.name for metric in metrics]
     if len(set(names)) < len(names):
-        raise AceError(f"metrics {', '.join(names)}: expected each name once")
-    for metric in found:
+        raise AceError(f"metrics {', '.join(names)}: expected different names")
+    for metric in metrics:
         for pattern in filter(None, (metric.pattern, metric.curve)):
-            compiled(pattern, metric.name)
+            compile_pattern(pattern, metric.name)
     return Comparison(
-        plugin.name, tuple(words), dict(runs), tuple(seeds), found, Contents.of(root), below, script, about or {}
+        plugin.name, tuple(words), dict(runs), tuple(seeds), metrics, Contents.of(root), below, script, about or {}
     )
 
 
-def _script(plugin: Plugin, words: Sequence[str]) -> Script | None:
-    told: Script | None = plugin.call("ace_script", argv=tuple(words)) if plugin.has("ace_script") else None
-    return told
-
-
-def _root(plugin: Plugin, words: Sequence[str]) -> tuple[Path, str]:
-    """What is copied, and where in it the command is called: the checkout around the script, or the current folder."""
+def _find_root(plugin: Plugin, words: Sequence[str]) -> tuple[Path, str]:
+    """Return the folder to copy (the script's checkout or the current folder) and the working directory in it."""
     here = Path.cwd()
-    named = next((word for word in words if word.endswith(".py")), None)
-    script = (here / named).resolve() if named else None
+    name = next((word for word in words if word.endswith(".py")), None)
+    script = (here / name).resolve() if name else None
     if script is not None and not script.is_file():
-        raise AceError(f"no script {named!r} in {here}: expected the command as you would call it here")
-    start = script.parent if script is not None else here
-    found = holding(str(start), plugin.patches.files) if plugin.patches.checkout else None
-    root = Path(found) if found is not None else here
+        raise AceError(f"no script {name!r} in {here}: expected the command as you would call it here")
+    root = find_checkout(plugin, words) or here
     if script is not None and root not in script.parents:
-        raise AceError(f"{named} is not in {root}: expected a script below the current folder; call it from there")
+        raise AceError(f"{name} is not in {root}: expected a script below the current folder")
     if root != here and root not in here.parents:
-        raise AceError(f"{root} is not around {here}: call it from inside the checkout")
+        raise AceError(f"{here} is outside the checkout {root}: call the command from inside the checkout")
     return root, os.path.relpath(here, root)

@@ -1,94 +1,317 @@
-"""What a trial leaves on the disk: its log while it runs, and its result once it has ended well."""
+"""Run a comparison and return its outcome: what ``ace-patch compare`` prints."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..output import publish
-from .plan import OURS, Comparison, Trial
+from ..contract.upstreams import Metric
+from ..errors import AceError
+from ..output import check_picture, say
+from ..plugins.registry import registry
+from ..report.runs import newest
+from ..report.tables import number
+from ..report.trace import relative
+from .experiment import check_runs, parse_metric, parse_runs, parse_seeds
+from .live import Lines, Screen
+from .page import draw_curves
+from .plan import DESCRIPTION, Comparison, Contents, plan_comparison
+from .statistics import Difference, Row, compare_runs, summarise
+from .store import Store, TrialResult
+from .trial import LocalBackend, Machine, Task
 
-RESULT, LOG = "result.json", "log.txt"
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .cluster import RayBackend
+
+FOLDER = Path(".ace/compare")
+RUNS = "off,strict,resilient"
 
 
 @dataclass(frozen=True)
-class Result:
-    """A trial that has ended well."""
+class ComparisonResult:
+    """Outcome of a comparison, as returned by `run_comparison`."""
 
-    run: str
-    seed: int
-    metrics: dict[str, float]
-    curves: dict[str, list[list[float]]] = field(default_factory=dict)
-    """(seconds, value) of every evaluation."""
-    seconds: float = 0.0
-    error: float | None = None
-    """The relative equivariance error of the deployed model, the last that was measured."""
+    comparison: Comparison
+    """The script, runs, seeds and metrics that were compared."""
+    results: Sequence[TrialResult]
+    """Metrics and curves of each finished trial (one run with one seed)."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Error message of each failed trial, by name ("strict seed 2")."""
+    folder: Path = Path()
+    """Folder of the results, with a log per trial."""
+    picture: Path | None = None
+    """Picture of the curves, if one was requested and there are curves."""
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """One row of the table per run: values by seed, mean, spread, time ratio and equivariance error."""
+        return summarise(self.results, list(self.comparison.runs), self.comparison.metrics)
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Change of each run against the first one, with a bootstrap interval over seeds."""
+        return compare_runs(self.rows, next(iter(self.comparison.runs)), self.comparison.metrics[0])
 
     @property
-    def seconds_per_evaluation(self) -> float | None:
-        """Between two evaluations, in the middle of all; None if there were fewer than three."""
-        times = [point[0] for point in max(self.curves.values(), key=len, default=[])]
-        gaps = sorted(after - before for before, after in pairwise(times))
-        return gaps[len(gaps) // 2] if len(gaps) > 1 else None
+    def sentences(self) -> list[str]:
+        """The conclusions in words, one sentence per run."""
+        sentences = [difference.sentence() + "." for difference in self.differences]
+        if self.failed:
+            total = len(self.comparison.trials)
+            sentences.append(f"{len(self.failed)} of {total} runs failed and are not in the table.")
+        return sentences
 
+    @property
+    def missing(self) -> list[str]:
+        """Notes on trials without a result."""
+        total = len(self.comparison.trials)
+        missing = total - len(self.results)
+        return [f"{missing} of {total} runs have no result: they failed or have not finished"] if missing else []
 
-def curves_of(results: Sequence[Result], run: str, metric: str) -> list[list[list[float]]]:
-    """The curve of every seed of a run that has more than a point of it."""
-    curves = [result.curves.get(metric, []) for result in results if result.run == run]
-    return [curve for curve in curves if len(curve) > 1]
+    def traces(self) -> dict[str, Path]:
+        """Return one trace folder per run, by trial name: that of the first seed that has one."""
+        store, traces = Store(self.folder, self.comparison), {}
+        for trial in reversed(self.comparison.trials):
+            attempts = sorted(store.trial_folder(trial).glob("work-*/ace-runs"), key=lambda path: path.stat().st_mtime)
+            found = [trace for attempt in attempts if (trace := newest(attempt))]
+            if found:
+                traces[trial.run] = (str(trial), found[-1])
+        return dict(traces[run] for run in self.comparison.runs if run in traces)
 
+    def cells(self, *, by_seed: bool = False) -> tuple[list[str], list[list[str]]]:
+        """Return the column names and the rows of the table as text, optionally with a column per seed."""
+        first, *others = self.comparison.metrics
+        paper = self.comparison.about.get("paper", {})
+        changes = {difference.run: difference.cell() for difference in self.differences}
+        seeds = self.comparison.seeds if by_seed else ()
+        columns: dict[str, list[str]] = {"run": [row.run for row in self.rows]}
+        columns["seeds"] = [str(len(row.values)) for row in self.rows]
+        spreads = ["" if row.spread is None else f" ± {number(row.spread, 2)}" for row in self.rows]
+        columns[first.name] = [number(row.mean) + spread for row, spread in zip(self.rows, spreads, strict=True)]
+        columns["change"] = [changes.get(row.run, "") for row in self.rows]
+        for seed in seeds:
+            columns[f"seed {seed}"] = [number(row.values[seed]) if seed in row.values else "" for row in self.rows]
+        for metric in others:
+            columns[metric.name] = [number(row.others[metric.name]) for row in self.rows]
+        columns["time"] = ["" if row.time_ratio is None else f"× {row.time_ratio:.2f}" for row in self.rows]
+        columns["equiv. error"] = ["" if row.error is None else number(row.error, 2) for row in self.rows]
+        columns["paper"] = [str(paper.get(row.run, "")) for row in self.rows]
+        shown = {name: cells for name, cells in columns.items() if any(cells) or name == "change"}
+        return list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)]
 
-def mean_curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[float]:
-    """Their mean, evaluation by evaluation, as far as all of them go."""
-    return [sum(curve[i][1] for curve in curves) / len(curves) for i in range(min(map(len, curves)))]
+    @property
+    def caption(self) -> str:
+        """Explanation of the table."""
+        metric = self.comparison.metrics[0]
+        better = "higher" if metric.higher else "lower"
+        return f"{metric.name}: mean and standard deviation over seeds, {better} is better."
 
+    def table(self) -> Table:
+        """Return the table for a terminal, as a ``rich.table.Table``."""
+        from rich import box
+        from rich.table import Table
 
-class Store:
-    """The folder of one comparison."""
+        table = Table(box=box.SIMPLE_HEAD, caption=self.caption, caption_justify="left")
+        columns, rows = self.cells()
+        for column in columns:
+            table.add_column(column, justify="left" if column == "run" else "right", no_wrap=column == "run")
+        for cells in rows:
+            table.add_row(*cells)
+        return table
 
-    def __init__(self, folder: Path, comparison: Comparison) -> None:
-        self.folder = folder
-        self.comparison = comparison
-
-    def place(self, trial: Trial) -> Path:
-        return self.folder / f"{trial.run}-{self.comparison.settings_key(trial)}" / f"seed-{trial.seed}"
-
-    def finished(self) -> dict[Trial, Result]:
-        """What need not be run again."""
-        found = {trial: self._read(trial) for trial in self.comparison.trials}
-        return {trial: result for trial, result in found.items() if result is not None}
-
-    def _read(self, trial: Trial) -> Result | None:
-        try:
-            told = json.loads((self.place(trial) / RESULT).read_text(encoding="utf-8"))
-            result = Result(**told)
-        except (OSError, ValueError, TypeError):
-            return None
-        wanted = {metric.name for metric in self.comparison.metrics}
-        return result if wanted <= result.metrics.keys() else None
-
-    def keep(self, trial: Trial, result: Result) -> None:
-        publish(self.place(trial) / RESULT, (json.dumps(vars(result), indent=1) + "\n").encode())
-
-    def describe(self, threads: int) -> dict[str, Any]:
-        """What was asked, for people; and the threads of a run, which decide the order of sums: the first call's."""
-        path = self.folder / OURS
-        try:
-            told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            told = {"threads": threads}
-        comparison = self.comparison
-        told |= {
-            "adapter": comparison.adapter,
-            "command": list(comparison.words),
-            "runs": {name: dict(settings) for name, settings in comparison.runs.items()},
-            "seeds": list(comparison.seeds),
-            "metrics": [{"name": metric.name, "higher": metric.higher} for metric in comparison.metrics],
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-compatible values: the output of ``ace-patch compare --json``."""
+        return {
+            "adapter": self.comparison.adapter,
+            "command": list(self.comparison.words),
+            "metrics": [{"name": m.name, "higher": m.higher} for m in self.comparison.metrics],
+            "runs": [
+                {
+                    "run": row.run,
+                    "settings": dict(self.comparison.runs[row.run]),
+                    "values": {str(seed): value for seed, value in row.values.items()},
+                    "mean": row.mean,
+                    "spread": row.spread,
+                    "others": row.others,
+                    "time": row.time_ratio,
+                    "equivariance_error": row.error,
+                }
+                for row in self.rows
+            ],
+            "differences": [
+                {
+                    "run": each.run,
+                    "to": each.base,
+                    "changes": list(each.changes),
+                    "mean": each.mean,
+                    "low": each.low,
+                    "high": each.high,
+                    "better": each.better,
+                }
+                for each in self.differences
+            ],
+            "sentences": self.sentences,
+            "failed": dict(self.failed),
+            "folder": str(self.folder),
+            "picture": None if self.picture is None else str(self.picture),
         }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        publish(path, (json.dumps(told, indent=1) + "\n").encode())
-        return told
+
+
+def run_comparison(
+    adapter: str,
+    command: Sequence[str],
+    *,
+    runs: str | Mapping[str, Mapping[str, Any]] = RUNS,
+    seeds: int | Sequence[int] = 3,
+    metrics: Sequence[str | Metric] = (),
+    jobs: int | None = None,
+    threads: int | None = None,
+    on: str = "here",
+    out: str | os.PathLike[str] | None = None,
+    picture: str | os.PathLike[str] | None = None,
+) -> ComparisonResult:
+    """Train a script with several settings and seeds, and compare the results it prints.
+
+    Each trial is a process in its own copy of the current folder (or of the script's checkout). Finished trials are
+    reused when the function is called again. Progress is printed on stderr. The same as ``ace-patch compare``::
+
+        result = run_comparison(
+            "schnet", ["train.py", "--epochs=20"], runs="off,strict", metrics=[r"test=test MAE (\\S+)"]
+        )
+        for row in result.rows:
+            print(row.run, row.mean, row.spread)
+        print(*result.sentences, sep="\\n")
+
+    Args:
+        adapter: Name of an installed adapter.
+        command: The script and its arguments. ``{seed}`` in an argument is replaced by the seed.
+        runs: Names of modes and presets separated by commas, with settings after a colon
+            (``"off,strict,mine:horizon=0.1,rho=2x"``), or settings by name. The first run is the baseline.
+        seeds: Number of seeds (3 means 1, 2 and 3), or the seeds.
+        metrics: Patterns of the printed results, as ``name=regex`` with one group, or `Metric` objects. The last
+            match counts. The first metric is compared. Not needed if the adapter provides them.
+        jobs: Number of simultaneous trials. Default: one per GPU, or one per two processors.
+        threads: Threads per trial. Default: an equal share of the processors.
+        on: ``"here"``, ``"ray"`` for a Ray cluster on this machine, or the address of a Ray cluster.
+        out: Folder of the results. Default: a folder in ``.ace/compare`` that depends on the script's content.
+        picture: File for a picture of the curves (.png, .pdf or .svg).
+
+    Returns:
+        The rows of the table, the differences, the conclusions as sentences, and the same as JSON. Failed trials do
+        not raise an exception; they are in `ComparisonResult.failed`.
+
+    Raises:
+        AceError: If an argument is invalid, the script does not exist, or the disk or the Ray cluster is not usable.
+    """
+    if picture is not None:
+        check_picture(Path(picture))
+    comparison = plan_comparison(
+        registry().adapter(adapter),
+        command,
+        parse_runs(runs) if isinstance(runs, str) else check_runs(runs),
+        parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","),
+        [parse_metric(metric) if isinstance(metric, str) else metric for metric in metrics],
+    )
+    return execute(comparison, jobs=jobs, threads=threads, on=on, out=out, picture=picture)
+
+
+def execute(
+    comparison: Comparison,
+    *,
+    jobs: int | None = None,
+    threads: int | None = None,
+    on: str = "here",
+    out: str | os.PathLike[str] | None = None,
+    picture: str | os.PathLike[str] | None = None,
+) -> ComparisonResult:
+    """Run the missing trials of a comparison and return its outcome."""
+    machine, store = Machine.detect(), open_store(comparison, out)
+    jobs = min(machine.jobs(jobs), len(comparison.trials))
+    finished = store.load()
+    missing = [trial for trial in comparison.trials if trial not in finished]
+    store.folder.mkdir(parents=True, exist_ok=True)
+    comparison.contents.check_space(store.folder, len(missing))
+    first_threads = store.describe(threads or max(1, machine.processors // jobs))
+    tasks = [Task.of(comparison, trial, threads or first_threads) for trial in missing]
+    if finished:
+        total = len(comparison.trials)
+        say(f"{len(finished)} of {total} runs were finished before, in {relative(store.folder)}", anyway=True)
+    before = comparison.contents.data_state()
+    progress = (Screen if sys.stderr.isatty() else Lines)(comparison, finished, jobs)
+    _run_tasks(store, tasks, progress, machine, on)
+    if comparison.contents.data_state() != before:
+        say(f"a run changed data in {comparison.contents.root}, which all runs share: check it", anyway=True)
+    results = list(progress.done.values())
+    path = Path(picture) if picture is not None and draw_curves(comparison, results, Path(picture)) else None
+    failed = {str(trial): text for trial, text in progress.failed.items()}
+    return ComparisonResult(comparison, results, failed, store.folder, path)
+
+
+def open_store(comparison: Comparison, out: str | os.PathLike[str] | None) -> Store:
+    """Return the result folder of a comparison: ``out``, or a default one."""
+    return Store(Path(out or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute(), comparison)
+
+
+def _run_tasks(store: Store, tasks: Sequence[Task], progress: Lines | Screen, machine: Machine, on: str) -> None:
+    backend: LocalBackend | RayBackend = LocalBackend(progress.jobs, machine.devices)
+    if on != "here":
+        from .cluster import RayBackend
+
+        backend = RayBackend(on, progress.jobs)
+    events = backend.run(store, tasks)
+    before = None
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with progress, redirect_stdout(sys.stderr):  # Ray prints on stdout, which is reserved for the result
+            for event in events:
+                progress.update(event)
+    except KeyboardInterrupt:
+        events.close()
+        done, total = len(store.load()), len(store.comparison.trials)
+        say(f"stopped; {done} of {total} runs are finished: run the same command again to continue", anyway=True)
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def is_comparison(folder: Path) -> bool:
+    """Return True if the folder holds results of a comparison."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def read_comparison(folder: Path) -> ComparisonResult:
+    """Read the results in a folder, without the script and the adapter.
+
+    Raises:
+        AceError: If the folder's description is missing or invalid.
+    """
+    path = folder / DESCRIPTION
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        comparison = Comparison(
+            str(described.get("adapter") or ""),
+            tuple(str(word) for word in described["command"]),
+            {str(name): dict(settings) for name, settings in described["runs"].items()},
+            tuple(int(seed) for seed in described["seeds"]),
+            tuple(Metric(str(each["name"]), "", higher=bool(each["higher"])) for each in described["metrics"]),
+            Contents(folder),
+            ".",
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AceError(f"{path} is invalid ({type(error).__name__}: {error}): run 'ace-patch compare' again") from None
+    if not (comparison.runs and comparison.metrics):
+        raise AceError(f"{path} is invalid (no runs or no metrics): run 'ace-patch compare' again")
+    return ComparisonResult(comparison, list(Store(folder, comparison).load().values()), folder=folder)

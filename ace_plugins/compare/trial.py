@@ -1,14 +1,18 @@
-"""One trial: a process of its own, in a folder of its own, read line by line."""
+"""Run trials on this machine: each a process in a separate folder, with metrics read from its output."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,101 +21,116 @@ from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..run.request import SHIFT
 from ..settings.sources import VARIABLES, option
-from .metrics import Reading
+from .experiment import compile_pattern
 from .plan import Comparison, Trial
-from .results import LOG, Result
+from .store import LOG, Store, TrialResult
 
-Told = Callable[[Reading], None]
+_EPOCH = re.compile(r"epoch\D{0,3}(\d+)", re.IGNORECASE)
+LAST_LINES = 8
+"""Lines at the end of a log that an error quotes."""
+TICK = 0.5
+"""Seconds between two events while nothing happens."""
+
+
+class MetricReader:
+    """Reads the metrics of one trial from the lines its script prints."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self.metrics = tuple(metrics)
+        self.values: dict[str, float] = {}
+        """Last match of each metric."""
+        self.curves: dict[str, list[tuple[float, float]]] = {metric.name: [] for metric in metrics}
+        """(seconds, value) of every evaluation, by metric."""
+        self.epoch = 0
+        """Last epoch number in the output, an estimate of the progress."""
+        self.seconds = 0.0
+        """Time of the last line since the start."""
+        self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._patterns = [
+            (m.name, compile_pattern(m.pattern, m.name), compile_pattern(m.curve or m.pattern, m.name)) for m in metrics
+        ]
+
+    def feed(self, line: str, seconds: float) -> None:
+        """Read a line printed ``seconds`` after the start."""
+        self.seconds = seconds
+        if line.strip():
+            self.last_lines.append(line.rstrip())
+        if epoch := _EPOCH.search(line):
+            self.epoch = int(epoch[1])
+        for name, result, point in self._patterns:
+            for match in result.finditer(line):
+                self.values[name] = _parse_number(match[1], name, line)
+            for match in point.finditer(line):
+                self.curves[name].append((round(seconds, 3), _parse_number(match[1], name, line)))
+
+    def find_missing(self) -> str:
+        """Return an error message if the script did not print every metric, else an empty string."""
+        last = f"the last line is {self.last_lines[-1]!r}" if self.last_lines else "it printed nothing"
+        missing = [metric for metric in self.metrics if metric.name not in self.values]
+        return f"no match for metric {missing[0].name!r} ({missing[0].pattern!r}): {last}" if missing else ""
+
+
+def _parse_number(text: str, name: str, line: str) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise AceError(f"metric {name!r}: expected a number, found {text!r} in {line.strip()!r}") from None
 
 
 @dataclass(frozen=True)
 class Task:
-    """All that a process needs to know to be this trial; it travels to other machines."""
+    """Everything a process needs to run one trial, also on another machine."""
 
     trial: Trial
-    adapter: str
-    command: tuple[str, ...]
-    settings: Mapping[str, Any]
+    arguments: tuple[str, ...]
+    """Command line of ``ace-patch run``."""
     metrics: tuple[Metric, ...]
     below: str
-    shift: int | None
+    seed_shift: int | None
     threads: int
 
     @classmethod
     def of(cls, comparison: Comparison, trial: Trial, threads: int) -> Task:
-        return cls(
-            trial,
-            comparison.adapter,
-            tuple(comparison.command(trial)),
-            comparison.runs[trial.run],
-            comparison.metrics,
-            comparison.below,
-            comparison.shift(trial),
-            threads,
-        )
-
-    def words(self) -> list[str]:
-        """``ace-patch run`` with this run's settings and the script's own command."""
-        return [sys.executable, "-m", "ace_plugins", "run", self.adapter, *_options(self.settings), "--", *self.command]
+        options: list[str] = []
+        for name, value in comparison.runs[trial.run].items():
+            if isinstance(value, bool):
+                options.append(option(name) if value else f"--no-{option(name)[2:]}")
+            else:
+                options += [option(name), str(value)]
+        arguments = ("run", comparison.adapter, *options, "--", *comparison.command(trial))
+        return cls(trial, arguments, comparison.metrics, comparison.below, comparison.seed_shift(trial), threads)
 
     def environment(self, traces: Path, device: str | None) -> dict[str, str]:
-        """The user's own, without settings of ACE that would reach all runs, and with its share of the machine."""
+        """Return the environment without variables of ACE, which would affect all runs, plus the trial's own ones."""
         kept = {name: value for name, value in os.environ.items() if name not in VARIABLES and name != SHIFT}
         kept |= {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1", "ACE_RUNS": str(traces)}
-        if self.shift is not None:
-            kept[SHIFT] = str(self.shift)
+        if self.seed_shift is not None:
+            kept[SHIFT] = str(self.seed_shift)
         if device is not None:
             kept["CUDA_VISIBLE_DEVICES"] = device
         return kept
 
 
-class Failed(AceError):
-    """A trial that ended badly; the message has the end of its log."""
-
-
-class Stopped(Exception):
-    """A trial that was stopped with all others."""
-
-
-class Stop:
-    """The one way to stop all trials that are under way."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._processes: set[subprocess.Popen[str]] = set()
-
-    def started(self, process: subprocess.Popen[str]) -> None:
-        self._processes.add(process)
-        if self.asked:
-            process.terminate()
-
-    def now(self) -> None:
-        self.asked = True
-        for process in list(self._processes):
-            if process.poll() is None:
-                process.terminate()
-
-
 def perform(
     task: Task,
-    place: Path,
+    folder: Path,
     lay_out: Callable[[Path], None],
-    tell: Told,
     *,
+    on_start: Callable[[subprocess.Popen[str]], None] = lambda process: None,
+    on_line: Callable[[MetricReader], None] = lambda reader: None,
     device: str | None = None,
-    stop: Stop | None = None,
-) -> Result:
-    """Run the trial to its end in ``place``, and say how it went. ``tell`` hears of every line."""
-    place.mkdir(parents=True, exist_ok=True)
-    # Of an attempt that was killed there may be a process left that still writes: it keeps its folder to itself.
-    for old in place.glob("work-*"):
+) -> TrialResult:
+    """Run a trial in ``folder`` to its end. ``lay_out`` fills its working directory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # A process of an earlier attempt may still be writing, so each attempt gets a new folder.
+    for old in folder.glob("work-*"):
         shutil.rmtree(old, ignore_errors=True)
-    work = place / f"work-{os.getpid()}-{time.time_ns():x}"
+    work = folder / f"work-{os.getpid()}-{time.time_ns():x}"
     lay_out(work)
-    reading = Reading(task.metrics)
+    reader = MetricReader(task.metrics)
     began = time.monotonic()
     process = subprocess.Popen(
-        task.words(),
+        [sys.executable, "-m", "ace_plugins", *task.arguments],
         cwd=work / task.below,
         env=task.environment(work / "ace-runs", device),
         stdin=subprocess.DEVNULL,
@@ -121,51 +140,136 @@ def perform(
         errors="replace",
         bufsize=1,
     )
-    if stop is not None:
-        stop.started(process)
+    on_start(process)
     try:
         assert process.stdout is not None
-        with process.stdout, (place / LOG).open("w", encoding="utf-8") as log:
+        with process.stdout, (folder / LOG).open("w", encoding="utf-8") as log:
             for line in process.stdout:
                 log.write(line)
                 log.flush()
-                reading.feed(line, time.monotonic() - began)
-                tell(reading)
+                reader.feed(line, time.monotonic() - began)
+                on_line(reader)
         code = process.wait()
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
-    if stop is not None and stop.asked:
-        raise Stopped
     if code:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise Failed("\n".join([f"{task.trial} ended with {how}; the end of {place / LOG}:", *list(reading.end)[-8:]]))
-    missing = reading.missing()
-    if missing:
-        raise Failed(f"{task.trial}: {missing}; its log is {place / LOG}")
+        raise AceError("\n".join([f"{task.trial} ended with {how}; the end of {folder / LOG}:", *reader.last_lines]))
+    if problem := reader.find_missing():
+        raise AceError(f"{task.trial}: {problem}; its log is {folder / LOG}")
+    curves = {name: [list(point) for point in points] for name, points in reader.curves.items() if points}
     seconds = round(time.monotonic() - began, 3)
-    error = _last_error(work / "ace-runs")
-    curves = {name: [list(point) for point in points] for name, points in reading.curves.items() if points}
-    return Result(task.trial.run, task.trial.seed, dict(reading.values), curves, seconds, error)
+    error = _read_last_error(work / "ace-runs")
+    return TrialResult(task.trial.run, task.trial.seed, dict(reader.values), curves, seconds, error)
 
 
-def _options(settings: Mapping[str, Any]) -> Sequence[str]:
-    words: list[str] = []
-    for name, value in settings.items():
-        if isinstance(value, bool):
-            words.append(option(name) if value else f"--no-{option(name)[2:]}")
-        else:
-            words += [option(name), str(value)]
-    return words
-
-
-def _last_error(traces: Path) -> float | None:
-    """The relative equivariance error that the run measured last, if it measured any."""
-    found = None
+def _read_last_error(traces: Path) -> float | None:
+    """Return the relative equivariance error that the trial measured last, if any."""
+    last = None
     for trace in sorted(traces.glob("*/trace.jsonl")):
         for line in trace.read_text(encoding="utf-8").splitlines():
-            told = json.loads(line) if '"error"' in line else {}
-            value = (told.get("error") or {}).get("relative")
-            found = value if isinstance(value, (int, float)) else found
-    return found
+            entry: Mapping[str, Any] = json.loads(line) if '"error"' in line else {}
+            value = (entry.get("error") or {}).get("relative")
+            last = value if isinstance(value, (int, float)) else last
+    return last
+
+
+@dataclass
+class Event:
+    """News of a trial; without a trial, time has passed."""
+
+    trial: Trial | None = None
+    reader: MetricReader | None = None
+    result: TrialResult | None = None
+    failed: str = ""
+    """Error message."""
+
+
+@dataclass
+class Machine:
+    """Processors and GPUs available to trials."""
+
+    processors: int
+    devices: tuple[str, ...] = ()
+
+    @classmethod
+    def detect(cls) -> Machine:
+        affinity = getattr(os, "sched_getaffinity", None)
+        return cls(len(affinity(0)) if affinity else os.cpu_count() or 1, _detect_devices())
+
+    def jobs(self, given: int | None) -> int:
+        """Return the number of simultaneous trials: as given, or one per GPU, or one per two processors."""
+        return given or len(self.devices) or max(1, self.processors // 2)
+
+
+def _detect_devices() -> tuple[str, ...]:
+    """List the visible GPUs. Calls nvidia-smi, since importing torch takes seconds."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return tuple(word.strip() for word in visible.split(",") if word.strip() not in ("", "-1"))
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(str(number) for number, line in enumerate(done.stdout.splitlines()) if line.startswith("GPU"))
+
+
+class LocalBackend:
+    """Runs trials as child processes, one thread per simultaneous trial."""
+
+    def __init__(self, jobs: int, devices: Sequence[str] = ()) -> None:
+        self.jobs = jobs
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._devices: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        for number in range(jobs):
+            self._devices.put(devices[number % len(devices)] if devices else None)
+        self._processes: set[subprocess.Popen[str]] = set()
+        self._stopped = False
+
+    def run(self, store: Store, tasks: Sequence[Task]) -> Generator[Event]:
+        """Run all tasks and yield events. Closing the iterator terminates the processes."""
+        with ThreadPoolExecutor(self.jobs) as pool:
+            waiting = {pool.submit(self._work, store, task) for task in tasks}
+            try:
+                while waiting:
+                    done, waiting = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        future.result()
+                    yield Event()
+                    while not self._events.empty():
+                        yield self._events.get()
+            finally:
+                self._stopped = True
+                for process in list(self._processes):
+                    process.terminate()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _work(self, store: Store, task: Task) -> None:
+        if self._stopped:
+            return
+        trial, device = task.trial, self._devices.get()
+        try:
+            result = perform(
+                task,
+                store.trial_folder(trial),
+                store.comparison.contents.lay_out,
+                on_start=self._register,
+                on_line=lambda reader: self._events.put(Event(trial, reader)),
+                device=device,
+            )
+            if not self._stopped:
+                store.save(trial, result)
+                self._events.put(Event(trial, result=result))
+        except AceError as error:
+            self._events.put(Event(trial, failed=str(error)))
+        except OSError as error:
+            self._events.put(Event(trial, failed=f"{trial}: {error.strerror or error}"))
+        finally:
+            self._devices.put(device)
+
+    def _register(self, process: subprocess.Popen[str]) -> None:
+        self._processes.add(process)
+        if self._stopped:
+            process.terminate()

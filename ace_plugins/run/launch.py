@@ -46,7 +46,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise AceError("Python was started with -I, -E or -S, which keeps ACE out of the script: leave that out")
     os.environ.pop(VARIABLE, None)  # of a run that this one was started in
-    root = _root(plugin, words)
+    root = find_checkout(plugin, words)
     file = read(root / NAME) if root and (root / NAME).is_file() else None
     if file is not None and file.adapter != plugin.name:
         file = None
@@ -138,8 +138,8 @@ def _command(words: Sequence[str]) -> list[str]:
     return [program, *words[1:]]
 
 
-def _root(plugin: Plugin, words: Sequence[str]) -> Path | None:
-    """The checkout that the script is in, if it is in one."""
+def find_checkout(plugin: Plugin, words: Sequence[str]) -> Path | None:
+    """Return the checkout that contains the command's script, if any."""
     script = next((word for word in words if word.endswith(".py")), None)
     here = Path(script).resolve().parent if script else Path.cwd()
     found = holding(str(here), plugin.patches.files) if plugin.patches.checkout else None

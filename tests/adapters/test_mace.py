@@ -31,7 +31,7 @@ from ace_mace.example import small_example, small_model
 from ace_mace.plugin import ace_layers, ace_script
 from ace_plugins import adapter as ace
 from ace_plugins import attach, averaged, equivariance_error, export, status, use_branches
-from ace_plugins.compare.metrics import Reading
+from ace_plugins.compare.trial import MetricReader
 from ace_plugins.errors import AceWarning, AdapterError, StepError
 from ace_plugins.plugins.registry import registry
 from ace_plugins.symmetry.measure import mapped
@@ -276,7 +276,7 @@ TABLES = """\
 def test_how_results_are_printed() -> None:
     found = ace_script(("mace_run_train",))
     assert found is not None
-    reading = Reading(found.metrics)
+    reading = MetricReader(found.metrics)
     for line in TABLES.splitlines():
         reading.feed(line, 0.0)
     assert reading.values == {

@@ -22,7 +22,7 @@ if find_spec("schnetpack") is None:
 
 from ace_plugins import AceWarning, attach, audit, averaged, equivariance_error, export, status, use_branches
 from ace_plugins import adapter as ace
-from ace_plugins.compare.metrics import Reading
+from ace_plugins.compare.trial import MetricReader
 from ace_plugins.errors import AdapterError
 from ace_plugins.patch.shims import REPAIRS
 from ace_plugins.plugins.registry import registry
@@ -355,7 +355,7 @@ def test_what_the_command_line_says() -> None:
 
 
 def test_results_are_read_off_lightnings_table() -> None:
-    reading = Reading(METRICS)
+    reading = MetricReader(METRICS)
     for line in (
         "│      test_energy_mae      │   0.034906670451164246    │",
         "│      test_forces_mae      │    0.11477623134851456    │",

@@ -21,7 +21,7 @@ pytest.importorskip("torchmdnet", reason="needs torchmd-net: pip install 'ace-to
 
 from ace_plugins import adapter as ace
 from ace_plugins import attach, audit, averaged, bounds, equivariance_error, export, patched, use_branches
-from ace_plugins.compare.metrics import Reading
+from ace_plugins.compare.trial import MetricReader
 from ace_plugins.errors import AceError, AceWarning, AdapterError
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import parametrize_with_checks
@@ -297,7 +297,7 @@ def test_what_the_command_line_says(tmp_path: Path) -> None:
 def test_how_results_are_printed() -> None:
     found = script(("torchmd-train",))
     assert found is not None
-    reading = Reading(found.metrics)
+    reading = MetricReader(found.metrics)
     for line in (
         "│    test_neg_dy_l1_loss    │    0.13852043449878693    │",
         "│    test_total_l1_loss     │   3.1862146854400635e-05  │",

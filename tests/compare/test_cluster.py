@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ace_plugins.compare.cluster import packed
+from ace_plugins.compare.cluster import pack
 from ace_plugins.compare.plan import LARGE, Contents
 
 SCRIPT = """
@@ -38,7 +38,7 @@ def test_small_data_travels_and_large_data_is_linked(tmp_path: Path, monkeypatch
     for name in ("one.npy", "two.npy"):
         (tmp_path / name).write_bytes(bytes(LARGE))
     monkeypatch.setattr("ace_plugins.compare.cluster.SMALL", LARGE)
-    archive, links = packed(Contents.of(tmp_path))
+    archive, links = pack(Contents.of(tmp_path))
     assert links == {"two.npy": str((tmp_path / "two.npy").resolve())}
     assert len(archive) > 0
 

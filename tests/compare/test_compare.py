@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ace_plugins import AceError
+from ace_plugins import AceError, run_comparison
 from ace_plugins.adapter import Script
 from ace_plugins.cli.main import cli
 from ace_plugins.compare.plan import LARGE, Comparison, Contents, Trial
@@ -130,7 +130,7 @@ def answer_to(*command: str) -> dict[str, Any]:
 def test_the_option_that_an_adapter_names(tmp_path: Path) -> None:
     made = Comparison("egno", ("main.py",), {"off": {}}, (1, 2), (), Contents(tmp_path), ".", Script(seed="--seed"))
     assert made.command(Trial("off", 2)) == ["main.py", "--seed", "2"]
-    assert made.shift(Trial("off", 2)) is None
+    assert made.seed_shift(Trial("off", 2)) is None
 
 
 def test_a_dry_run_starts_nothing(project: Path) -> None:
@@ -144,15 +144,15 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["schnet", "--", "train.py"], "does not know how train.py prints its results: say so, as in --metric"),
+        (["schnet", "--", "train.py"], "no metrics for train.py: add one, as in --metric"),
         (["schnet", *METRIC, "--", "trian.py"], "no script 'trian.py' in"),
         (["schnet", *METRIC], "no script given"),
         (["schnet", *METRIC, "--"], "no script given"),
         (["schnt", *METRIC, "--", "train.py"], "unknown adapter 'schnt'.*did you mean 'schnet'"),
-        (["schnet", "--metric", "test=(", "--", "train.py"], "metric 'test': '\\(' is no regular expression"),
-        (["schnet", "--metric", "test=x", "--", "train.py"], "expected one group for the number"),
-        (["schnet", *METRIC, *METRIC, "--", "train.py"], "metrics test, test: expected each name once"),
-        (["schnet", *METRIC, "--runs", "off,off", "--", "train.py"], "run 'off' is there twice"),
+        (["schnet", "--metric", "test=(", "--", "train.py"], "metric 'test': '\\(' is not a regular expression"),
+        (["schnet", "--metric", "test=x", "--", "train.py"], "expected one group"),
+        (["schnet", *METRIC, *METRIC, "--", "train.py"], "metrics test, test: expected different names"),
+        (["schnet", *METRIC, "--runs", "off,off", "--", "train.py"], "run 'off' is given twice"),
         (["schnet", *METRIC, "--runs", "a:mode=strict,rho=-1", "--", "train.py"], "run 'a': .*rho"),
         (
             ["schnet", *METRIC, "--runs", "a:dual_lr=1", "--", "train.py"],
@@ -174,9 +174,9 @@ def test_mistakes_are_one_line_and_nothing_is_started(project: Path, words: list
 def test_a_script_that_prints_no_metric(project: Path) -> None:
     (project / "train.py").write_text("print('loss 3')")
     told = answer("--runs", "off", "--seeds", "1", code=1)
-    assert (
-        "it printed no 'test' ('test (\\\\S+)'); the last line it printed is 'loss 3'" in told["failed"]["off seed 1"]
-    )
+    failed = told["failed"]["off seed 1"]
+    assert "metric 'test'" in failed
+    assert "'loss 3'" in failed
 
 
 def test_no_space_on_the_disk(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_no_space_on_the_disk(project: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("ace_plugins.compare.plan.shutil.disk_usage", lambda path: Usage)
     done = compare("schnet", *METRIC, "--", "train.py", code=2)
     assert "free for 9 copies of" in done.stderr
-    assert "found 1 MiB; give another folder with --out" in done.stderr
+    assert "found 1 MiB" in done.stderr
 
 
 def test_a_disk_that_fills_meanwhile_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_disk_that_fills_meanwhile_leaves_nothing_half_done(tmp_path: Path, mo
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copy2", full)
-    with pytest.raises(AceError, match="no space is left on the disk; give another folder with --out"):
+    with pytest.raises(AceError, match="No space left on device; choose another folder with --out"):
         Contents.of(source).lay_out(tmp_path / "target")
     assert not (tmp_path / "target").exists()
 
@@ -250,7 +250,7 @@ def test_killed_and_called_again_it_ends_in_the_same_table(
     _, told = process.communicate(timeout=30)
     assert process.returncode == (-9 if end is signal.SIGKILL else 130)
     if end is not signal.SIGKILL:
-        assert "stopped; 1 of 4 runs are finished: call it again to go on" in told
+        assert "stopped; 1 of 4 runs are finished" in told
     monkeypatch.delenv("PAUSE")
     again = compare("schnet", "--json", *METRIC, *words, "--", "train.py")
     assert "1 of 4 runs were finished before" in again.stderr
@@ -301,3 +301,22 @@ def test_every_seed_that_a_script_sets_is_shifted(tmp_path: Path) -> None:
         generator = torch.Generator().manual_seed(seed)
         assert found[:2] == list(expected), f"as with seed {seed}"
         assert found[2] == torch.rand((), generator=generator).item()
+
+
+def test_run_comparison_returns_what_the_command_prints(project: Path) -> None:
+    result = run_comparison(
+        "schnet",
+        ["train.py", "--fast"],
+        runs={"off": {}, "half": {"mode": "strict"}},
+        seeds=[1, 2],
+        metrics=[r"test=test (\S+)"],
+    )
+    assert [row.run for row in result.rows] == ["off", "half"]
+    assert result.rows[1].mean == pytest.approx(0.5 * result.rows[0].mean, rel=1e-12)
+    assert result.differences[0].mean == pytest.approx(-0.5, rel=1e-12)
+    assert result.sentences == ["half is better than off in 2 of 2 seeds, by 50 % (50 to 50 %)."]
+    assert result.to_dict() == json.loads(json.dumps(result.to_dict()))
+    printed = answer("--runs", "off,half:mode=strict", "--seeds", "2")
+    assert printed == result.to_dict(), "the command reuses the results and prints the same"
+    with pytest.raises(AceError, match="seeds"):
+        run_comparison("schnet", ["train.py"], seeds=0)

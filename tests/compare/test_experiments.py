@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ace_plugins import AceError
-from ace_plugins.compare.experiment import read
-from ace_plugins.compare.metrics import Reading, compiled
+from ace_plugins.compare.experiment import compile_pattern, read_experiments
 from ace_plugins.compare.plan import SEED
+from ace_plugins.compare.trial import MetricReader
 from ace_plugins.plugins.registry import registry
 from ace_plugins.settings.sources import resolve
 
@@ -44,7 +44,7 @@ def test_there_are_files() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_every_file_is_sound(path: Path) -> None:
-    for experiment in read(path, 0.1):
+    for experiment in read_experiments(path, 0.1):
         plugin = registry().plugins[experiment.adapter]
         if plugin.problem is not None:
             pytest.skip(f"needs the adapter: {plugin.problem}")
@@ -54,14 +54,14 @@ def test_every_file_is_sound(path: Path) -> None:
         metrics = experiment.metrics or script.metrics
         assert metrics
         for metric in metrics:
-            compiled(metric.pattern, metric.name)
+            compile_pattern(metric.pattern, metric.name)
         assert set(experiment.about["paper"]) <= set(experiment.runs)
         assert {"title", "needs", "hours"} <= experiment.about.keys()
         assert not any("{" in word.replace(SEED, "") for word in experiment.words)
 
 
 def test_what_varies_is_one_comparison_each(tmp_path: Path) -> None:
-    small, large = read(written(tmp_path, GOOD), 0.1)
+    small, large = read_experiments(written(tmp_path, GOOD), 0.1)
     assert small.words == ("main.py", "--epochs=5", "--max_samples=1000")
     assert (small.label, large.label) == ("samples 1000", "samples 3000")
     assert (small.about["paper"], large.about["paper"]) == ({}, {"off": "5.6"})
@@ -73,30 +73,30 @@ def test_what_varies_is_one_comparison_each(tmp_path: Path) -> None:
     ("change", "told"),
     [
         (("adapter =", "adaptr ="), "unknown key 'adaptr'.*did you mean 'adapter'"),
-        (('adapter = "segnn"', ""), "expected 'adapter', as in the files of experiments/"),
-        (("epochs = 50", ""), "expected epochs and {epochs} in the command, or neither"),
-        (("epochs = 50", "epochs = 0"), "expected epochs of at least 1, found 0"),
+        (('adapter = "segnn"', ""), "the key 'adapter' is missing"),
+        (("epochs = 50", ""), "both epochs and {epochs} in the command"),
+        (("epochs = 50", "epochs = 0"), "epochs: expected a whole number of at least 1, found 0"),
         (("[1000, 3000]", "[]"), "vary: expected one name with a list of values"),
-        (("--max_samples={samples}", ""), "expected {samples} in the command, since it varies"),
+        (("--max_samples={samples}", ""), "vary: expected {samples} in the command"),
         (("[runs.off]", "[runs.of]"), "unknown run 'of'.*did you mean 'off'"),
         (("horizon", "horizn"), "run 'slow': unknown setting 'horizn'"),
         (("[runs.off]", "[runs]\noff = 3"), "run 'off': expected a table of settings, found 3"),
-        (('"segnn"', "segnn"), "x.toml is no TOML"),
+        (('"segnn"', "segnn"), "x.toml is not valid TOML"),
         (("epochs = 50", "epochs = 50\nseeds = 0"), "seeds '0': expected a number of seeds"),
-        (("[runs.off]", "[metrics.a]\npatern = 'x'\n[runs.off]"), "metrics: .*expected pattern, and curve and higher"),
+        (("[runs.off]", "[metrics.a]\npatern = 'x'\n[runs.off]"), "metrics: .*expected pattern"),
     ],
 )
 def test_mistakes(tmp_path: Path, change: tuple[str, str], told: str) -> None:
     assert change[0] in GOOD
     with pytest.raises(AceError, match=told):
-        read(written(tmp_path, GOOD.replace(*change)))
+        read_experiments(written(tmp_path, GOOD.replace(*change)))
 
 
 def test_a_file_without_epochs_cannot_be_scaled(tmp_path: Path) -> None:
     text = GOOD.replace("epochs = 50", "").replace("--epochs={epochs}", "")
-    assert len(read(written(tmp_path, text))) == 2
-    with pytest.raises(AceError, match="it has no epochs that could be scaled; leave out --budget-scale"):
-        read(written(tmp_path, text), 0.5)
+    assert len(read_experiments(written(tmp_path, text))) == 2
+    with pytest.raises(AceError, match="no epochs.*--budget-scale"):
+        read_experiments(written(tmp_path, text), 0.5)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_adapters_know_how_their_upstreams_print(
     adapter: str, script: str, lines: list[str], expected: dict[str, float]
 ) -> None:
     told = registry().adapter(adapter).call("ace_script", argv=(script,))
-    reading = Reading(told.metrics)
+    reading = MetricReader(told.metrics)
     for line in lines:
         reading.feed(line + "\n", 1.0)
     assert reading.values == expected

@@ -12,9 +12,10 @@ from traces import write_run
 from ace_plugins import AceError
 from ace_plugins.adapter import Metric
 from ace_plugins.cli.main import cli
-from ace_plugins.compare.page import comparison_section, is_comparison, read_comparison
+from ace_plugins.compare.page import comparison_section
 from ace_plugins.compare.plan import Comparison, Contents, Trial
-from ace_plugins.compare.results import Result, Store
+from ace_plugins.compare.results import is_comparison, read_comparison
+from ace_plugins.compare.store import Store, TrialResult
 
 
 def written(folder: Path, *, higher: bool = False, traces: bool = True) -> Path:
@@ -26,10 +27,10 @@ def written(folder: Path, *, higher: bool = False, traces: bool = True) -> Path:
     for trial in store.comparison.trials[:-1]:
         value = 1.0 + 0.1 * trial.seed - (0.5 if trial.run == "fit<b" else 0.0)
         curve = [[float(n), value + 1 / (n + 1)] for n in range(30)]
-        place = store.place(trial)
+        place = store.trial_folder(trial)
         place.mkdir(parents=True)
-        store.keep(
-            trial, Result(trial.run, trial.seed, {"test": value, "validation": value}, {"test": curve}, 9.0, 0.25)
+        store.save(
+            trial, TrialResult(trial.run, trial.seed, {"test": value, "validation": value}, {"test": curve}, 9.0, 0.25)
         )
         if traces and trial.run != "off":
             write_run(place / f"work-1-{trial.seed}" / "ace-runs" / "1-egno")
@@ -40,24 +41,15 @@ def test_results_and_traces_are_found(tmp_path: Path) -> None:
     folder = written(tmp_path / "c")
     assert is_comparison(folder)
     found = read_comparison(folder)
-    assert found.missing == ["1 of 6 runs have no result: they failed, or are still to come"]
-    assert [(row.run, len(row.values)) for row in found.answer.rows] == [("off", 3), ("fit<b", 2)]
-    assert found.answer.sentences() == ["fit<b is better than off in 2 of 2 seeds, by 44 % (42 to 45 %)."]
-    assert [(run, trace.parts[-3]) for run, trace in found.traces.items()] == [("fit<b seed 1", "work-1-1")]
+    assert found.missing == ["1 of 6 runs have no result: they failed or have not finished"]
+    assert [(row.run, len(row.values)) for row in found.rows] == [("off", 3), ("fit<b", 2)]
+    assert found.sentences == ["fit<b is better than off in 2 of 2 seeds, by 44 % (42 to 45 %)."]
+    assert [(run, trace.parts[-3]) for run, trace in found.traces().items()] == [("fit<b seed 1", "work-1-1")]
 
 
-def test_which_way_a_metric_counts_is_read_and_never_guessed(tmp_path: Path) -> None:
+def test_the_direction_of_a_metric_is_read(tmp_path: Path) -> None:
     found = read_comparison(written(tmp_path / "up", higher=True))
-    assert "worse" in found.answer.sentences()[0]
-    folder = written(tmp_path / "old")
-    told = json.loads((folder / "comparison.json").read_text())
-    del told["metrics"]
-    (folder / "comparison.json").write_text(json.dumps(told))
-    found = read_comparison(folder)
-    assert found.answer.sentences() == []
-    assert found.answer.rows[0].mean == pytest.approx(1.2)
-    assert "does not say which way test counts" in found.missing[0]
-    assert "is better" not in comparison_section(found)
+    assert "worse" in found.sentences[0]
 
 
 def test_the_section_has_table_sentences_and_curves(tmp_path: Path) -> None:
@@ -70,16 +62,17 @@ def test_the_section_has_table_sentences_and_curves(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_broken_is_refused_in_one_line(tmp_path: Path) -> None:
-    for text in ("", "[]", "{}", '{"runs": {}, "seeds": [1], "command": []}', '{"runs": 3}'):
+    no_metrics = '{"runs": {"off": {}}, "seeds": [1], "command": [], "metrics": []}'
+    for text in ("", "[]", "{}", '{"runs": {}, "seeds": [1], "command": []}', '{"runs": 3}', no_metrics):
         (tmp_path / "comparison.json").write_text(text)
-        with pytest.raises(AceError, match="comparison.json .*expected what 'ace-patch compare' writes"):
+        with pytest.raises(AceError, match="comparison.json .*run 'ace-patch compare' again"):
             read_comparison(tmp_path)
 
 
 def test_a_comparison_without_results_says_so(tmp_path: Path) -> None:
     comparison = Comparison("egno", ("m.py",), {"off": {}}, (1,), (Metric("test", ""),), Contents(tmp_path), ".")
     Store(tmp_path, comparison).describe(threads=1)
-    assert Trial("off", 1) not in Store(tmp_path, comparison).finished()
+    assert Trial("off", 1) not in Store(tmp_path, comparison).load()
     assert "No run has finished yet." in comparison_section(read_comparison(tmp_path))
 
 

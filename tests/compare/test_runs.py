@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ace_plugins import AceError
 from ace_plugins.adapter import Metric
-from ace_plugins.compare.experiment import parse_runs, runs_of
-from ace_plugins.compare.metrics import Reading, parse_metric
-from ace_plugins.compare.plan import parse_seeds
+from ace_plugins.compare.experiment import check_runs, parse_metric, parse_runs, parse_seeds
+from ace_plugins.compare.trial import MetricReader
 
 
 def test_names_and_settings() -> None:
@@ -21,13 +20,13 @@ def test_names_and_settings() -> None:
     assert runs["mine"] == {"horizon": 0.1, "rho": "2x", "spectral_norm": True}
     assert runs["off"] == {"mode": "off"}
     assert runs["resilient"] == {"mode": "resilient"}
-    assert runs_of({"off": {}, "mine": {"horizon": 0.1}}) == {"off": {"mode": "off"}, "mine": {"horizon": 0.1}}
+    assert check_runs({"off": {}, "mine": {"horizon": 0.1}}) == {"off": {"mode": "off"}, "mine": {"horizon": 0.1}}
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("off,off", "run 'off' is there twice: expected each name once; call the second one something else"),
+        ("off,off", "run 'off' is given twice"),
         ("strct", "unknown run 'strct': .*did you mean 'strict'"),
         ("a b:mode=off", "run 'a b': expected a name of letters"),
         ("", "run '': expected a name"),
@@ -35,7 +34,7 @@ def test_names_and_settings() -> None:
         ("mine:horizon", "run 'mine': expected key=value, found 'horizon'"),
         ("mine:horizon=", "run 'mine': expected key=value, found 'horizon='"),
         ("mine:horizon=x", "run 'mine': horizon 'x': expected a finite number above 0"),
-        ("mine:horizon=1,horizon=2", "run 'mine': horizon is there twice"),
+        ("mine:horizon=1,horizon=2", "run 'mine': horizon is given twice"),
         ("mode=off", "unknown run 'mode=off'|run 'mode=off': expected a name"),
     ],
 )
@@ -53,16 +52,16 @@ def test_seeds() -> None:
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1,1", "1,-2", "", "1,,2", "1,,", ",", "100000000"])
 def test_mistakes_in_seeds(text: str) -> None:
-    with pytest.raises(AceError, match="expected a number of seeds, such as 3, or the seeds themselves"):
+    with pytest.raises(AceError, match="expected a number of seeds"):
         parse_seeds(text)
 
 
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("test=MAE: ([0-9", "metric 'test': .* is no regular expression, .*; mend it"),
-        ("test=MAE: [0-9.]+", "metric 'test': expected one group for the number, .* found 0 in 'MAE: "),
-        ("test=(MAE): ([0-9.]+)", "metric 'test': expected one group for the number, .* found 2"),
+        ("test=MAE: ([0-9", "metric 'test': .* is not a regular expression"),
+        ("test=MAE: [0-9.]+", "metric 'test': expected one group, .* found 0 in 'MAE: "),
+        ("test=(MAE): ([0-9.]+)", "metric 'test': expected one group, .* found 2"),
     ],
 )
 def test_mistakes_in_metrics(text: str, told: str) -> None:
@@ -78,24 +77,25 @@ def test_a_metric_with_and_without_a_name() -> None:
 @given(st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=8))
 def test_the_last_match_counts_and_curves_have_all(values: list[float]) -> None:
     metric = Metric("test", r"best (\S+)", r"now (\S+)")
-    reading = Reading([metric])
+    reading = MetricReader([metric])
     for number, value in enumerate(values):
         reading.feed(f"Epoch: {number + 1} now {value!r} best {min(values[: number + 1])!r}\n", float(number))
     assert reading.values == {"test": min(values)}
     assert reading.curves == {"test": list(enumerate(values))}
     assert reading.epoch == len(values)
-    assert not reading.missing()
+    assert not reading.find_missing()
 
 
 def test_a_script_that_prints_no_metric_is_told_with_what_it_printed_last() -> None:
-    reading = Reading([Metric("test", r"MAE (\S+)")])
-    assert reading.missing() == "it printed no 'test' ('MAE (\\\\S+)'); it printed nothing"
+    reading = MetricReader([Metric("test", r"MAE (\S+)")])
+    assert "'test'" in reading.find_missing()
+    assert "printed nothing" in reading.find_missing()
     reading.feed("loss 3\n", 0.0)
     reading.feed("\n", 1.0)
-    assert reading.missing().endswith("; the last line it printed is 'loss 3'")
+    assert reading.find_missing().endswith("'loss 3'")
 
 
 def test_what_is_no_number_is_told() -> None:
-    reading: Any = Reading([Metric("test", r"MAE (\S+)")])
+    reading: Any = MetricReader([Metric("test", r"MAE (\S+)")])
     with pytest.raises(AceError, match="metric 'test': expected a number, found 'high,' in 'MAE high, sorry'"):
         reading.feed("MAE high, sorry\n", 0.0)

@@ -9,13 +9,12 @@ from rich.console import Console
 
 from ace_plugins import AceError
 from ace_plugins.adapter import Metric, Script, check_picture
-from ace_plugins.compare import page as picture
 from ace_plugins.compare.live import Lines, Progress, Screen
-from ace_plugins.compare.local import Event, Machine
-from ace_plugins.compare.metrics import Reading
+from ace_plugins.compare.page import draw_curves
 from ace_plugins.compare.plan import Comparison, Contents, Trial
-from ace_plugins.compare.results import Result
-from ace_plugins.compare.statistics import Answer
+from ace_plugins.compare.results import ComparisonResult
+from ace_plugins.compare.store import TrialResult
+from ace_plugins.compare.trial import Event, Machine, MetricReader
 from ace_plugins.report.tables import duration
 
 METRICS = (Metric("test", r"test (\S+)"), Metric("validation", r"val (\S+)"))
@@ -27,13 +26,13 @@ def comparison(**about: object) -> Comparison:
     return Comparison("segnn", ("main.py",), runs, (1, 2), METRICS, Contents(Path()), ".", script, about)
 
 
-def result(run: str, seed: int, value: float, *, error: float | None = None) -> Result:
+def result(run: str, seed: int, value: float, *, error: float | None = None) -> TrialResult:
     curve = [[10.0 * n, value + 1 / (n + 1)] for n in range(5)]
-    return Result(run, seed, {"test": value, "validation": 2 * value}, {"test": curve}, 60.0, error)
+    return TrialResult(run, seed, {"test": value, "validation": 2 * value}, {"test": curve}, 60.0, error)
 
 
-def reading(epoch: int, seconds: float) -> Reading:
-    made = Reading(METRICS)
+def reading(epoch: int, seconds: float) -> MetricReader:
+    made = MetricReader(METRICS)
     made.feed(f"epoch {epoch} test 0.5\n", seconds)
     return made
 
@@ -47,25 +46,27 @@ def text_of(renderable: object) -> str:
 
 def test_the_end_is_estimated_from_the_first_epoch_on() -> None:
     screen = Screen(comparison(), {}, jobs=1)
-    assert screen.left() is None
-    Progress.hear(screen, Event(Trial("off", 1), reading(1, 6.0)))
-    assert screen.left() == pytest.approx(6.0 * 10 * 4 - 6.0, rel=0.05), "four runs of ten epochs, one epoch done"
-    Progress.hear(screen, Event(Trial("off", 1), result=result("off", 1, 0.5)))
-    assert screen.left() == pytest.approx(180)
-    drawn = text_of(screen._drawn())
+    assert screen.seconds_left() is None
+    Progress.update(screen, Event(Trial("off", 1), reading(1, 6.0)))
+    assert screen.seconds_left() == pytest.approx(6.0 * 10 * 4 - 6.0, rel=0.05), (
+        "four runs of ten epochs, one epoch done"
+    )
+    Progress.update(screen, Event(Trial("off", 1), result=result("off", 1, 0.5)))
+    assert screen.seconds_left() == pytest.approx(180)
+    drawn = text_of(screen.draw())
     assert "1 of 4 runs" in drawn
     assert "about 3 min to go" in drawn
-    Progress.hear(screen, Event(Trial("strict", 1), failed="strict seed 1: out of luck"))
-    Progress.hear(screen, Event(Trial("off", 2), reading(5, 30.0)))
-    drawn = text_of(screen._drawn())
+    Progress.update(screen, Event(Trial("strict", 1), failed="strict seed 1: out of luck"))
+    Progress.update(screen, Event(Trial("off", 2), reading(5, 30.0)))
+    drawn = text_of(screen.draw())
     assert "failed" in drawn
     assert "0.5 50 %" in drawn
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Lines(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2) as lines:
-        lines.hear(Event(Trial("strict", 1), result=result("strict", 1, 0.25)))
-        lines.hear(Event(Trial("off", 2), failed="off seed 2 ended with exit code 1"))
+        lines.update(Event(Trial("strict", 1), result=result("strict", 1, 0.25)))
+        lines.update(Event(Trial("off", 2), failed="off seed 2 ended with exit code 1"))
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "ace: off seed 1: finished before, test 0.5 after 60 s",
@@ -81,11 +82,11 @@ def test_the_table_has_what_was_measured_and_what_the_paper_says() -> None:
         result("strict", 1, 0.25, error=0.125),
         result("strict", 2, 0.35),
     ]
-    answer = Answer(comparison(paper={"off": "0.6 ± 0.1"}), results, {"strict seed 3": "lost"})
+    answer = ComparisonResult(comparison(paper={"off": "0.6 ± 0.1"}), results, {"strict seed 3": "lost"})
     drawn = text_of(answer.table())
-    for expected in ("0.6 ± 0.14", "0.3 ± 0.071", "-50.0 %", "x 1.00", "0.12", "0.6 ± 0.1", "lower is better"):
+    for expected in ("0.6 ± 0.14", "0.3 ± 0.071", "-50.0 %", "× 1.00", "0.12", "0.6 ± 0.1", "lower is better"):
         assert expected in drawn
-    assert answer.sentences() == [
+    assert answer.sentences == [
         "strict is better than off in 2 of 2 seeds, by 50 % (50 to 50 %).",
         "1 of 4 runs failed and are not in the table.",
     ]
@@ -98,9 +99,9 @@ def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'ace-plugins[picture]'")
     path = tmp_path / "curves.png"
     results = [result("off", 1, 0.5), result("off", 2, 0.7), result("strict", 1, 0.25)]
-    assert picture.draw(comparison(), results, path)
+    assert draw_curves(comparison(), results, path)
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert not picture.draw(comparison(), [Result("off", 1, {"test": 1.0})], tmp_path / "none.png")
+    assert not draw_curves(comparison(), [TrialResult("off", 1, {"test": 1.0})], tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists()
     with pytest.raises(AceError, match=r"expected a name that ends in \.png"):
         check_picture(tmp_path / "x.gif")
