@@ -48,7 +48,7 @@ class CompareCommand(ScriptCommand):
     "metrics",
     multiple=True,
     metavar="NAME=REGEX",
-    help="Pattern of a printed result: a regular expression with one group. The last match counts; "
+    help="Pattern of a printed result: a regular expression with {number} or one group. The last match counts; "
     "the first metric is compared.",
 )
 @click.option("--higher", is_flag=True, help="Higher is better, for the metrics given with --metric.")

@@ -110,12 +110,13 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_metric(text: str, *, higher: bool = False) -> Metric:
-    """Parse ``test=Test MAE: ([0-9.e-]+)``, or a pattern without a name."""
+    """Parse ``test=Test MAE: {number}``, or a pattern without a name."""
     name, equals, pattern = text.partition("=")
     if not equals or not re.fullmatch(r"[\w -]+", name):
         name, pattern = "metric", text
-    compile_pattern(pattern, name)
-    return Metric(name, pattern, higher=higher)
+    metric = Metric(name, pattern, higher=higher)
+    compile_pattern(metric.pattern, name)
+    return metric
 
 
 def compile_pattern(pattern: str, name: str) -> re.Pattern[str]:
@@ -125,8 +126,8 @@ def compile_pattern(pattern: str, name: str) -> re.Pattern[str]:
     except re.error as error:
         raise AceError(f"metric {name!r}: {pattern!r} is not a regular expression: {error}") from None
     if compiled.groups != 1:
-        example = "as in 'Test MAE: ([0-9.e-]+)'"
-        raise AceError(f"metric {name!r}: expected one group, {example}; found {compiled.groups} in {pattern!r}")
+        expected = "expected {number} once, as in 'Test MAE: {number}', or another single group"
+        raise AceError(f"metric {name!r}: {expected}; found {compiled.groups} groups in {pattern!r}")
     return compiled
 
 

@@ -218,7 +218,7 @@ def plan_comparison(
     if not metrics:
         raise AceError(
             f"adapter {plugin.name!r} has no metrics for {words[0]}: add one, as in "
-            "--metric 'test=Test MAE: ([0-9.e-]+)'"
+            "--metric 'test=Test MAE: {number}'"
         )
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names):

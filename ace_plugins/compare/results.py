@@ -187,7 +187,7 @@ def run_comparison(
     reused when the function is called again. Progress is printed on stderr. The same as ``ace-patch compare``::
 
         result = run_comparison(
-            "schnet", ["train.py", "--epochs=20"], runs="off,strict", metrics=[r"test=test MAE (\\S+)"]
+            "schnet", ["train.py", "--epochs=20"], runs="off,strict", metrics=["test=test MAE {number}"]
         )
         for row in result.rows:
             print(row.run, row.mean, row.spread)
@@ -199,8 +199,8 @@ def run_comparison(
         runs: Names of modes and presets separated by commas, with settings after a colon
             (``"off,strict,mine:horizon=0.1,rho=2x"``), or settings by name. The first run is the baseline.
         seeds: Number of seeds (3 means 1, 2 and 3), or the seeds.
-        metrics: Patterns of the printed results, as ``name=regex`` with one group, or `Metric` objects. The last
-            match counts. The first metric is compared. Not needed if the adapter provides them.
+        metrics: Patterns of the printed results, as ``name=regex`` with ``{number}`` or another group, or `Metric`
+            objects. The last match counts; the first metric is compared. Default: the adapter's metrics.
         jobs: Number of simultaneous trials. Default: one per GPU, or one per two processors.
         threads: Threads per trial. Default: an equal share of the processors.
         on: ``"here"``, ``"ray"`` for a Ray cluster on this machine, or the address of a Ray cluster.

@@ -150,7 +150,7 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
         (["schnet", *METRIC, "--"], "no script given"),
         (["schnt", *METRIC, "--", "train.py"], "unknown adapter 'schnt'.*did you mean 'schnet'"),
         (["schnet", "--metric", "test=(", "--", "train.py"], "metric 'test': '\\(' is not a regular expression"),
-        (["schnet", "--metric", "test=x", "--", "train.py"], "expected one group"),
+        (["schnet", "--metric", "test=x", "--", "train.py"], "expected {number} once"),
         (["schnet", *METRIC, *METRIC, "--", "train.py"], "metrics test, test: expected different names"),
         (["schnet", *METRIC, "--runs", "off,off", "--", "train.py"], "run 'off' is given twice"),
         (["schnet", *METRIC, "--runs", "a:mode=strict,rho=-1", "--", "train.py"], "run 'a': .*rho"),
