@@ -1,7 +1,4 @@
-"""Non-equivariant branches: the shapes the literature uses, and the host's default.
-
-The branch of a layer on images: one affine map of the patch around every pixel, which knows up from down.
-"""
+"""Non-equivariant branches: linear maps, MLPs, links of a chain, and convolutions for layers on images."""
 
 from __future__ import annotations
 
@@ -41,10 +38,13 @@ class Flat(nn.Module):
 
 
 class Norm(nn.BatchNorm1d):
-    """Batch normalisation of the last dimension over all others, which a script's habits cannot trip over.
+    """Batch normalisation of the last dimension over all others, [..., width] -> [..., width].
 
-    A single row, which has no spread, is normalised by the running statistics. The number of batches is no part of
-    its state_dict, and no integer: with a fixed momentum nothing reads it, and averaging checkpoints chokes on them.
+    A single row is normalised with the running statistics. ``num_batches_tracked`` is a float and not in the state_dict,
+    because scripts that average checkpoints expect floats.
+
+    Args:
+        width: Size of the last dimension.
     """
 
     num_batches_tracked: Tensor
@@ -58,8 +58,8 @@ class Norm(nn.BatchNorm1d):
         training = self.training and rows.shape[0] > 1
         factor = self.momentum
         if factor is None:
-            # As torch.optim.swa_utils.update_bn has it: the statistics are averages. Only then batches are counted:
-            # to a compiler a number is a constant, and it would compile anew for every batch.
+            # Cumulative averages, as torch.optim.swa_utils.update_bn wants. Batches are counted only here, because
+            # a compiler takes numbers for constants and would compile again for every batch.
             self.num_batches_tracked += training
             factor = 1 / max(float(self.num_batches_tracked), 1.0)
         result = nn.functional.batch_norm(
@@ -69,12 +69,12 @@ class Norm(nn.BatchNorm1d):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)
-        # Not BatchNorm's own, which would put the counter back.
+        # BatchNorm's own method would put the counter back.
         nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
 
 
 class SyncNorm(nn.SyncBatchNorm):
-    """A `Norm` whose statistics are those of all processes: what ``convert_sync_batchnorm`` makes of it."""
+    """A `Norm` with the statistics of all ranks, made by ``convert_sync_batchnorm``."""
 
     def __init__(self, norm: Norm, group: Any) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, process_group=group)
@@ -90,8 +90,8 @@ class SyncNorm(nn.SyncBatchNorm):
     _load_from_state_dict = Norm._load_from_state_dict  # type: ignore[assignment]
 
 
-def converting(convert: Any, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Around ``SyncBatchNorm.convert_sync_batchnorm``, which would normalise another dimension than the last."""
+def convert_norm(convert: Any, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Wrap ``SyncBatchNorm.convert_sync_batchnorm``, which would normalise dimension 1 in place of the last."""
     module = args[0] if args else kwargs.get("module")
     if not isinstance(module, Norm):
         return convert(*args, **kwargs)
@@ -104,19 +104,40 @@ def _shaped(inner: nn.Module, node: Node) -> nn.Module:
 
 
 def linear(node: Node) -> nn.Module:
-    """One affine map of the whole feature vector."""
+    """Return one affine map of the whole feature vector.
+
+    Args:
+        node: The site or stem; the map goes from ``shape_in`` to ``shape_out``, on ``axis`` for channels-first layers.
+
+    Returns:
+        A module [..., *shape_in] -> [..., *shape_out].
+    """
     return _shaped(nn.Linear(node.width_in, node.width_out), node)
 
 
 def mlp(node: Node) -> nn.Module:
-    """Linear(d_in, 2d) GELU Linear(2d, d) GELU Linear(d, d), with d the width of the output: the default."""
+    """Return the default branch: Linear(d_in, 2d) GELU Linear(2d, d) GELU Linear(d, d), with d the output's width.
+
+    Args:
+        node: The site or stem, as for `linear`.
+
+    Returns:
+        A module [..., *shape_in] -> [..., *shape_out].
+    """
     d = node.width_out
     layers = (nn.Linear(node.width_in, 2 * d), nn.GELU(), nn.Linear(2 * d, d), nn.GELU(), nn.Linear(d, d))
     return _shaped(nn.Sequential(*layers), node)
 
 
 def norm_linear(node: Node) -> nn.Module:
-    """BatchNorm(d_in) Linear(d_in, d): one link of a chain."""
+    """Return one link of a chain of branches: BatchNorm(d_in) Linear(d_in, d).
+
+    Args:
+        node: The site or stem, as for `linear`.
+
+    Returns:
+        A module [..., *shape_in] -> [..., *shape_out].
+    """
     return _shaped(nn.Sequential(Norm(node.width_in), nn.Linear(node.width_in, node.width_out)), node)
 
 
@@ -124,14 +145,12 @@ def norm_linear(node: Node) -> nn.Module:
 def forked_random_stream() -> Iterator[None]:
     """Draw initial weights without moving the script's random stream.
 
-    The fork is seeded from the stream's state: the same script seed gives the same branches, and the numbers
-    are not the ones the script draws next.
+    The fork is seeded from the stream's state: the same script seed gives the same branches.
     """
     state = torch.random.get_rng_state()
     seed = int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:8], "little") >> 1
     with torch.random.fork_rng(devices=[]):
-        # Only the CPU stream: branches are made on CPU, wherever the model is. Not torch.manual_seed, which
-        # would reseed every accelerator as well.
+        # Branches are made on the CPU. torch.manual_seed would reseed every accelerator as well.
         torch.default_generator.manual_seed(seed)
         yield
 
@@ -140,6 +159,15 @@ class Convolution(nn.Linear):
     """A plain convolution [B, C, H, W] -> [B, C', H', W'], stored as a linear map of patches [C, kernel, kernel].
 
     Its site has ``shape_in=(C,)``, ``shape_out=(C',)`` and ``axis=1``.
+
+    Args:
+        channels_in: C.
+        channels_out: C'.
+        kernel: Height and width of a patch.
+        stride: Distance of neighbouring patches, in pixels.
+        padding: Pixels added above and below, and to the left and right; one number for both.
+        dilation: Distance of neighbouring pixels of a patch.
+        circular: Continue the image periodically; by default padding is zero.
     """
 
     def __init__(
@@ -157,15 +185,14 @@ class Convolution(nn.Linear):
         self.channels, self.kernel = channels_in, kernel
         self.stride, self.dilation, self.circular = stride, dilation, circular
         self.padding = (padding, padding) if isinstance(padding, int) else padding
-        """Above and below, and to the left and right."""
 
     @property
     def overlap(self) -> int:
-        """In how many patches a pixel is, along one axis, at most."""
+        """Largest number of patches that share a pixel, along one axis."""
         return math.ceil(self.kernel * math.gcd(self.stride, self.dilation) / self.stride)
 
     def matrix(self) -> Tensor:
-        """What multiplies a patch, [C', C * kernel^2]."""
+        """Return the weight that multiplies a patch, [C', C * kernel^2]."""
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,15 +206,15 @@ class Convolution(nn.Linear):
         return functional.conv2d(x, weight, self.bias, self.stride, 0, self.dilation)
 
     def bounded(self) -> SNConvolution:
-        """The same map, with an output that is no longer than its input."""
+        """Return the same map with spectral norm 1 or less."""
         return SNConvolution(self)
 
 
 class SNConvolution(Bounded, Convolution):
     """A convolution of spectral norm 1 or less.
 
-    All patches of an image together are longer than the image by ``overlap`` at most: so many times along each axis a
-    pixel is in them. What the spectral norm of the map of one patch is divided by, besides itself, is that.
+    Together, the patches of an image are at most ``overlap`` times as long as the image, so the map of one patch is
+    divided by ``overlap`` besides its spectral norm.
     """
 
     def __init__(self, plain: Convolution) -> None:

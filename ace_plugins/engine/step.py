@@ -28,7 +28,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ..errors import AceWarning, StepError
 from ..plugins.registry import notify
-from .branches import converting
+from .branches import convert_norm
 from .loop import Owned, tell_of_skipped
 from .paced_loop import PacedLoop
 from .paper_loop import PaperLoop
@@ -214,7 +214,7 @@ class Loop:
             wrapt.wrap_function_wrapper(Optimizer, "__init__", self._constructing)
             wrapt.wrap_function_wrapper("torch.nn.parallel", "DistributedDataParallel.__init__", wrapping)
             wrapt.register_post_import_hook(_refuse_flat_parameters, "torch.distributed.fsdp")
-            wrapt.wrap_function_wrapper("torch.nn", "SyncBatchNorm.convert_sync_batchnorm", converting)
+            wrapt.wrap_function_wrapper("torch.nn", "SyncBatchNorm.convert_sync_batchnorm", convert_norm)
             LOSSES.install()
             atexit.register(self.finish)
 
