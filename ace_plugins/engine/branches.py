@@ -40,8 +40,8 @@ class Flat(nn.Module):
 class Norm(nn.BatchNorm1d):
     """Batch normalisation of the last dimension over all others, [..., width] -> [..., width].
 
-    A single row is normalised with the running statistics. ``num_batches_tracked`` is a float and not in the state_dict,
-    because scripts that average checkpoints expect floats.
+    A single row is normalised with the running statistics. ``num_batches_tracked`` is a float and not saved, because
+    scripts that average checkpoints expect floats.
 
     Args:
         width: Size of the last dimension.
