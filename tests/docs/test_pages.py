@@ -100,6 +100,15 @@ def test_everything_has_a_place_in_the_manual() -> None:
     assert [word for word in words if f"| `{word}` |" not in text("how_to/watching.md")] == []
 
 
+def test_the_page_of_conditions_names_tests_that_exist() -> None:
+    page = text("conditions.md")
+    for path, part in re.findall(r"`(tests/[\w/.]+)`(?: \(`(\w+)`\))?", page):
+        assert (ROOT / path).exists(), path
+        assert not part or re.search(rf"def test_\w*{part}", (ROOT / path).read_text(encoding="utf-8")), (
+            f"{path} ({part})"
+        )
+
+
 def test_every_page_can_be_found() -> None:
     shown = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [name_of(page) for page in PAGES[1:] if f" {page.relative_to(DOCS).as_posix()}\n" not in shown] == []
