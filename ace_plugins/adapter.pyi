@@ -13,6 +13,11 @@ from .contract.upstreams import Script as Script
 from .contract.upstreams import Shim as Shim
 from .contract.upstreams import StandIn as StandIn
 from .contract.upstreams import Upstream as Upstream
+from .demo import finite_or_none as finite_or_none
+from .demo import one_thread as one_thread
+from .demo import print_results as print_results
+from .demo import progress_lines as progress_lines
+from .demo import style_axes as style_axes
 from .engine.branches import Convolution as Convolution
 from .engine.branches import Norm as Norm
 from .engine.branches import linear as linear

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = training.standardised(qm9.load(options.molecules, options.target, options.seed), device)
+    task = training.standardise(qm9.load(options.molecules, options.target, options.seed), device)
     torch.manual_seed(options.seed)
     model = SchNet(options.width, options.width, options.layers, 50, cutoff=10.0).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)

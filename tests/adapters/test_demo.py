@@ -1,4 +1,4 @@
-"""The demo from end to end on a few molecules, and what it says about its numbers."""
+"""The SchNet demo from end to end on a few molecules, and its conclusions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("torch_geometric")
 
 from ace_plugins.adapter import AdapterError, ConfigError, check_picture
-from ace_schnet.demo import command as demo_module
-from ace_schnet.demo import picture, qm9, training
+from ace_schnet.demo import command, picture, qm9, training
 from ace_schnet.demo.command import demo
 
 try:
@@ -78,21 +77,19 @@ def test_a_line_for_every_epoch_where_there_is_no_terminal(tmp_path: Path) -> No
     result = run("--molecules", "30", "--epochs", "2", folder=tmp_path)
     told = [line for line in result.stderr.splitlines() if line.startswith("SchNet, epoch")]
     assert [line.partition(",")[2].partition(",")[0] for line in told] == [" epoch 1/2", " epoch 2/2"]
-    assert all(name in told[0] for name in demo_module.MODES)
+    assert all(name in told[0] for name in command.MODES)
 
 
 def test_the_picture_has_the_validation_curves(report: dict[str, Any], tmp_path: Path) -> None:
     device = torch.device("cpu")
-    runs = [
-        training.start(name, demo_module.settings(mode, 90), 90, 0, device) for name, mode in demo_module.MODES.items()
-    ]
+    runs = [training.start(name, command.settings(mode, 90), 90, 0, device) for name, mode in command.MODES.items()]
     for each, error in zip(runs, (3.0, 2.0, 1.0), strict=True):
         each.curve += [error, error / 2]
         each.record()
     picture.draw(runs, "title", "validation MAE (bohr^3)", tmp_path / "curves.svg")
     drawn = (tmp_path / "curves.svg").read_text()
     assert "validation MAE (bohr^3)" in drawn
-    assert all(f"<!-- {name} -->" in drawn for name in demo_module.MODES)
+    assert all(f"<!-- {name} -->" in drawn for name in command.MODES)
 
 
 def test_the_table_fits_and_no_global_state_is_left(tmp_path: Path) -> None:
@@ -109,8 +106,8 @@ def test_the_table_fits_and_no_global_state_is_left(tmp_path: Path) -> None:
 
 def test_the_runs_start_from_the_same_upstream_weights() -> None:
     models = [
-        training.start(name, demo_module.settings(mode, 90), 90, 5, torch.device("cpu")).model
-        for name, mode in demo_module.MODES.items()
+        training.start(name, command.settings(mode, 90), 90, 5, torch.device("cpu")).model
+        for name, mode in command.MODES.items()
     ]
     plain = models[0].state_dict()
     for model in models[1:]:
@@ -120,10 +117,10 @@ def test_the_runs_start_from_the_same_upstream_weights() -> None:
 
 def test_standardising_uses_training_molecules_only() -> None:
     data = qm9.load(60, "u0", 0)
-    task = training.standardised(data, torch.device("cpu"))
+    task = training.standardise(data, torch.device("cpu"))
     changed = data.y.clone()
     changed[task.test] += 1000.0
-    other = training.standardised(qm9.Molecules(data.z, data.pos, changed, data.sizes, data.rows), torch.device("cpu"))
+    other = training.standardise(qm9.Molecules(data.z, data.pos, changed, data.sizes, data.rows), torch.device("cpu"))
     assert other.scale == task.scale
     assert torch.equal(other.data.y[task.train], task.data.y[task.train])
     assert torch.equal(torch.cat([task.train, task.validation, task.test]), torch.arange(60))
@@ -144,19 +141,19 @@ def results(strict: float, resilient: float) -> list[training.Result]:
 )
 def test_the_comparison_says_what_the_numbers_say(value: float, words: str) -> None:
     plain, strict, resilient = results(value, value)
-    assert demo_module._against(strict, plain) == f"ACE strict {words}"
-    assert demo_module._against(resilient, plain) == f"ACE resilient {words}"
+    assert command._compare(strict, plain) == f"ACE strict {words}"
+    assert command._compare(resilient, plain) == f"ACE resilient {words}"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "alhpa"], r"unknown QM9 target 'alhpa'.*did you mean 'alpha'"),
-        (["--molecules", "29"], "molecules 29: expected at least 30"),
-        (["--molecules", "200000"], "molecules 200000: expected at most 130831"),
-        (["--device", "tpu"], "unknown device 'tpu': expected one of auto, cpu, cuda"),
-        (["--picture", "demo.txt"], r"picture 'demo.txt': expected a name that ends in \.png"),
-        (["--picture", "no/such/folder/demo.png"], "expected an existing folder"),
+        (["--target", "alhpa"], "alhpa.*did you mean 'alpha'"),
+        (["--molecules", "29"], "molecules 29.*at least 30"),
+        (["--molecules", "200000"], "molecules 200000.*at most 130831"),
+        (["--device", "tpu"], "device 'tpu'.*auto, cpu, cuda"),
+        (["--picture", "demo.txt"], r"demo\.txt.*\.png"),
+        (["--picture", "no/such/folder/demo.png"], "existing folder"),
     ],
 )
 def test_mistakes_are_told_before_training(arguments: list[str], message: str, tmp_path: Path) -> None:
@@ -168,26 +165,27 @@ def test_mistakes_are_told_before_training(arguments: list[str], message: str, t
 
 def test_what_is_missing_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"matplotlib, found none; run pip install './adapters/schnet\[demo\]'"):
+    with pytest.raises(ConfigError, match=r"matplotlib.*adapters/schnet\[demo\]"):
         check_picture(Path("x.png"), qm9.INSTALL)
 
     def missing(name: str) -> Any:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.distribution", missing)
-    with pytest.raises(AdapterError, match=r"found no qm9pack; run pip install './adapters/schnet\[demo\]'"):
+    with pytest.raises(AdapterError, match=r"qm9pack.*adapters/schnet\[demo\]"):
         qm9.load(40, "alpha", 0)
 
 
 def test_a_tie_is_called_a_tie() -> None:
     def told(value: float, steps: int = 1500, tested: int = 500) -> str:
-        return demo_module._caution(results(value, 1.01), steps, tested)
+        return command._caution(results(value, 1.01), steps, tested)
 
-    assert told(0.98) == "This is one seed, and differences below 5 % can be chance: a tie."
+    assert "a tie" in told(0.98)
     for value in (0.8, 1.2, float("nan")):
-        assert told(value) == "This is one seed: differences below 5 % can be chance."
-    assert told(0.98, tested=50).endswith("the comparison means nothing.")
-    assert told(0.98, steps=50).endswith("the comparison means nothing.")
+        assert "one seed" in told(value)
+        assert "a tie" not in told(value)
+    for few in (told(0.98, tested=50), told(0.98, steps=50)):
+        assert "means nothing" in few
 
 
 def test_a_gpu_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

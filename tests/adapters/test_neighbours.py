@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -288,66 +289,35 @@ POS = torch.rand(4, 3, generator=torch.Generator().manual_seed(8))
 
 
 @pytest.mark.parametrize(
-    ("message", "pos", "cutoff", "batch", "most"),
+    ("name", "found", "pos", "cutoff", "batch", "most"),
     [
-        ("cutoff: expected a positive finite number, found 0.0", POS, 0.0, None, None),
-        ("cutoff: expected a positive finite number, found -1", POS, -1, None, None),
-        ("cutoff: expected a positive finite number, found nan", POS, float("nan"), None, None),
-        ("cutoff: expected a positive finite number, found inf", POS, float("inf"), None, None),
-        (
-            "cutoff: expected a square within the range of torch.float16, found cutoff 300.0",
-            POS.half(),
-            300.0,
-            None,
-            None,
-        ),
-        (
-            "cutoff: expected a square within the range of torch.float32, found cutoff 1e-30",
-            POS,
-            1e-30,
-            None,
-            None,
-        ),
-        ("max_num_neighbors: expected None or at least 1, found 0", POS, 1.0, None, 0),
-        ("pos: expected shape [N, 3], found [4, 2]", POS[:, :2], 1.0, None, None),
-        ("pos: expected shape [N, 3], found [3]", POS[0], 1.0, None, None),
-        ("pos: expected a floating-point dtype, found torch.int64", POS.long(), 1.0, None, None),
-        (
-            "pos: expected finite coordinates, found [0.0, nan, 0.0] at atom 1",
-            torch.tensor([[0, 0, 0], [0, float("nan"), 0]]),
-            1.0,
-            None,
-            None,
-        ),
-        (
-            "pos: expected finite coordinates, found [-inf, 0.0, 0.0] at atom 0",
-            torch.tensor([[-float("inf"), 0, 0]]),
-            1.0,
-            None,
-            None,
-        ),
-        ("batch: expected an integer dtype, found torch.float32", POS, 1.0, torch.zeros(4), None),
-        ("batch: expected an integer dtype, found torch.bool", POS, 1.0, torch.zeros(4).bool(), None),
-        ("batch: expected shape [4], as pos, found [3]", POS, 1.0, torch.zeros(3).long(), None),
-        ("batch: expected shape [4], as pos, found [4, 1]", POS, 1.0, torch.zeros(4, 1).long(), None),
-        (
-            "batch: expected the device of pos, cpu, found meta",
-            POS,
-            1.0,
-            torch.zeros(4, dtype=torch.long, device="meta"),
-            None,
-        ),
-        ("batch: expected graph ids of at least 0, found -2", POS, 1.0, torch.tensor([0, -2, 1, -1]), None),
+        ("cutoff", "0.0", POS, 0.0, None, None),
+        ("cutoff", "-1", POS, -1, None, None),
+        ("cutoff", "nan", POS, float("nan"), None, None),
+        ("cutoff", "inf", POS, float("inf"), None, None),
+        ("cutoff", "cutoff 300.0", POS.half(), 300.0, None, None),
+        ("cutoff", "cutoff 1e-30", POS, 1e-30, None, None),
+        ("max_num_neighbors", "0", POS, 1.0, None, 0),
+        ("pos", "[4, 2]", POS[:, :2], 1.0, None, None),
+        ("pos", "[3]", POS[0], 1.0, None, None),
+        ("pos", "torch.int64", POS.long(), 1.0, None, None),
+        ("pos", "[0.0, nan, 0.0] at atom 1", torch.tensor([[0, 0, 0], [0, float("nan"), 0]]), 1.0, None, None),
+        ("pos", "[-inf, 0.0, 0.0] at atom 0", torch.tensor([[-float("inf"), 0, 0]]), 1.0, None, None),
+        ("batch", "torch.float32", POS, 1.0, torch.zeros(4), None),
+        ("batch", "torch.bool", POS, 1.0, torch.zeros(4).bool(), None),
+        ("batch", "[3]", POS, 1.0, torch.zeros(3).long(), None),
+        ("batch", "[4, 1]", POS, 1.0, torch.zeros(4, 1).long(), None),
+        ("batch", "meta", POS, 1.0, torch.zeros(4, dtype=torch.long, device="meta"), None),
+        ("batch", "-2", POS, 1.0, torch.tensor([0, -2, 1, -1]), None),
     ],
 )
-def test_errors(message: str, pos: Tensor, cutoff: float, batch: Tensor | None, most: int | None) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the whole message is compared below)
+def test_errors(name: str, found: str, pos: Tensor, cutoff: float, batch: Tensor | None, most: int | None) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: expected .*found .*{re.escape(found)}$"):
         radius_graph(pos, cutoff, batch, max_num_neighbors=most)
-    assert str(caught.value) == message
 
 
 def test_the_module_checks_its_limits_when_made() -> None:
-    with pytest.raises(ValueError, match=r"^cutoff: expected a positive finite number, found 0$"):
+    with pytest.raises(ValueError, match=r"^cutoff: .*found 0$"):
         RadiusGraph(0)
-    with pytest.raises(ValueError, match=r"^max_num_neighbors: expected None or at least 1, found -3$"):
+    with pytest.raises(ValueError, match=r"^max_num_neighbors: .*found -3$"):
         RadiusGraph(1.0, max_num_neighbors=-3)

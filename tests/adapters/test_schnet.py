@@ -169,14 +169,14 @@ def test_a_plain_schnet_just_runs() -> None:
 
 def test_the_shim_keeps_out_where_upstream_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "radius_graph", lambda x, r, batch: torch.zeros(2, 0, dtype=torch.long))
-    assert not shims._needed()
+    assert not shims._is_needed()
 
     def missing(*args: Any, **kwargs: Any) -> Any:
         raise ImportError("'radius_graph' requires 'torch-cluster'")
 
     monkeypatch.setattr(upstream, "radius_graph", missing)
-    assert shims._needed()
-    shims._supply()
+    assert shims._is_needed()
+    shims._apply()
     assert upstream.radius_graph is shims.radius_graph
 
 

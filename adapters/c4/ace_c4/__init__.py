@@ -1,1 +1,1 @@
-"""A small image network that is equivariant under quarter turns, and ACE for it."""
+"""ACE for C4Net, a small image network that is equivariant under quarter turns."""

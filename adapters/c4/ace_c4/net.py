@@ -1,7 +1,7 @@
-"""Convolutions that are equivariant under quarter turns, on plain PyTorch: their kernels come in four rotations.
+"""A small image network that is equivariant under quarter turns, in plain PyTorch.
 
-Features are regular fields of C_4: channel 4 c + r of [B, 4 C, H, W] is field c seen by the kernel turned r times. When
-the image is turned once, so is every channel, and r becomes r + 1.
+Features are regular fields of C_4: channel 4 c + r of [B, 4 C, H, W] is field c, computed with the kernel rotated r
+times. If the image is rotated by a quarter turn, so is every channel, and r becomes r + 1.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ TURNS = 4
 
 
 class C4Conv(nn.Module):
-    """Images [B, fields_in, H, W] (``lifts``) or regular fields [B, 4 fields_in, H, W] -> [B, 4 fields_out, H, W]."""
+    """C_4-equivariant convolution to regular fields [B, 4 fields_out, H, W].
+
+    It reads regular fields [B, 4 fields_in, H, W], or with ``lifts`` plain images [B, fields_in, H, W].
+    """
 
     def __init__(self, fields_in: int, fields_out: int, kernel_size: int, *, lifts: bool = False) -> None:
         super().__init__()
         if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size {kernel_size}: expected an odd one, which has a middle to turn about")
+            raise ValueError(f"kernel_size: expected an odd number, so that it has a centre, found {kernel_size}")
         self.fields_in, self.fields_out, self.kernel_size, self.lifts = fields_in, fields_out, kernel_size, lifts
         before = 1 if lifts else TURNS
         self.weight = nn.Parameter(torch.empty(fields_out, fields_in, before, kernel_size, kernel_size))
@@ -38,9 +41,9 @@ class C4Conv(nn.Module):
         return self.fields_out * TURNS
 
     def kernel(self) -> Tensor:
-        """[4 fields_out, channels_in, k, k]: the kernel turned r times, and the rotations it reads moved on by r."""
-        turned = [torch.rot90(self.weight.roll(r, dims=2), r, (-2, -1)) for r in range(TURNS)]
-        return torch.stack(turned, dim=1).reshape(self.channels_out, self.channels_in, *self.weight.shape[-2:])
+        """Return the kernel in its four rotations, [4 fields_out, channels_in, k, k]."""
+        rotated = [torch.rot90(self.weight.roll(r, dims=2), r, (-2, -1)) for r in range(TURNS)]
+        return torch.stack(rotated, dim=1).reshape(self.channels_out, self.channels_in, *self.weight.shape[-2:])
 
     def forward(self, x: Tensor) -> Tensor:
         bias = self.bias.repeat_interleave(TURNS)
@@ -48,8 +51,11 @@ class C4Conv(nn.Module):
 
 
 class C4Net(nn.Module):
-    """Image to image, [B, 1, H, W] -> [B, 1, H, W]: lifted to fields, ``depth`` more convolutions, and at the end the
-    mean over the four rotations of one field."""
+    """C_4-equivariant network from images [B, 1, H, W] to images [B, 1, H, W].
+
+    It lifts the image to regular fields, applies ``depth`` more convolutions with SiLU between them, and averages the
+    last field over its four rotations.
+    """
 
     def __init__(self, fields: int = 4, depth: int = 2, kernel_size: int = 5) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""C4Net: where ACE goes in, and how quarter turns act on it.
+"""Adapter for C4Net.
 
-Every convolution is a site. Its branch is a plain convolution of the same size, whose kernel does not come in four
-rotations.
+Every convolution is a site. Its branch is a plain convolution of the same size, without the constraint that its kernel
+comes in four rotations.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ def ace_upstream() -> ace.Upstream:
 
 @ace.hookimpl
 def ace_layers(model: Any) -> Sequence[ace.Node]:
-    sites = []
-    for number, layer in enumerate(model.layers):
-        name = f"layers.{number}"
-        sites.append(ace.Site(name, shape_in=(layer.channels_in,), shape_out=(layer.channels_out,), axis=1))
-    return sites
+    return [
+        ace.Site(f"layers.{number}", shape_in=(layer.channels_in,), shape_out=(layer.channels_out,), axis=1)
+        for number, layer in enumerate(model.layers)
+    ]
 
 
 @ace.hookimpl

@@ -1,4 +1,4 @@
-"""The SchNet of the paper's QM9 runs: 127,553 parameters, 153,543 with ACE."""
+"""The SchNet of the paper's QM9 runs (127,553 parameters, 153,543 with ACE) and a batch of random molecules."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .neighbours import RadiusGraph
 
 
 def paper_model() -> SchNet:
+    """Return the paper's model, with a neighbour search that runs everywhere."""
     return SchNet(
         hidden_channels=64,
         num_filters=64,
@@ -22,7 +23,7 @@ def paper_model() -> SchNet:
 
 
 def molecules_example(seed: int) -> Example:
-    """Four made-up molecules."""
+    """Return the paper's model and four random molecules."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = paper_model()

@@ -1,4 +1,4 @@
-"""SchNet's default interaction graph, where PyTorch Geometric's own cannot run."""
+"""Compatibility shim: SchNet's default neighbour search where PyTorch Geometric's own cannot run."""
 
 from __future__ import annotations
 
@@ -12,18 +12,9 @@ if TYPE_CHECKING:
 
 MODULE = "torch_geometric.nn.models.schnet"
 
-SHIMS = (
-    Shim(
-        "radius_graph",
-        "SchNet's default neighbour search needs torch-cluster or pyg-lib, which PyPI has no wheel of",
-        lambda: _needed(),
-        lambda: _supply(),
-    ),
-)
 
-
-def _needed() -> bool:
-    """Ask PyG's own search to find one pair: what it needs differs between versions, what it raises does not."""
+def _is_needed() -> bool:
+    """Return whether PyG's own search fails on one pair. Its requirements differ between versions."""
     import torch
 
     upstream = importlib.import_module(MODULE)
@@ -34,8 +25,8 @@ def _needed() -> bool:
     return False
 
 
-def _supply() -> None:
-    """Put the pure-PyTorch search where SchNet looks its own up, and nowhere else."""
+def _apply() -> None:
+    """Replace the search in the module of SchNet and nowhere else."""
     upstream: Any = importlib.import_module(MODULE)
     upstream.radius_graph = radius_graph
 
@@ -48,7 +39,17 @@ def radius_graph(
     max_num_neighbors: int = 32,
     **options: Any,
 ) -> Tensor:
-    """PyG's signature. Past ``max_num_neighbors`` the nearest are kept, where torch-cluster keeps any."""
+    """Search neighbours, with PyG's signature. Beyond ``max_num_neighbors`` it keeps the nearest."""
     from .neighbours import radius_graph as search
 
     return search(x, r, batch, max_num_neighbors=max_num_neighbors, loop=loop)
+
+
+SHIMS = (
+    Shim(
+        "radius_graph",
+        "SchNet's default neighbour search needs torch-cluster or pyg-lib, which have no wheels on PyPI",
+        _is_needed,
+        _apply,
+    ),
+)

@@ -1,7 +1,7 @@
-"""The paper's toy task: turn a square into another shape, which may or may not share its symmetry.
+"""Images of the paper's toy task: turn a square into another shape, which may or may not have its symmetry.
 
-Squares of two sizes lie anywhere on a small grid, under a little noise. Seen from its middle a square looks the same
-after every quarter turn. So must then what an equivariant model makes of it, whatever the target is.
+Squares of two sizes lie anywhere on a small grid, with a little noise. A square is the same after a quarter turn about
+its centre, so the output of an equivariant model must be too, whatever the target is.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 SIDE = 16
-"""Pixels of an image along each axis."""
+"""Width and height of an image in pixels."""
 HALF = (3, 4)
-"""Pixels from the middle of a square to its edge."""
+"""Distances from the centre of a square to its edge, in pixels."""
 NOISE = 0.05
-"""Standard deviation of what is added to every pixel of an input."""
+"""Standard deviation of the noise on every input pixel."""
 
 
 def _box(x: Tensor, y: Tensor, half_width: Tensor, half_height: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def _rectangle(x: Tensor, y: Tensor, half: Tensor) -> Tensor:
 
 
 def _letter(x: Tensor, y: Tensor, half: Tensor) -> Tensor:
-    """An L, with a short bar in the middle."""
+    """An L with a short bar in the middle."""
     stem, foot = x <= 1 - half, y <= 1 - half
     return _box(x, y, half, half) & (stem | foot | ((y == 0) & (x <= 0)))
 
@@ -43,24 +43,24 @@ TARGETS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "rectangle": _rectangle,
     "asymmetric shape": _letter,
 }
-"""What a square becomes: whether a pixel belongs to it that is x to the right of the middle and y above."""
+"""Target shapes: whether the pixel x to the right of the square's centre and y above it belongs to the shape."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """Squares [n, 1, SIDE, SIDE], and what they are to become."""
+    """Squares and their targets, [n, 1, SIDE, SIDE] each."""
 
     inputs: Tensor
     targets: Tensor
     floor: float
-    """The mean squared error below which no C_4-equivariant model gets on squares without noise."""
+    """Lowest mean squared error of any C_4-equivariant model on squares without noise."""
 
     def __len__(self) -> int:
         return len(self.inputs)
 
 
 def draw(count: int, target: str, seed: int) -> Images:
-    """So many squares at random places; the same ones for every target."""
+    """Draw squares at random places. They are the same for every target."""
     made = torch.Generator().manual_seed(seed)
     half = torch.tensor(HALF)[torch.randint(len(HALF), (count, 1, 1, 1), generator=made)]
     margin = half + 2
@@ -69,10 +69,10 @@ def draw(count: int, target: str, seed: int) -> Images:
     x = torch.arange(SIDE) - column
     y = row - torch.arange(SIDE)[:, None]
     shape = TARGETS[target]
-    # The four quarter turns of the target about the square's middle: an equivariant model cannot tell which is meant,
-    # and their mean is the best guess.
-    turned = [shape(a, b, half).float() for a, b in ((x, y), (y, -x), (-x, -y), (-y, x))]
+    # An equivariant model cannot distinguish the four rotations of the target about the square's centre. Its best
+    # output is their mean.
+    rotated = [shape(a, b, half).float() for a, b in ((x, y), (y, -x), (-x, -y), (-y, x))]
     noise = NOISE * torch.randn(count, 1, SIDE, SIDE, generator=made)
     inputs = _box(x, y, half, half).float() + noise
-    floor = float((turned[0] - torch.stack(turned).mean(0)).square().mean())
-    return Images(inputs, turned[0], floor)
+    floor = float((rotated[0] - torch.stack(rotated).mean(0)).square().mean())
+    return Images(inputs, rotated[0], floor)

@@ -1,6 +1,6 @@
-"""What the demo trains: C4Net as it is and under ACE, from the same start and on the same images.
+"""Training and evaluation of the demo's runs: C4Net with and without ACE, on the same images.
 
-The training loop is an ordinary one. ACE has no line in it: it acts through the model and its optimizer.
+The training loop is an ordinary one. It has no line about ACE, which acts through the model and its optimizer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from ace_plugins import attach, equivariance_error, use_branches
+from ace_plugins import attach, equivariance_error, status, use_branches
 
 from ..net import C4Net
 from .shapes import Images, draw
@@ -21,7 +21,7 @@ from .shapes import Images, draw
 LR = 1e-2
 BATCH = 8
 TRAIN, HELD = 256, 64
-"""Images to train on, and to validate and to test on."""
+"""Numbers of images for training, and for validation and testing each."""
 EVERY = 4
 """Steps between two records of gamma."""
 
@@ -37,7 +37,7 @@ class Data:
 
 @dataclass
 class Run:
-    """One model under way."""
+    """A model in training, with its validation curve and gammas."""
 
     name: str
     seed: int
@@ -47,67 +47,63 @@ class Run:
     schedule: torch.optim.lr_scheduler.LRScheduler
     step: int = 0
     curve: list[float] = field(default_factory=list)
-    """Validation error of the deployed model, epoch by epoch."""
-    gammas: list[tuple[int, list[float]]] = field(default_factory=list)
-    """(step, one number per layer); empty for upstream."""
-
-    @property
-    def ace(self) -> Any:
-        return getattr(self.model, "ace", None)
+    """Validation error of the deployed model, per epoch."""
+    gammas: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    """(step, gamma by site); empty for upstream."""
 
     def record(self) -> None:
-        if self.ace is not None:
-            self.gammas.append((self.step, self.ace.gamma.tolist()))
+        """Record gamma, if the model has ACE."""
+        sites = status(self.model).sites
+        if sites:
+            self.gammas.append((self.step, {site.name: site.gamma for site in sites}))
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run at its end. Errors are mean squared ones of a pixel."""
+    """A run at its end. Errors are mean squared errors per pixel."""
 
     name: str
     seed: int
     test: float
-    """Of what the mode deploys: f_eq for upstream, f_eq + gamma f_neq for resilient."""
+    """Error of the deployed model: f_eq for upstream, f_eq + gamma f_neq for resilient."""
     test_f_eq: float
     floor: float
-    """Of the test images: what no C_4-equivariant model gets below."""
+    """Lowest error of any C_4-equivariant model on the test images."""
     gamma: list[float]
     equivariance: float
-    """Relative, of the deployed model."""
+    """Relative equivariance error of the deployed model."""
 
 
-def data_for(target: str, seed: int) -> Data:
+def load(target: str, seed: int) -> Data:
+    """Draw the images of a target; the three parts have seeds of their own."""
     first = 3 * seed
     return Data(draw(TRAIN, target, first), draw(HELD, target, first + 1), draw(HELD, target, first + 2))
 
 
-def steps_of(epochs: int) -> int:
-    return epochs * (TRAIN // BATCH)
-
-
 def start(name: str, settings: Mapping[str, Any], target: str, epochs: int, seed: int) -> Run:
-    """A model with upstream's initial weights for this seed, and ACE on it if there are settings."""
+    """Build a model with the initial weights of this seed, and attach ACE if there are settings."""
+    steps = epochs * (TRAIN // BATCH)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = C4Net()
         if settings:
-            attach(model, adapter="c4", trace=False, tell=False, budget=steps_of(epochs), **settings)
+            attach(model, adapter="c4", trace=False, tell=False, budget=steps, **settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps_of(epochs))
-    return Run(name, seed, data_for(target, seed), model, optimizer, schedule)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    return Run(name, seed, load(target, seed), model, optimizer, schedule)
 
 
 def train(runs: Sequence[Run], epochs: int) -> Iterator[int]:
-    """All runs, epoch by epoch side by side. Gives the number of every epoch that is done, counted from 1."""
+    """Train all runs side by side, and yield the number of each finished epoch, from 1."""
     for number in range(1, epochs + 1):
         for run in runs:
-            epoch(run, torch.Generator().manual_seed(1000 * run.seed + number))
-            run.curve.append(error(run.model, run.data.validation))
+            train_epoch(run, torch.Generator().manual_seed(1000 * run.seed + number))
+            run.curve.append(evaluate(run.model, run.data.validation))
         yield number
 
 
-def epoch(run: Run, order: torch.Generator) -> None:
-    """One pass over the training images."""
+def train_epoch(run: Run, order: torch.Generator) -> None:
+    """Train one run for one epoch."""
     run.model.train()
     images = run.data.train
     for chosen in torch.randperm(len(images), generator=order).view(-1, BATCH):
@@ -122,36 +118,30 @@ def epoch(run: Run, order: torch.Generator) -> None:
 
 
 @torch.no_grad()
-def error(model: nn.Module, images: Images) -> float:
-    """Mean squared error of what ``model.eval()`` is in its mode."""
+def evaluate(model: nn.Module, images: Images) -> float:
+    """Return the mean squared error of the model in eval mode."""
     return float(mse_loss(model.eval()(images.inputs), images.targets))
 
 
 def judge(run: Run) -> Result:
+    """Measure a finished run on the test images."""
     run.record()
     test = run.data.test
-    deployed = error(run.model, test)
-    plain = deployed
-    if run.ace is not None:
+    deployed = plain = evaluate(run.model, test)
+    if run.gammas:
         with use_branches(run.model, on=False):
-            plain = error(run.model, test)
-    return Result(
-        run.name,
-        run.seed,
-        deployed,
-        plain,
-        test.floor,
-        run.gammas[-1][1] if run.gammas else [],
-        equivariance_error(run.model, (test.inputs,)).relative,
-    )
+            plain = evaluate(run.model, test)
+    gamma = list(run.gammas[-1][1].values()) if run.gammas else []
+    equivariance = equivariance_error(run.model, (test.inputs,)).relative
+    return Result(run.name, run.seed, deployed, plain, test.floor, gamma, equivariance)
 
 
 @torch.no_grad()
 def outputs(run: Run) -> tuple[Tensor, Tensor]:
-    """f_eq and what the mode deploys, [SIDE, SIDE] each, of the first test image."""
+    """Return f_eq and the deployed model's output, [SIDE, SIDE] each, for the first test image."""
     image = run.data.test.inputs[:1]
-    deployed = run.model.eval()(image)
-    if run.ace is None:
-        return deployed[0, 0], deployed[0, 0]
-    with use_branches(run.model, on=False):
-        return run.model(image)[0, 0], deployed[0, 0]
+    deployed = plain = run.model.eval()(image)
+    if run.gammas:
+        with use_branches(run.model, on=False):
+            plain = run.model(image)
+    return plain[0, 0], deployed[0, 0]

@@ -1,7 +1,7 @@
-"""QM9 from the PyPI package qm9pack: the molecules asked for, out of all 130,831, without pandas.
+"""Reads chosen molecules of QM9 from the PyPI package qm9pack, without pandas.
 
-The package's own reader parses 230 MB through pandas. Here the lines are found by their line ends, which no
-field contains, and only the chosen ones are parsed.
+The package's own reader parses 230 MB through pandas. This one finds the lines by their line ends, which no field
+contains, and parses only the chosen ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUMBERS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
 
 @dataclass(frozen=True)
 class Target:
-    """One property: its column in the files, its unit and what it is."""
+    """A property to predict: its column in the files, its unit and a description."""
 
     column: str
     unit: str
@@ -58,17 +58,17 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Molecules:
-    """Molecules end to end: their atoms in flat tensors, molecule i having ``sizes[i]`` of them."""
+    """Molecules in flat tensors, one after the other. Molecule i has ``sizes[i]`` atoms."""
 
     z: Tensor
     """Atomic numbers, [atoms]."""
     pos: Tensor
     """Positions in Angstrom, [atoms, 3]."""
     y: Tensor
-    """The target, [molecules], in float64: energies need more digits than float32 has."""
+    """Target, [molecules]. float64, since energies need more digits than float32 has."""
     sizes: Tensor
     rows: Tensor
-    """Where each molecule stands in QM9, counted from 0 over the three files."""
+    """Row of each molecule in QM9, counted from 0 over the three files."""
     starts: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class Molecules:
         return Molecules(*moved)
 
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(z, pos, batch, y) of these molecules, in this order, as SchNet's forward takes the first three."""
+        """Return (z, pos, batch, y) of these molecules, in this order. SchNet's forward takes the first three."""
         sizes = self.sizes[indices]
         batch = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
         ends = sizes.cumsum(0)
@@ -92,9 +92,9 @@ class Molecules:
 
 
 def load(molecules: int, target: str, seed: int) -> Molecules:
-    """Molecules drawn uniformly from all of QM9, without replacement; the seed decides which, and their order.
+    """Draw molecules uniformly from QM9, without replacement.
 
-    With the same seed a smaller number gives the first of a larger one.
+    With the same seed, a smaller number of molecules is the beginning of a larger one.
     """
     check(molecules, target)
     import numpy as np
@@ -103,13 +103,13 @@ def load(molecules: int, target: str, seed: int) -> Molecules:
     lines = [_lines(path) for path in parts]
     total = sum(len(starts) - 1 for starts in lines)
     if molecules > total:
-        raise ConfigError(f"molecules {molecules}: expected at most {total}, which is all of QM9")
+        raise ConfigError(f"molecules {molecules}: expected at most {total}, the size of QM9")
     rows = np.random.default_rng(seed).permutation(total)[:molecules]
     return _read(rows, target, parts, lines)
 
 
 def check(molecules: int, target: str) -> None:
-    """What is known to be wrong before any file is opened."""
+    """Raise a ConfigError for settings that are invalid whatever the files contain."""
     if target not in TARGETS:
         raise ConfigError(one_of("QM9 target", target, TARGETS))
     if molecules < FEWEST:
@@ -117,7 +117,7 @@ def check(molecules: int, target: str) -> None:
 
 
 def read(rows: Sequence[int], target: str) -> Molecules:
-    """The molecules at these rows, counted from 0."""
+    """Read the molecules at these rows, counted from 0."""
     import numpy as np
 
     parts = _files()
@@ -138,7 +138,7 @@ def _files() -> list[Path]:
 
 
 def _lines(path: Path) -> NDArray[np.int64]:
-    """Where the lines after the header start, and at the end where the file ends."""
+    """Return the offsets of the lines after the header, and of the end of the file."""
     import numpy as np
 
     content = np.memmap(path, dtype=np.uint8, mode="r")

@@ -1,13 +1,13 @@
-"""What the demo trains: the task, the three runs side by side, and what is measured at the end.
+"""Training and evaluation of the demo's three runs.
 
-The training loop is an ordinary one. ACE has no line in it: it acts through the model and its optimizer.
+The training loop is an ordinary one. It has no line about ACE, which acts through the model and its optimizer.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
-from ace_plugins import attach, equivariance_error, use_branches
+from ace_plugins import attach, equivariance_error, status, use_branches
 
 from ..example import paper_model
 from .qm9 import Molecules
@@ -23,93 +23,98 @@ from .qm9 import Molecules
 LR = 4e-3
 BATCH = 16
 RECORDS = 500
-"""About how often gamma, lambda and u are recorded in a run."""
+"""Approximate number of times gamma, lambda and u are recorded in a run."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The molecules, their target standardised, and which of them train, validate and test."""
+    """Molecules with a standardised target, and their split."""
 
     data: Molecules
     scale: float
-    """One unit of the standardised target in the target's own unit."""
+    """Size of one standardised unit in the unit of the target."""
     train: Tensor
     validation: Tensor
     test: Tensor
 
     @property
     def batches(self) -> int:
-        """Steps in an epoch."""
+        """Training steps per epoch."""
         return math.ceil(len(self.train) / BATCH)
 
 
 @dataclass
 class Run:
-    """One model under way: its errors so far, what its dual loop did, and its best epoch."""
+    """A model in training, with its validation curve, dual variables and best weights."""
 
     name: str
     model: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     settings: Mapping[str, Any]
-    """ACE's; empty for upstream."""
+    """ACE settings; empty for upstream."""
     step: int = 0
     seconds: float = 0.0
     curve: list[float] = field(default_factory=list)
-    """Validation MAE of the deployed model, epoch by epoch."""
+    """Validation MAE of the deployed model, per epoch."""
     records: list[tuple[int, list[list[float]]]] = field(default_factory=list)
     """(step, [gamma, lambda, u]), each with one number per site."""
     best: dict[str, Tensor] = field(default_factory=dict)
+    """state_dict of the best epoch."""
 
     @property
-    def ace(self) -> Any:
-        return getattr(self.model, "ace", None)
+    def sites(self) -> list[str]:
+        """Names of the sites; empty for upstream."""
+        return [site.name for site in status(self.model).sites]
 
     @property
     def landing(self) -> int:
-        """The step by which every gamma had landed; 0 if not all have."""
-        return self.ace.duals.count if self.ace is not None and self.ace.landed else 0
+        """Step at which the last gamma reached 0 for good; 0 if some have not."""
+        now = status(self.model)
+        return now.steps if now.landed else 0
 
     @property
     def best_epoch(self) -> int:
-        """Counted from 1. An epoch whose error is not a number comes last."""
+        """Epoch with the lowest validation error, counted from 1. An error of nan counts as the highest."""
         errors = [error if math.isfinite(error) else math.inf for error in self.curve]
         return 1 + errors.index(min(errors))
 
     def record(self) -> None:
-        """gamma, lambda and u after the steps made so far."""
-        ace = self.ace
-        if ace is not None and (not self.records or self.records[-1][0] != self.step):
-            self.records.append((self.step, ace.duals.snapshot(ace.gamma).tolist()))
+        """Record gamma, lambda and u, once per step."""
+        if self.settings and (not self.records or self.records[-1][0] != self.step):
+            values = [(site.gamma, site.lambda_, site.u) for site in status(self.model).sites]
+            self.records.append((self.step, [list(column) for column in zip(*values, strict=True)]))
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run at its best epoch. Errors are in the target's unit."""
+    """A run at its best epoch. Errors are in the unit of the target."""
 
     name: str
     best_epoch: int
     validation: tuple[float, float | None]
-    """MAE of f_eq and of f_eq + gamma f_neq; upstream only has the first."""
+    """MAE of f_eq and of f_eq + gamma f_neq. Upstream only has the first."""
     test: tuple[float, float | None]
     deployed: int
-    """Which of the two the mode deploys."""
+    """Index of the one that the mode deploys."""
     seconds: float
-    """Training time of an epoch."""
+    """Training time per epoch."""
     equivariance: float
+    """Mean change of the deployed model's prediction under the group."""
 
     @property
     def test_deployed(self) -> float:
+        """Test MAE of the deployed model."""
         value = self.test[self.deployed]
         assert value is not None
         return value
 
 
-def standardised(data: Molecules, device: torch.device) -> Task:
-    """Take off what the composition explains and divide by the spread of the rest, by the training data alone.
+def standardise(data: Molecules, device: torch.device) -> Task:
+    """Split the molecules, subtract the part of the target that the composition explains, and scale the rest.
 
-    The composition's part is a least-squares fit of one number per element and a constant. All runs have it
-    alike, and it cancels in every error.
+    That part is a least-squares fit of one number per element and a constant, on the training molecules. It is the
+    same for all runs and cancels in every error.
     """
     held = len(data) // 6
     molecules = torch.arange(len(data))
@@ -117,7 +122,7 @@ def standardised(data: Molecules, device: torch.device) -> Task:
     counts = torch.zeros(len(data), int(data.z.max()) + 1, dtype=torch.float64)
     one = torch.ones((), dtype=torch.float64)
     counts.index_put_((molecules.repeat_interleave(data.sizes), data.z), one, accumulate=True)
-    counts[:, 0] = 1.0  # no element has the number 0: the constant's column
+    counts[:, 0] = 1.0  # no element has the number 0, so its column is free for the constant
     rest = data.y - counts @ (torch.linalg.pinv(counts[train]) @ data.y[train])
     scale = float(rest[train].std())
     ready = replace(data, y=(rest / scale).to(torch.float32)).to(device)
@@ -125,7 +130,7 @@ def standardised(data: Molecules, device: torch.device) -> Task:
 
 
 def start(name: str, settings: Mapping[str, Any], steps: int, seed: int, device: torch.device) -> Run:
-    """A model with upstream's initial weights for this seed, and ACE on it if there are settings."""
+    """Build a model with upstream's initial weights for this seed, and attach ACE if there are settings."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = paper_model().to(device)
@@ -136,23 +141,23 @@ def start(name: str, settings: Mapping[str, Any], steps: int, seed: int, device:
     return Run(name, model, optimizer, schedule, settings)
 
 
-def train(runs: Sequence[Run], task: Task, epochs: int, seed: int, tell: Callable[[Run], None]) -> None:
-    """All runs, epoch by epoch side by side, on the same batches. ``tell`` hears of every epoch."""
+def train(runs: Sequence[Run], task: Task, epochs: int, seed: int) -> Iterator[int]:
+    """Train all runs side by side on the same batches, and yield the number of each finished epoch, from 1."""
     order = torch.Generator().manual_seed(seed)
     every = max(1, epochs * task.batches // RECORDS)
-    for _ in range(epochs):
+    for number in range(1, epochs + 1):
         shuffled = task.train[torch.randperm(len(task.train), generator=order).to(task.train.device)]
         batches = torch.tensor_split(shuffled, list(range(BATCH, len(shuffled), BATCH)))
         for run in runs:
-            epoch(run, task, batches, every)
+            train_epoch(run, task, batches, every)
             run.curve.append(evaluate(run.model, task, task.validation))
-            if run.best_epoch == len(run.curve):
+            if run.best_epoch == number:
                 run.best = {key: value.clone() for key, value in run.model.state_dict().items()}
-            tell(run)
+        yield number
 
 
-def epoch(run: Run, task: Task, batches: Sequence[Tensor], every: int) -> None:
-    """One pass over the training data."""
+def train_epoch(run: Run, task: Task, batches: Sequence[Tensor], every: int) -> None:
+    """Train one run for one epoch, recording its dual variables every so many steps."""
     run.record()
     run.model.train()
     begin = time.perf_counter()
@@ -172,7 +177,7 @@ def epoch(run: Run, task: Task, batches: Sequence[Tensor], every: int) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, task: Task, indices: Tensor) -> float:
-    """MAE in the target's unit, of what ``model.eval()`` is in its mode."""
+    """Return the MAE of the model in eval mode, in the unit of the target."""
     model.eval()
     total = 0.0
     for chosen in torch.tensor_split(indices, list(range(8 * BATCH, len(indices), 8 * BATCH))):
@@ -182,11 +187,11 @@ def evaluate(model: nn.Module, task: Task, indices: Tensor) -> float:
 
 
 def judge(run: Run, task: Task) -> Result:
-    """The run's best epoch, put back, with and without its branches."""
+    """Restore the best epoch of a run and measure it with and without its branches."""
     run.model.load_state_dict(run.best)
 
     def errors(indices: Tensor) -> tuple[float, float | None]:
-        if run.ace is None:
+        if not run.settings:
             return evaluate(run.model, task, indices), None
         with use_branches(run.model, on=False):
             plain = evaluate(run.model, task, indices)
@@ -199,7 +204,7 @@ def judge(run: Run, task: Task) -> Result:
         best_epoch=run.best_epoch,
         validation=errors(task.validation),
         test=errors(task.test),
-        deployed=int(run.ace is not None and run.ace.config.branches_in_eval),
+        deployed=int(run.settings.get("mode") == "resilient"),
         seconds=run.seconds / len(run.curve),
         equivariance=task.scale * equivariance_error(run.model, (z, pos, batch)).absolute,
     )

@@ -1,9 +1,8 @@
-"""Neighbours within a cutoff, in PyTorch alone: exact, batched, no compiled extension.
+"""Exact, batched neighbour search within a cutoff.
 
-A pair counts when ``((pos_i - pos_j) ** 2).sum() <= cutoff ** 2`` in the dtype of ``pos``. Two things differ
-from ``torch_cluster.radius_graph``. It tests ``<``, so pairs exactly at the cutoff are in here and out there;
-SchNet weighs their messages by a cosine that is zero at its cutoff. And where there are more neighbours than
-``max_num_neighbors`` it keeps an arbitrary subset, those it meets first; here the nearest are kept.
+Two atoms are neighbours if ``((pos_i - pos_j) ** 2).sum() <= cutoff ** 2`` in the dtype of ``pos``. Differences from
+``torch_cluster.radius_graph``: pairs exactly at the cutoff are included (SchNet gives them zero weight), and of more
+than ``max_num_neighbors`` neighbours the nearest are kept instead of an arbitrary subset.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import math
 import torch
 from torch import Tensor
 
-# All pairs within each graph are tried while they are at most this many an atom (molecules of up to about 64
-# atoms) or this many in all (one of 256): linear in the atoms as well, and fewer steps than cells take.
+# Up to so many pairs per atom (molecules of about 64 atoms) or in total (one of 256 atoms) all pairs within each graph
+# are tested. That is linear in the number of atoms too, and takes fewer operations than cells.
 DENSE_PER_ATOM = 64
 DENSE_TOTAL = 1 << 16
 
@@ -28,12 +27,23 @@ def radius_graph(
     max_num_neighbors: int | None = None,
     loop: bool = False,
 ) -> Tensor:
-    """Edges ``[2, E]`` between atoms of the same graph at most ``cutoff`` apart, sorted by (target, source).
+    """Find all pairs of atoms of the same graph that are at most ``cutoff`` apart.
 
-    The first row holds the sources (neighbours), the second the targets (centres); each pair comes both ways.
-    ``batch`` gives each atom's graph, in any order; None means one graph. A target with more than
-    ``max_num_neighbors`` keeps the nearest, ties going to the lowest index. ``loop`` makes each atom a
-    neighbour of itself, counted as any other. Memory is linear in the atoms and the pairs within the cutoff.
+    Memory is linear in the number of atoms and of pairs within the cutoff.
+
+    Args:
+        pos: Positions, [N, 3].
+        cutoff: Largest distance of neighbours, in the unit of ``pos``.
+        batch: Graph of each atom, [N], in any order. None means one graph.
+        max_num_neighbors: Keep only the nearest so many neighbours of each atom; ties go to the lower index.
+        loop: Make each atom a neighbour of itself, counted like any other.
+
+    Returns:
+        Edges [2, E], sorted by (target, source). Row 0 has the sources (neighbours), row 1 the targets (centres). Each
+        pair is listed in both directions.
+
+    Raises:
+        ValueError: The arguments are invalid or do not fit together.
     """
     _check_limits(cutoff, max_num_neighbors)
     _check_tensors(pos, cutoff, batch)
@@ -42,7 +52,7 @@ def radius_graph(
         return torch.empty((2, 0), dtype=torch.long, device=pos.device)
     if batch is None:
         batch = torch.zeros(n, dtype=torch.long, device=pos.device)
-    # Renumbered, so that keys made of graph ids stay small whatever the ids were.
+    # Renumber the graphs, so that keys made of them stay small.
     _, graph, sizes = torch.unique(batch, return_inverse=True, return_counts=True)
     if int(sizes.square().sum()) <= max(DENSE_PER_ATOM * n, DENSE_TOTAL):
         source, target = _dense(pos, cutoff, graph, sizes)
@@ -51,16 +61,17 @@ def radius_graph(
     key = target * n + source
     if loop:
         key = torch.cat([key, torch.arange(n, device=pos.device) * (n + 1)])
-    if not bool((key[1:] > key[:-1]).all()):  # the dense search of a sorted batch is born sorted
+    if not bool((key[1:] > key[:-1]).all()):  # a dense search of a sorted batch is sorted already
         key = key.sort().values
     edges = torch.stack([key % n, key // n])
     return edges if max_num_neighbors is None else _nearest(pos, edges, max_num_neighbors)
 
 
 class RadiusGraph(torch.nn.Module):
-    """``SchNet(interaction_graph=RadiusGraph(cutoff))``: edges and their lengths, differentiable in ``pos``.
+    """Neighbour search for ``SchNet(interaction_graph=RadiusGraph(cutoff))``.
 
-    Between coincident atoms the length has zero gradients of every order; a plain square root would give NaN.
+    Returns edges [2, E] and their lengths [E], differentiable in ``pos``. The length between coincident atoms has zero
+    gradients of every order, where a plain square root would give nan.
     """
 
     def __init__(self, cutoff: float = 10.0, max_num_neighbors: int | None = None) -> None:
@@ -84,7 +95,7 @@ def _squared(pos: Tensor, source: Tensor, target: Tensor) -> Tensor:
 
 
 def _within(pos: Tensor, cutoff: float, centre: Tensor, first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Sources and targets within the cutoff, of the pairs of centre[k] with first[k], ..., last[k] - 1."""
+    """Return sources and targets of the pairs of centre[k] with first[k], ..., last[k] - 1 within the cutoff."""
     count = last - first
     target = centre.repeat_interleave(count)
     shift = (last - count.cumsum(0)).repeat_interleave(count)
@@ -95,7 +106,7 @@ def _within(pos: Tensor, cutoff: float, centre: Tensor, first: Tensor, last: Ten
 
 
 def _dense(pos: Tensor, cutoff: float, graph: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Tries all pairs within each graph."""
+    """Test all pairs within each graph."""
     order = graph.argsort(stable=True)
     end = sizes.cumsum(0)
     first, last = (end - sizes).repeat_interleave(sizes), end.repeat_interleave(sizes)
@@ -105,27 +116,27 @@ def _dense(pos: Tensor, cutoff: float, graph: Tensor, sizes: Tensor) -> tuple[Te
 
 
 def _cells(pos: Tensor, cutoff: float, graph: Tensor) -> tuple[Tensor, Tensor]:
-    """Tries, for each atom, those of the 3 x 3 columns (in x and y) around it that are near in z.
+    """Test each atom against the atoms of the 3 x 3 columns (in x and y) around it that are near in z.
 
-    Linear: cut the columns into cells as high as they are wide. One step of the loop tries an atom against at
-    most three cells, and n_a n_b <= (n_a^2 + n_b^2) / 2, so it tries at most three times the sum of n^2 over
-    the cells. Of the n atoms of a cell, those that share one of its 8 subcells of half the side are within
-    the cutoff (the diagonal is 0.87 of a side), by pigeonhole at least n^2 / 8 ordered pairs, each an edge or
-    an atom with itself. So a step tries at most 24 (edges + atoms) pairs, and keeps only edges for the next.
+    Linear time: cut the columns into cells as high as they are wide. One iteration tests an atom against at most three
+    cells, and n_a n_b <= (n_a^2 + n_b^2) / 2, so it tests at most three times the sum of n^2 over the cells. Of the n
+    atoms of a cell, those in the same one of its 8 subcells of half the side are within the cutoff (the diagonal is
+    0.87 of a side); by the pigeonhole principle these are at least n^2 / 8 ordered pairs, each an edge or an atom with
+    itself. So one iteration tests at most 24 (edges + atoms) pairs, and keeps only edges.
 
-    Exact: a pair that passes the rounded test is less than `reach` apart on every axis. Rounding is monotone,
-    and so is x -> floor(x / side), so x_i - reach <= x_j gives cell(x_i - reach) <= cell(x_j) as computed,
-    however large x is; likewise above, and in z. Hence the columns to visit are looked up from x -+ reach:
-    adding -1, 0 and 1 to the cell of x would lose pairs where x / side is rounded by as much as a cell.
+    Exact: a pair that passes the rounded test is less than `reach` apart on every axis. Rounding is monotone, and so
+    is x -> floor(x / side), so x_i - reach <= x_j implies cell(x_i - reach) <= cell(x_j) as computed, however large x
+    is; likewise above, and in z. Therefore columns are looked up from x -+ reach: adding -1, 0 and 1 to the cell of x
+    would lose pairs where x / side is rounded by as much as a cell.
     """
     n = pos.shape[0]
-    reach = cutoff * (1 + 8 * torch.finfo(pos.dtype).eps)  # the rounded test is off by less than 2.5 eps
-    side = 1.01 * reach  # wider than reach, or atoms on a border would often reach four columns, not three
-    # Halves are exact in float32, with finer cells. Cells stay floats, for as integers they could overflow.
+    reach = cutoff * (1 + 8 * torch.finfo(pos.dtype).eps)  # the error of the rounded test is below 2.5 eps
+    side = 1.01 * reach  # wider than reach, or atoms near a border would often reach four columns instead of three
+    # Half precision is exact in float32, with finer cells. Cells stay floats, since integers could overflow.
     x, y, z = (pos.float() if pos.dtype.itemsize < 4 else pos).t().contiguous()
 
     def cells(at: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-        """The rank of each atom's cell among the occupied ones, the ranks in its reach, the number of ranks."""
+        """Return the rank of each atom's cell among the occupied ones, the ranks in reach and the number of ranks."""
         occupied, rank = torch.unique((at / side).floor(), return_inverse=True)
         low = torch.searchsorted(occupied, ((at - reach) / side).floor())
         high = torch.searchsorted(occupied, ((at + reach) / side).floor(), right=True)
@@ -138,12 +149,12 @@ def _cells(pos: Tensor, cutoff: float, graph: Tensor) -> tuple[Tensor, Tensor]:
     z_low = torch.searchsorted(z_sorted, z - reach)
     z_high = torch.searchsorted(z_sorted, z + reach, right=True)
 
-    # Keys are made of two numbers at a time and renumbered in between, so that none exceeds about n^2.
+    # Keys combine two numbers at a time and are renumbered in between, so that none exceeds about n^2.
     slabs, slab = torch.unique(graph * x_size + x_rank, return_inverse=True)
     columns, column = torch.unique(slab * y_size + y_rank, return_inverse=True)
     keys, order = (column * n + z_rank).sort()
 
-    # From here on atoms are in the order of their keys, and each is tried against later ones only.
+    # From here on atoms are in the order of their keys, and each is tested against later ones only.
     pos, graph, z_low, z_high = pos[order], graph[order], z_low[order], z_high[order]
     x_low, x_high, y_low, y_high = x_low[order], x_high[order], y_low[order], y_high[order]
     later = torch.arange(1, n + 1, device=pos.device)
@@ -161,17 +172,17 @@ def _cells(pos: Tensor, cutoff: float, graph: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _lookup(table: Tensor, key: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each key is in a sorted table, and whether it is valid and there at all."""
+    """Return the place of each key in a sorted table, and whether the key is valid and present."""
     at = torch.searchsorted(table, key).clamp_(max=table.shape[0] - 1)
     return at, valid & (table[at] == key)
 
 
 def _nearest(pos: Tensor, edges: Tensor, most: int) -> Tensor:
-    """Of edges sorted by (target, source), each target's nearest ``most``."""
+    """Keep the ``most`` nearest sources of each target, of edges sorted by (target, source)."""
     source, target = edges.unbind(0)
     start = torch.searchsorted(target.contiguous(), torch.arange(pos.shape[0], device=pos.device))
-    by_distance = _squared(pos, source, target).argsort(stable=True)  # stable: ties stay in order of source
-    order = by_distance[target[by_distance].argsort(stable=True)]  # by target again, each one's nearest first
+    by_distance = _squared(pos, source, target).argsort(stable=True)  # stable: ties stay ordered by source
+    order = by_distance[target[by_distance].argsort(stable=True)]  # by target again, nearest first
     place = torch.arange(order.shape[0], device=pos.device) - start[target]
     return edges[:, order[place < most].sort().values]
 
@@ -201,6 +212,6 @@ def _check_tensors(pos: Tensor, cutoff: float, batch: Tensor | None) -> None:
     if batch.shape != pos.shape[:1]:
         raise ValueError(f"batch: expected shape [{pos.shape[0]}], as pos, found {list(batch.shape)}")
     if batch.device != pos.device:
-        raise ValueError(f"batch: expected the device of pos, {pos.device}, found {batch.device}")
+        raise ValueError(f"batch: expected a tensor on {pos.device}, the device of pos, found {batch.device}")
     if batch.numel() and batch.min() < 0:
         raise ValueError(f"batch: expected graph ids of at least 0, found {int(batch.min())}")
