@@ -78,7 +78,7 @@ def print_diagnosis(found: Diagnosis) -> None:
     for check, why in found.skipped.items():
         out.print(f"not judged: {escape(check)}, as {escape(why)}")
     if not found.problems:
-        out.print(f"[green]healthy[/]: {len(found.checks)} checks hold")
+        out.print(f"[green]healthy[/]: {len(found.checks)} checks pass")
 
 
 def print_audit(told: ExampleAudit, *, every: bool = False) -> None:

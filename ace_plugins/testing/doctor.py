@@ -1,4 +1,4 @@
-"""doctor: attach an adapter to its own example, run the checks on it, and tell what came of both."""
+"""Diagnoses: attach an adapter to its own example, measure the symmetry and run all checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..contract.sites import Site, Stem
+from ..contract.sites import Node, Site
 from ..engine.measure import equivariance_error
 from ..errors import AceError, AdapterError
 from ..output import progress
@@ -24,7 +24,7 @@ from .kit import Kit
 
 @dataclass(frozen=True)
 class Part:
-    """A site or a stem, and its branch."""
+    """A site or stem with its branch."""
 
     name: str
     kind: str
@@ -37,6 +37,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Repair:
+    """A shim, and whether this machine needs it."""
+
     name: str
     reason: str
     applied: bool
@@ -44,7 +46,7 @@ class Repair:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What doctor found out about an adapter on this machine."""
+    """State of an adapter on this machine."""
 
     adapter: str
     upstream: str
@@ -59,23 +61,24 @@ class Diagnosis:
     shims: tuple[Repair, ...]
     presets: dict[str, dict[str, Any]]
     checks: tuple[str, ...]
-    """The checks of the test kit that hold."""
+    """Checks that passed."""
     skipped: dict[str, str]
-    """Those that have nothing to judge in this adapter, and why."""
+    """Check -> why it does not apply."""
     problems: tuple[str, ...]
-    """What is wrong with the adapter, as the checks that fail say it; none if it is healthy."""
+    """One line per cause of failed checks; empty for a healthy adapter."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the diagnosis for JSON."""
         return dataclasses.asdict(self)
 
 
 def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagnosis:
-    """Build the adapter's example, attach it, measure its symmetry with the branches at 0 and at 1, and run the checks.
+    """Attach an adapter to its example, run all checks and measure the symmetry at gamma = 0 and gamma = 1.
 
-    An adapter whose example cannot be attached and run is an error with what the checks say of it.
+    Raises AdapterError with the failures of the checks if the example cannot be attached and run.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # examples are small: more threads would only wait for each other
+    torch.set_num_threads(1)  # examples are too small for more
     try:
         kit = Kit(name, seed, checkout)
         with progress(len(CHECKS), "checks") as done:
@@ -83,8 +86,7 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         try:
             return _diagnosis(name, seed, checkout, judgement)
         except AceError as error:
-            problems = merge_failures(judgement.failures)
-            raise AdapterError("; ".join(problems) or str(error)) from error
+            raise AdapterError("; ".join(merge_failures(judgement.failures)) or str(error)) from error
     finally:
         torch.set_num_threads(threads)
 
@@ -109,7 +111,7 @@ def _diagnosis(name: str, seed: int, checkout: Path | None, judgement: Judgement
         distribution=f"{plugin.distribution} {plugin.version}".strip(),
         requires=tuple(f"{r.requirement} (found {r.found})" for r in plugin.requires),
         model=type(model).__name__,
-        parts=tuple(_part(node, model.ace.branch(node.name)) for node in model.ace.nodes.values()),
+        parts=tuple(_describe(node, model.ace.branch(node.name)) for node in model.ace.nodes.values()),
         parameters_before=now.upstream_parameters,
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
@@ -122,26 +124,27 @@ def _diagnosis(name: str, seed: int, checkout: Path | None, judgement: Judgement
     )
 
 
-def _part(node: Site | Stem, branch: torch.nn.Module) -> Part:
-    site = isinstance(node, Site)
-    if isinstance(node.reads, str):
-        reads = f"branch of {node.reads}"
-    elif node.reads is None:
-        reads = "what each site reads"
-    elif node.reads.module is None:
-        reads = f"its input {node.reads.argument!r}" if node.reads.argument else "its input"
-    else:
-        which = f"argument {node.reads.argument}" if isinstance(node.reads.argument, int) else node.reads.argument
-        reads = f"{which} of {node.reads.module or 'the model'}"
-    if isinstance(node, Site) and node.through is not None:
-        reads += f" through {node.through}"
-    layers = " ".join(type(m).__name__ for m in branch.modules() if not list(m.children()))
+def _describe(node: Node, branch: torch.nn.Module) -> Part:
     return Part(
         name=node.name,
-        kind="site" if site else "stem",
+        kind="site" if isinstance(node, Site) else "stem",
         module=node.module if isinstance(node, Site) else "",
-        reads=reads,
+        reads=_input_of(node),
         features=f"{'x'.join(map(str, node.shape_in))} -> {'x'.join(map(str, node.shape_out))}",
-        branch=layers,
+        branch=" ".join(type(m).__name__ for m in branch.modules() if not list(m.children())),
         parameters=sum(p.numel() for p in branch.parameters()),
     )
+
+
+def _input_of(node: Node) -> str:
+    """Describe the input of a branch."""
+    through = f" through {node.through}" if isinstance(node, Site) and node.through is not None else ""
+    if isinstance(node.reads, str):
+        return f"branch of {node.reads}{through}"
+    if node.reads is None:
+        return "input of each site"
+    argument = node.reads.argument
+    if node.reads.module is None:
+        return (f"its input {argument!r}" if argument else "its input") + through
+    which = f"argument {argument}" if isinstance(argument, int) else argument
+    return f"{which} of {node.reads.module or 'the model'}{through}"

@@ -1,4 +1,4 @@
-"""The pytest plugin: a test for each check, and a summary of what they found.
+"""pytest plugin: one test per check, and a summary per adapter.
 
     from ace_plugins.testing import parametrize_with_checks
 
@@ -6,7 +6,7 @@
     def test_contract(check):
         check()
 
-pytest loads this module wherever ace-plugins is installed, so it imports little; what needs torch waits for its use.
+pytest loads this module wherever ace-plugins is installed, so torch is imported on use.
 """
 
 from __future__ import annotations
@@ -15,54 +15,63 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ..errors import AceError, one_of
-from ..later import later
 from ..plugins.registry import registry
 
+if TYPE_CHECKING:
+    from .kit import Kit
+
 CHECK, NOTE = "ace_check", "ace_note"
-"""Names of what a test report carries: adapter and check; adapter and what was measured."""
+"""Properties of a test report: (adapter, check) and (adapter, measurement)."""
 
 
 @dataclass
 class AdapterCheck:
-    """One check of one adapter: call it."""
+    """One check of one adapter, to be called by a test.
+
+    Attributes:
+        notes: Measurements of the check, for the summary.
+    """
 
     adapter: str
     name: str
     seed: int = 0
     checkout: Path | None = None
     notes: dict[str, str] = field(default_factory=dict)
-    """What the check measured, for the summary."""
 
     def __call__(self) -> None:
-        testing = later("ace_plugins.testing")
-        function = {testing.name_of(each): each for each in testing.CHECKS}[self.name]
+        """Run the check; fail the test without a traceback through the kit."""
+        from .checks import CHECKS, name_of
+        from .kit import CheckError
+
+        check = next(each for each in CHECKS if name_of(each) == self.name)
         try:
             kit = _kit(self.adapter, self.seed, self.checkout)
-            function(kit)
+            check(kit)
             self.notes, kit.notes = kit.notes, {}
             return
-        except (AceError, testing.CheckError) as error:
-            told = f"adapter {self.adapter!r}, {self.name}: {error}"
-        # The adapter is to be mended, not the kit: a traceback through it would only be long.
-        pytest.fail(told, pytrace=False)
+        except (AceError, CheckError) as error:
+            problem = f"adapter {self.adapter!r}, {self.name}: {error}"
+        pytest.fail(problem, pytrace=False)
 
     def __str__(self) -> str:
         return self.name
 
 
-_KITS: dict[tuple[str, int, Path | None], Any] = {}
+_KITS: dict[tuple[str, int, Path | None], Kit] = {}
 
 
-def _kit(adapter: str, seed: int, checkout: Path | None) -> Any:
-    """The kit that an adapter's checks share, so that its example is built once."""
+def _kit(adapter: str, seed: int, checkout: Path | None) -> Kit:
+    """Return the kit that an adapter's checks share, so that its example is built once."""
+    from .kit import Kit
+
     key = adapter, seed, checkout
     if key not in _KITS or _KITS[key].plugin is not registry().adapter(adapter):
-        _KITS[key] = later("ace_plugins.testing").Kit(*key)
+        _KITS[key] = Kit(*key)
     return _KITS[key]
 
 
@@ -73,21 +82,31 @@ def parametrize_with_checks(
     seed: int = 0,
     checkout: str | os.PathLike[str] | None = None,
 ) -> pytest.MarkDecorator:
-    """Parametrize a test by ``check``, one for each check, with the check's name as its id.
+    """Parametrize a test over all checks of an adapter: argument ``check``, with the check's name as id.
 
-    ``expected_failures`` maps checks to the reason why they fail. One that holds after all fails the test, so that
-    the list stays true. ``checkout`` is where the upstream is, if that is one people clone (or
-    ``ACE_UPSTREAM_<NAME>`` says it).
+    Args:
+        adapter: Name of the adapter's entry point.
+        expected_failures: Check -> reason why it is expected to fail. The test fails if such a check passes.
+        seed: Seed of the examples.
+        checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
+            ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.
+
+    Returns:
+        A decorator for a test function that calls ``check()``.
+
+    Raises:
+        AceError: ``expected_failures`` names an unknown check.
     """
-    testing = later("ace_plugins.testing")
-    names = [testing.name_of(check) for check in testing.CHECKS]
+    from .checks import CHECKS, name_of
+
+    names = [name_of(check) for check in CHECKS]
     expected = dict(expected_failures or {})
     for unknown in expected.keys() - set(names):
         raise AceError(one_of("check in expected_failures", unknown, names))
-    where = None if checkout is None else Path(checkout)
+    folder = None if checkout is None else Path(checkout)
     parameters = [
         pytest.param(
-            AdapterCheck(adapter, name, seed, where),
+            AdapterCheck(adapter, name, seed, folder),
             id=name,
             marks=[pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else [],
         )
@@ -102,6 +121,7 @@ def _check_of(item: Any) -> AdapterCheck | None:
 
 
 def pytest_itemcollected(item: Any) -> None:
+    """Add adapter and check to the test's report."""
     check = _check_of(item)
     if check is not None:
         item.user_properties.append((CHECK, [check.adapter, check.name]))
@@ -109,13 +129,14 @@ def pytest_itemcollected(item: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> None:
-    """Reports travel between processes, checks do not: what was measured goes into the report before it is made."""
+    """Add the check's measurements to the report, because only reports travel between processes (pytest-xdist)."""
     check = _check_of(item)
     if check is not None and call.when == "call":
         item.user_properties += [(NOTE, [check.adapter, f"{what} {value}"]) for what, value in check.notes.items()]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print one line per adapter, and its measurements if no check failed."""
     outcomes: dict[str, dict[str, list[str]]] = {}
     notes: dict[str, list[str]] = {}
     for outcome in ("passed", "failed", "error", "xfailed", "skipped"):
@@ -126,7 +147,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
                 elif name == NOTE:
                     notes.setdefault(value[0], []).append(value[1])
     if outcomes:
-        terminalreporter.section("ace-plugins: what adapters are judged by")
+        terminalreporter.section("ace-plugins: checks of adapters")
     for adapter, checks in outcomes.items():
         terminalreporter.line(_summary(adapter, checks))
         if "failed" not in checks and "error" not in checks and notes.get(adapter):
@@ -135,12 +156,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 def _summary(adapter: str, checks: Mapping[str, list[str]]) -> str:
     plugin = registry().plugins.get(adapter)
-    whose = f" ({plugin.distribution} {plugin.version})" if plugin and plugin.version else ""
-    judged = sum(map(len, checks.values())) - len(checks.get("skipped", ()))
-    told = [f"{len(checks.get('passed', ()))} of {judged} checks hold"]
+    version = f" ({plugin.distribution} {plugin.version})" if plugin and plugin.version else ""
+    run = sum(map(len, checks.values())) - len(checks.get("skipped", ()))
+    parts = [f"{len(checks.get('passed', ()))} of {run} checks pass"]
     for outcome, words in (("failed", "fail"), ("error", "could not run"), ("xfailed", "expected to fail")):
         if outcome in checks:
-            told.append(f"{len(checks[outcome])} {words} ({', '.join(checks[outcome])})")
+            parts.append(f"{len(checks[outcome])} {words} ({', '.join(checks[outcome])})")
     if "skipped" in checks:
-        told.append(f"{len(checks['skipped'])} have nothing to judge")
-    return f"{adapter}{whose}: {'; '.join(told)}"
+        parts.append(f"{len(checks['skipped'])} do not apply")
+    return f"{adapter}{version}: {'; '.join(parts)}"
