@@ -34,7 +34,7 @@ from ..symmetry.measure import Call, clone, forward_names, mapped
 from ..symmetry.parts import part_of, with_part
 from .distributed import rank
 from .spectral_norm import Bounded, divide, find_bounded
-from .state import LIVE, NAME, Ace, Unstepped
+from .state import LIVE, NAME, Ace
 from .step import LOOP as LOOP  # a model that comes by pickle brings its hooks, and they bring the optimizer's
 
 
@@ -268,9 +268,8 @@ class OpenHook:
             compiling = torch.compiler.is_compiling()
             if not compiling and (hooks.state != hooks.wanted(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
-            if not (compiling or ace.stepped or ace.landed) and ace.trains() and ace.gamma.requires_grad:
-                ace.unstepped = ace.unstepped or Unstepped(model)
-                ace.unstepped.look(model)
+            if not (compiling or ace.session.stepped or ace.landed) and ace.trains() and ace.gamma.requires_grad:
+                ace.session.count_forward(model)
             if ace.config.error_every:
                 _keep_batch(ace, args, kwargs)
         OPEN.end_all(ace)

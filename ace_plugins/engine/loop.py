@@ -20,7 +20,8 @@ from torch.optim import Optimizer
 
 from ..errors import AceWarning
 from .duals import Duals
-from .state import LOSSES, Ace, Turns
+from .session import LOSSES
+from .state import Ace, Turns
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -97,17 +98,17 @@ class Owned(ABC):
         gamma = self.ace.gamma
         if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
-        if self.ace.under_way is not None:
+        if self.ace.session.running is not None:
             # This optimizer is driven by another one's step (ZeroRedundancyOptimizer, Lookahead): it moves gamma.
-            outer, its_optimizer = self.ace.under_way
+            outer, its_optimizer = self.ace.session.running
             outer.restore(its_optimizer)
-        elif self.ace.ranks is not None:
-            self.ace.ranks.reduce(self.ace)
+        elif self.ace.session.ranks is not None:
+            self.ace.session.ranks.reduce(self.ace)
         if self.ace.hooks is not None and not self.ace.hooks.verified:
             self.ace.sync()  # a compiled forward does not
         self.before = gamma.detach().clone()
         self.grad = gamma.grad
-        self.ace.under_way = (self, optimizer)
+        self.ace.session.running = (self, optimizer)
         self.take(optimizer)
 
     def restore(self, optimizer: Optimizer, *, stepped: bool = False) -> None:
@@ -116,7 +117,7 @@ class Owned(ABC):
             return
         self.give_back(optimizer, stepped=stepped)
         self.before = self.grad = None
-        self.ace.under_way = None
+        self.ace.session.running = None
 
     def finish(self, optimizer: Optimizer) -> bool:
         """After the script's step. Says whether the duals moved."""
@@ -125,9 +126,9 @@ class Owned(ABC):
         if before is None or gradient is None:
             return False
         self.ace.turns = Turns()
-        self.ace.without_gamma = 0
-        self.ace.stepped, self.ace.unstepped = True, None
-        self.ace.observed = LOSSES.observed(gradient, optimizer)
+        session = self.ace.session
+        session.stepped, session.steps_without_gamma = True, 0
+        session.observed = LOSSES.take(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return False  # the fused kernel skipped the step, so the duals do too

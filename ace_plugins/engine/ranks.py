@@ -125,7 +125,7 @@ def wrapping(init: Any, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, A
         else:
             setattr(module, IGNORED, before)
     for ace in found.values():
-        ranks = ace.ranks = Ranks(wrapper=wrapper)
+        ranks = ace.session.ranks = Ranks(wrapper=wrapper)
         ranks.agree(ace)
 
 
@@ -144,14 +144,14 @@ def find_shards(ace: Ace) -> None:
     """Know the processes of a model that ``fully_shard`` has sharded; refuse if that sharded ACE too."""
     tensor = sys.modules.get("torch.distributed.tensor")
     model = ace.root
-    if tensor is None or model is None or ace.ranks is not None:
+    if tensor is None or model is None or ace.session.ranks is not None:
         return
     if any(isinstance(parameter, tensor.DTensor) for parameter in ace.parameters()):
         raise StepError(f"fully_shard has taken ACE's parameters apart, and gamma must be whole; use {SHARD}")
     shards = [parameter for parameter in model.parameters() if isinstance(parameter, tensor.DTensor)]
     if shards:
         mesh = shards[0].device_mesh
-        ace.ranks = Ranks(mesh.get_group() if mesh.ndim == 1 else distributed.group.WORLD)
+        ace.session.ranks = Ranks(mesh.get_group() if mesh.ndim == 1 else distributed.group.WORLD)
 
 
 def _aces(module: nn.Module) -> dict[str, Ace]:

@@ -1,10 +1,5 @@
 """The training forwards of one step, counted, so that each has a random frame of its own that can be drawn again.
 
-What a step was made of, for observers: the loss, its gradient at gamma, the learning rates.
-
-The loss is the tensor that ``backward`` was last called on. Nothing is computed and nothing waits for the device: only
-references are kept, and whoever writes a line of a trace reads them then.
-
 Arguments of forwards: which one a branch reads, and which of them say that nothing is trained.
 
 ``model.ace``: gamma, the branches and the duals of one model, as one submodule.
@@ -15,20 +10,17 @@ from __future__ import annotations
 import inspect
 import json
 import random
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-import wrapt
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..contract.sites import AddsItself, Node, Site, Tap
 from ..contract.upstreams import Script
-from ..errors import AceWarning, AdapterError
+from ..errors import AdapterError
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.groups import Element
@@ -37,6 +29,7 @@ from ..symmetry.parts import part_of
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import BEYOND_HALF, Duals
+from .session import Session
 from .spectral_norm import find_bounded, settle
 
 
@@ -55,57 +48,6 @@ class Turns:
         """
         self.forwards += 1
         return random.Random(f"{torch.initial_seed()} {count} {self.forwards} {salt}").getrandbits(63)
-
-
-@dataclass
-class Observed:
-    """Of the last step of one model."""
-
-    loss: Tensor | None = None
-    gradient: Tensor | None = None
-    """Of the loss at gamma, [sites]."""
-    rates: tuple[Any, ...] = ()
-    """The learning rate of every parameter group, a number or a tensor."""
-
-
-class Losses:
-    """The loss of the backward that was made last in this process."""
-
-    def __init__(self) -> None:
-        self.last: Tensor | None = None
-        self._scaled: tuple[int, Tensor] | None = None
-        """A tensor that a GradScaler made, by its identity, and the loss it made it of."""
-        self.installed = False
-
-    def install(self) -> None:
-        """With the first attached model."""
-        if not self.installed:
-            self.installed = True
-            wrapt.wrap_function_wrapper("torch.autograd", "backward", self._backward)
-            wrapt.wrap_function_wrapper("torch.amp", "GradScaler.scale", self._scale)
-
-    def _backward(self, backward: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = args[0] if args else kwargs.get("tensors")
-        if isinstance(tensors, Tensor) and tensors.numel() == 1 and not torch.compiler.is_compiling():
-            scaled, self._scaled = self._scaled, None
-            self.last = scaled[1] if scaled is not None and scaled[0] == id(tensors) else tensors.detach()
-        return backward(*args, **kwargs)
-
-    def _scale(self, scale: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = scale(*args, **kwargs)
-        loss = args[0] if args else kwargs.get("outputs")
-        self._scaled = (id(made), loss.detach()) if isinstance(loss, Tensor) and made is not loss else None
-        return made
-
-    def observed(self, gradient: Tensor, optimizer: Optimizer) -> Observed:
-        """The step that ends now."""
-        loss, self.last = self.last, None
-        return Observed(
-            loss, gradient.detach(), tuple(group["lr"] for group in optimizer.param_groups if "lr" in group)
-        )
-
-
-LOSSES = Losses()
 
 
 @dataclass(frozen=True)
@@ -207,59 +149,12 @@ class Hooks(Protocol):
         """Hooks on the sites exactly while the branches take part."""
 
 
-FORWARDS = 200
-"""Training forwards without a step of gamma after which it is looked whether weights move all the same."""
-
-
-class Unstepped:
-    """Training forwards that no step of gamma has followed, and one of the model's weights as it was at the first."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.forwards = 0
-        added = {id(parameter) for parameter in model._modules[NAME].parameters()}  # type: ignore[union-attr]
-        mine = [p for p in model.parameters() if p.requires_grad and id(p) not in added]
-        self.weight = min(mine, key=Tensor.numel, default=None)
-        self.before = None if self.weight is None else self.weight.detach().clone()
-
-    def look(self, model: nn.Module) -> None:
-        """One more forward. After many of them, tell if weights move without a step that could be seen."""
-        self.forwards += 1
-        if self.forwards != FORWARDS or self.weight is None or self.before is None:
-            return
-        if self.weight.shape == self.before.shape and not torch.equal(self.weight.detach(), self.before):
-            warnings.warn(
-                f"the weights of {type(model).__name__} move, but in {FORWARDS} training forwards no "
-                f"torch.optim.Optimizer has made a step with its gamma (model.{NAME}.gamma): no dual loop runs; "
-                "what moves them must be a torch.optim.Optimizer over model.parameters()",
-                AceWarning,
-                stacklevel=2,
-            )
-
-
-class Ranks(Protocol):
-    """The processes that train one model together."""
-
-    def meet(self, ace: Ace) -> None:
-        """Before each step."""
-
-    def reduce(self, ace: Ace) -> None:
-        """Once the gradients of a step are there."""
-
-
 class Ace(nn.Module):
     """Everything ACE adds to one model. Registered as the submodule ``ace``, so state goes where the model goes."""
 
     manifest: Tensor
     repaired: int = 0
     """How often hooks were missing where they should have been: a submodule was replaced."""
-    without_gamma: int = 0
-    """Steps of optimizers that have the model's weights, since the last of the one that has gamma."""
-    stepped: bool = False
-    """gamma has made a step in this process."""
-    unstepped: Unstepped | None = None
-    """The training forwards before."""
-    ranks: Ranks | None = None
-    """The processes that train the model together, where it is in a DistributedDataParallel."""
 
     def __init__(
         self,
@@ -308,15 +203,13 @@ class Ace(nn.Module):
         self.evaluates = False
         """The last forward was told by its arguments that nothing is trained."""
         self.turns = Turns()
-        self.observed = Observed()
-        """What the last step was made of."""
+        self.session = Session()
+        """Steps and ranks in this process."""
         self.freed: list[nn.Parameter] = []
         """Parameters that only landed sites have: no forward reads them and no optimizer moves them."""
         self.hooks: Hooks | None = None
         self.batch: Call | Exception | None = None
         """The batch of the step under way, where the equivariance error is due; or why it could not be kept."""
-        self.under_way: Any = None
-        """The optimizer step between its two hooks, if one is."""
         self._root: weakref.ref[nn.Module] | None = None
         self.register_load_state_dict_post_hook(_loaded)  # type: ignore[no-untyped-call]
 
@@ -463,15 +356,11 @@ class Ace(nn.Module):
         return {
             **self.__dict__,
             "_root": None,
-            "stepped": False,
-            "unstepped": None,
-            "ranks": None,
             "forced": None,
             "evaluates": False,
             "batch": None,
-            "under_way": None,
             "turns": Turns(),
-            "observed": Observed(),
+            "session": Session(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

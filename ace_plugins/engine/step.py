@@ -34,8 +34,9 @@ from .paced_loop import PacedLoop
 from .paper_loop import PaperLoop
 from .ranks import find_shards, refusing, wrapping
 from .scheduled import Scheduled
+from .session import LOSSES
 from .spectral_norm import find_bounded, follow
-from .state import LIVE, LOSSES, NAME, Ace
+from .state import LIVE, NAME, Ace
 
 ALONE = 50
 """Steps of the weights without one of gamma after which it is told."""
@@ -57,8 +58,8 @@ class Ownership:
         for ace in self.trained:
             if ace.root is None or ace.landed or not ace.gamma.requires_grad:
                 continue
-            ace.without_gamma += 1
-            if ace.without_gamma == ALONE:
+            ace.session.steps_without_gamma += 1
+            if ace.session.steps_without_gamma == ALONE:
                 warnings.warn(
                     f"{type(optimizer).__name__} has made {ALONE} steps with weights of {type(ace.root).__name__} and "
                     f"the optimizer that owns its gamma (model.{NAME}.gamma) none: the dual loop stands still; build "
@@ -215,7 +216,8 @@ class Loop:
             wrapt.wrap_function_wrapper("torch.nn.parallel", "DistributedDataParallel.__init__", wrapping)
             wrapt.register_post_import_hook(_refuse_flat_parameters, "torch.distributed.fsdp")
             wrapt.wrap_function_wrapper("torch.nn", "SyncBatchNorm.convert_sync_batchnorm", convert_norm)
-            LOSSES.install()
+            wrapt.wrap_function_wrapper("torch.autograd", "backward", LOSSES.backward)
+            wrapt.wrap_function_wrapper("torch.amp", "GradScaler.scale", LOSSES.scale)
             atexit.register(self.finish)
 
     def _constructing(self, init: Any, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -235,8 +237,8 @@ class Loop:
         for each in owned:
             each.ace.forget_gradients()
             # Not in the step of an optimizer inside this one, which other processes may not have.
-            if each.ace.ranks is not None and each.ace.under_way is None:
-                each.ace.ranks.meet(each.ace)
+            if each.ace.session.ranks is not None and each.ace.session.running is None:
+                each.ace.session.ranks.meet(each.ace)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             for each in owned:

@@ -320,7 +320,7 @@ def _ace(model: nn.Module) -> Ace:
 
 def _observed(ace: Ace) -> dict[str, Any]:
     """What the last step was made of, as numbers."""
-    seen = ace.observed
+    seen = ace.session.observed
     told: dict[str, Any] = {}
     if seen.loss is not None:
         told["loss"] = finite(float(seen.loss))
