@@ -1,6 +1,6 @@
-"""EGNN_Network of egnn-pytorch: where ACE goes in, and how E(3) acts on it.
+"""Adapter for EGNN_Network of egnn-pytorch.
 
-A layer is called as ``feats, coors = layer(feats, coors, ...)``: two outputs, so two sites.
+A layer is called as ``feats, coors = layer(feats, coors, ...)``. It has two outputs, and therefore two sites.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from ace_plugins import adapter as ace
 
 FEATS, COORS = 0, 1
-"""Where a layer's outputs have them."""
+"""Indices in the output of a layer."""
 
 
 @ace.hookimpl
@@ -22,9 +22,9 @@ def ace_upstream() -> ace.Upstream:
 @ace.hookimpl
 def ace_layers(model: Any) -> Sequence[ace.Node]:
     sites = []
-    for number, (_, layer) in enumerate(model.layers):  # the other one is global attention, on features alone
+    for number, (_, layer) in enumerate(model.layers):  # the first entry is global attention, which reads features only
         path = f"layers.{number}.1"
-        # Features are invariant: a branch that reads nothing else breaks no symmetry. So both read the coordinates.
+        # Features are invariant, and a branch that reads only features cannot break the symmetry. Read the coordinates.
         coors = ace.Tap("coors")
         if layer.node_mlp is not None:
             width = layer.node_mlp[-1].out_features
