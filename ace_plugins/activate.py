@@ -1,5 +1,5 @@
-"""``import ace_plugins.activate``, the line that ace-patch puts into a script: models it builds train with ACE."""
+"""Imported by scripts that ace-patch has patched: the models such a script builds train with ACE."""
 
-from .run.marked import activate, importing_frame
+from .run.launch import activate
 
-activate(importing_frame())
+activate()

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..contract.upstreams import Metric
 from ..errors import AceError
-from ..run.request import SHIFT
+from ..run.activation import SHIFT
 from ..settings.sources import VARIABLES, option
 from .experiment import compile_pattern
 from .plan import Comparison, Trial

@@ -1,1 +1,1 @@
-"""A process that trains with ACE: the marked line, 'ace-patch run', what is told at the start and the end."""
+"""Train a script with ACE in a separate process: ``ace-patch run`` and the import line of patched scripts."""

@@ -1,115 +1,205 @@
-"""Waits in a process of a run until the script is about to import upstream. Only then is torch needed.
+"""Prepare every process of a run, and start ACE in it when the script is about to import upstream.
 
-Every Python process of a run passes here when it starts, also those that never train, so this imports little.
+All Python processes of a run import this module at start-up, also those that never train, so it must stay light: no
+torch, no plugins. The run's settings are passed on in the environment variable ``ACE_RUN``.
 """
 
 from __future__ import annotations
 
 import atexit
+import dataclasses
+import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from ..contract.upstreams import file_of
 from ..errors import AceError
-from ..later import later
 from ..output import say
 from ..patch.imports import install
 from ..patch.stand_ins import STAND_INS
 from ..plugins.claims import is_file
-from .request import SHIFT, RunRequest
+
+if TYPE_CHECKING:
+    from .process import ProcessRun
+
+VARIABLE = "ACE_RUN"
+SHIFT = "ACE_SEED_SHIFT"
+"""Number to add to every seed the script sets. Comparisons of several seeds set it."""
+
+
+@dataclass
+class RunRequest:
+    """Adapter, settings and checkout of a run, the same in all its processes."""
+
+    adapter: str
+    settings: dict[str, Any]
+    """All fields of `Config`, resolved."""
+    origins: dict[str, str]
+    """Source of each setting that is not at its default."""
+    models: list[str]
+    """Model classes of upstream, as "module:Class"."""
+    packages: list[str]
+    """Packages of upstream that need a shim before they can be imported."""
+    cloned: bool
+    """Upstream is a checkout, where classes are matched by file, and not an installed package."""
+    root: str | None
+    """The checkout that contains the script, if any."""
+    as_json: bool
+    by_command: bool
+    """Started by ``ace-patch run``, not by a patched script."""
+    process: int
+    """Process id of the first process of the run."""
+    marker: str
+    """File that the first other process to train a model creates."""
+    attended: bool
+    """The first process runs Python and removes the marker file. False for programs such as sh."""
+
+    @classmethod
+    def from_environment(cls) -> RunRequest | None:
+        """Read the request this process was started with, if any."""
+        text = os.environ.get(VARIABLE)
+        if not text:
+            return None
+        try:
+            return cls(**json.loads(text))
+        except (TypeError, ValueError):
+            say(f"{VARIABLE} was not written by ace-patch and is ignored; ACE_RUNS sets the folder for traces")
+            return None
+
+    def write_to(self, environment: MutableMapping[str, str]) -> None:
+        """Pass the request on to processes that are started with this environment."""
+        environment[VARIABLE] = json.dumps(dataclasses.asdict(self))
+
+    @property
+    def is_first(self) -> bool:
+        """True in the first process of the run."""
+        return os.getpid() == self.process
+
+    def mark_training(self) -> None:
+        """Let the first process know that this one trains, by creating the marker file."""
+        if self.attended and not self.is_first:
+            with suppress(OSError):
+                open(self.marker, "x").close()
+
+    def take_marker(self) -> bool:
+        """Remove the marker file. Returns True in the first process if another process has trained a model."""
+        with suppress(OSError):
+            if self.is_first:
+                os.unlink(self.marker)
+                return True
+        return False
+
+    def report_no_model(self, elsewhere: bool) -> None:
+        """Print, in the first process of ``ace-patch run``, that no model was attached."""
+        if not self.is_first or not self.by_command:
+            return
+        if self.as_json:
+            print(json.dumps({"adapter": self.adapter, "models_attached": 0, "spawned": elsewhere, "runs": []}))
+        elif not elsewhere and not had_traceback() and self.settings["mode"] != "off":
+            say(f"no model was attached: this process built none of {', '.join(self.models)}")
+
+
+def had_traceback() -> bool:
+    """Return True if an exception ended the script. Ctrl-C does not count."""
+    return isinstance(getattr(sys, "last_value", None), Exception)
 
 
 def inherit() -> None:
-    """Make this process one of the run whose request is in the environment."""
+    """Join the run that is described in the environment, if any."""
     if SHIFT in os.environ:
-        later("ace_plugins.run.seeds").shift()
-    request = RunRequest.in_environment()
+        from .seeds import shift_seeds
+
+        shift_seeds()
+    request = RunRequest.from_environment()
     if request is not None:
         if request.is_first:
             request.attended = True
-            request.hand_on(os.environ)
+            request.write_to(os.environ)
         Activation(request)
 
 
 class Activation:
-    """Starts this process's part of a run, once, when upstream is about to be imported.
+    """Import finder that finds nothing, but starts ACE when upstream is about to be imported.
 
-    It is a finder that finds nothing. It stays in ``sys.meta_path`` after the start: the import that is going on would
-    skip a finder if the list became shorter.
+    It stays in ``sys.meta_path`` after the start: the import in progress would skip a finder if the list got shorter.
     """
 
     current: ClassVar[Activation | None] = None
-    """That of this process, if there is one."""
+    """The activation of this process."""
 
     def __init__(self, request: RunRequest, name: str = "") -> None:
         Activation.current = self
         self.request = request
         self.name = name
-        """The module that carries the marked line; empty without one."""
+        """``__name__`` of the patched script; empty for ``ace-patch run``."""
         modules = {path.partition(":")[0] for path in request.models}
-        last_names = {module.rpartition(".")[2] for module in modules}
-        self.names = {*(last_names if request.cloned else modules), *request.begins}
-        """Modules that hold upstream's models, and what is repaired before it is imported. A file of a checkout has one
-        of these last names, whatever the first."""
+        # The files of a checkout may be imported under any package name, so only the last part counts.
+        last_parts = {module.rpartition(".")[2] for module in modules}
+        self.names = {*(last_parts if request.cloned else modules), *request.packages}
         self.started = False
-        self.run: Any = None
-        atexit.register(self.at_exit)
-        if "torch" in sys.modules:  # upstream may be there already
+        self.run: ProcessRun | None = None
+        atexit.register(self._finish)
+        if "torch" in sys.modules:  # upstream may be imported already
             self.start()
             return
-        # The watch comes after this one: the import that sets it off may be the one to watch.
+        # This finder goes before the one that observes imports, since the same import may concern both.
         install()
         sys.meta_path.insert(0, self)
         if request.root is not None:
-            STAND_INS.asked = self._missing
+            STAND_INS.asked = self._handle_missing
             STAND_INS.install()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
-        if not self.started and self.may_be_upstream(name):
+        if not self.started and self._may_be_upstream(name):
             self.start()
 
-    def may_be_upstream(self, name: str) -> bool:
-        """Whether a module of this name may hold models of upstream, told without importing anything."""
+    def _may_be_upstream(self, name: str) -> bool:
         return (name.rpartition(".")[2] if self.request.cloned else name) in self.names
 
-    def _missing(self, module: str, file: str) -> None:
-        """A module that is not installed is imported, perhaps by a file of upstream: then it gets a stand-in."""
+    def _handle_missing(self, module: str, file: str) -> None:
+        """Start when a file of the checkout imports a module that is not installed, so that a stub can replace it."""
         if any(path(file).startswith(f"{self.request.root}{os.sep}") for path in (os.path.abspath, os.path.realpath)):
             self.start()
 
     def start(self) -> None:
+        """Start ACE in this process, once."""
         if self.started:
             return
         self.started = True
         STAND_INS.asked = None
         try:
-            self.run = later("ace_plugins.run.process").ProcessRun(self.request)
-        except AceError as error:
-            give_up(error, self.name)
+            from .process import ProcessRun
 
-    def at_exit(self) -> None:
+            self.run = ProcessRun(self.request)
+        except AceError as error:
+            exit_with(error, self.name)
+
+    def _finish(self) -> None:
         if self.run is not None:
             self.run.summarise()
         elif not self.started:
-            self._tell_of_nothing()
+            self._report_not_started()
 
-    def _tell_of_nothing(self) -> None:
-        """Upstream was not imported, or it was imported past this finder."""
+    def _report_not_started(self) -> None:
         files = [file_of(path) for path in self.request.models]
         for name, module in list(sys.modules.items()):
             origin = getattr(module, "__file__", None)
-            if self.may_be_upstream(name) and (not self.request.cloned or any(is_file(origin, each) for each in files)):
-                say(f"{name} was imported past ACE, so nothing was attached: another import hook comes before it")
+            if self._may_be_upstream(name) and (
+                not self.request.cloned or any(is_file(origin, each) for each in files)
+            ):
+                say(f"{name} was imported by another import hook before ACE's, so nothing was attached")
                 return
         if os.environ.get("RANK", "0") in ("", "0"):
-            self.request.tell_of_no_model(self.request.trained_elsewhere())
+            self.request.report_no_model(self.request.take_marker())
 
 
-def give_up(error: AceError, name: str) -> NoReturn:
-    """Before anything was changed. A script ends with one line; other importers of a marked file get the exception."""
+def exit_with(error: AceError, name: str) -> NoReturn:
+    """Print an error and exit with code 2 in a script; raise it if another module imports the patched file."""
     if name not in ("", "__main__", "__mp_main__"):
         raise error
     say(" ".join(str(error).split()), anyway=True)

@@ -1,7 +1,7 @@
-"""``ace-patch run``: checks what can be checked, and replaces itself by the command, with ACE in its environment.
+"""Start a run: by ``ace-patch run``, or by the import line in a patched script.
 
-The script runs in an interpreter of its own. Its arguments, tracebacks, exit code, signals and child processes are what
-they are without ACE, since nothing imitates them. See ``startup/sitecustomize.py`` for the other end.
+``ace-patch run`` checks the settings and then replaces itself by the command (exec), so that the script has the same
+arguments, tracebacks, exit code and signals as without ACE. Its processes then import ``startup/sitecustomize.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.sources import misspelt, origins, resolve
 from ..settings.toml_file import NAME, SettingsFile, read
-from .request import VARIABLE, RunRequest
+from .activation import VARIABLE, Activation, RunRequest, exit_with, inherit
 
 STARTUP = str(Path(__file__).parent / "startup")
 _INTERPRETER = re.compile(r"python[\d.]*t?")
@@ -36,29 +36,61 @@ _EXPECTED = "expected script.py, -m module, -c code or a command"
 
 
 def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as_json: bool) -> NoReturn:
-    """Become the command that the words name, with every model of the adapter attached."""
+    """Replace this process by a command whose models train with ACE (``ace-patch run``)."""
     if os.name == "nt":
-        raise AceError("'ace-patch run' is not for Windows, which cannot replace a process: call attach(model)")
+        raise AceError("'ace-patch run' does not work on Windows, which has no exec: call attach(model) in the script")
     plugin = registry().adapter(adapter)
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
-        words = words[1:]  # of a command that was pasted from a README: its interpreter is this one
-    command = _command(words)
+        words = words[1:]  # pasted from a README; this interpreter is used instead
+    command = _find_command(words)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise AceError("Python was started with -I, -E or -S, which keeps ACE out of the script: leave that out")
-    os.environ.pop(VARIABLE, None)  # of a run that this one was started in
+    os.environ.pop(VARIABLE, None)  # set if this process is itself part of a run
     root = find_checkout(plugin, words)
     file = read(root / NAME) if root and (root / NAME).is_file() else None
     if file is not None and file.adapter != plugin.name:
         file = None
-    request = asked(plugin, file, options=options, root=root, as_json=as_json, by_command=True)
+    request = make_request(plugin, file, options=options, root=root, as_json=as_json, by_command=True)
     environment = dict(os.environ)
-    request.hand_on(environment)
+    request.write_to(environment)
     folders = environment.get("PYTHONPATH", "").split(os.pathsep)
     environment["PYTHONPATH"] = os.pathsep.join([STARTUP, *(each for each in folders if each not in ("", STARTUP))])
-    _become(command, environment)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these; other programs rely on them
+        signal.signal(ignored, signal.SIG_DFL)
+    os.execve(command[0], command, environment)
 
 
-def asked(
+def activate() -> None:
+    """Train the models of the patched script that imports the caller's module, as its ``ace.toml`` says."""
+    if Activation.current is not None:
+        return  # 'ace-patch run' of a patched script: the command's settings apply
+    importer = sys._getframe(2)
+    while importer.f_code.co_filename.startswith("<frozen importlib") and importer.f_back is not None:
+        importer = importer.f_back
+    name = str(importer.f_globals.get("__name__"))
+    request = RunRequest.from_environment()
+    # A multiprocessing child imports its parent's script again. Any other process starts a new run.
+    if request is not None and (request.by_command or name == "__mp_main__"):
+        inherit()
+        return
+    os.environ.pop(VARIABLE, None)
+    try:
+        file = _find_settings(importer.f_code.co_filename)
+        if file.adapter not in registry().plugins:
+            raise AceError(
+                f"{file.where('adapter')}: adapter {file.adapter!r} is not installed in this environment: install it "
+                "or run 'ace-patch revert'; 'ace-patch list' shows the installed adapters"
+            )
+        request = make_request(registry().adapter(file.adapter), file, root=file.path.parent)
+    except AceError as error:
+        exit_with(error, name)
+    request.write_to(os.environ)  # for multiprocessing children of the script
+    Activation(request, name)
+
+
+def make_request(
     plugin: Plugin,
     file: SettingsFile | None,
     *,
@@ -67,28 +99,27 @@ def asked(
     as_json: bool = False,
     by_command: bool = False,
 ) -> RunRequest:
-    """The request for a run whose first process is this one, with all settings resolved and checked.
-
-    Options go before the environment, and that before the file.
-    """
-    if not plugin.patches.models:
+    """Resolve and check the settings of a run that starts in this process."""
+    models = plugin.patches.models
+    if not models:
         raise AceError(
-            f"adapter {plugin.name!r} names no class that a run could attach to: call attach(model, "
-            f"adapter={plugin.name!r}) in the script, and start it without 'ace-patch run'"
+            f"adapter {plugin.name!r} names no model classes, so a run cannot attach to them: call "
+            f"attach(model, adapter={plugin.name!r}) in the script and start it without 'ace-patch run'"
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         config = plugin.checked(resolve(plugin.presets, file=file, options=options))
         origin = origins(plugin.presets, file=file, options=options)
-    if os.environ.get("RANK", "0") in ("", "0"):  # of many processes one
+    if os.environ.get("RANK", "0") in ("", "0"):
         for notice in dict.fromkeys([*misspelt(os.environ), *(str(each.message) for each in caught)]):
             say(notice)
+    shims_first = config.shims and any(isinstance(shim, Shim) and shim.first for shim in plugin.shims)
     return RunRequest(
         adapter=plugin.name,
         settings=dataclasses.asdict(config),
         origins=origin,
-        models=list(plugin.patches.models),
-        begins=_begins(plugin) if config.shims else [],
+        models=list(models),
+        packages=sorted({path.partition(":")[0].partition(".")[0] for path in models}) if shims_first else [],
         cloned=plugin.patches.checkout is not None,
         root=None if root is None else str(root),
         as_json=as_json,
@@ -99,48 +130,45 @@ def asked(
     )
 
 
-def _begins(plugin: Plugin) -> list[str]:
-    """The packages of upstream's models, where they cannot be imported without a repair."""
-    if not any(isinstance(shim, Shim) and shim.first for shim in plugin.shims):
-        return []
-    return sorted({path.partition(":")[0].partition(".")[0] for path in plugin.patches.models})
-
-
-def _become(command: list[str], environment: Mapping[str, str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python; the command may be none of Python's
-        signal.signal(ignored, signal.SIG_DFL)
-    os.execve(command[0], command, environment)
-
-
-def _command(words: Sequence[str]) -> list[str]:
-    """What to execute for these words: this interpreter with them, or a program that is found on PATH."""
-    if not words or not words[0] or (len(words) == 1 and words[0] in ("-m", "-c")):
-        raise AceError(f"no script given: {_EXPECTED}; add it, as in ace-patch run ADAPTER -- script.py")
-    first = words[0]
-    if first.startswith("-") and first not in ("-m", "-c"):
-        do = f"give it to the interpreter, as in python {first} -m ace_plugins run ADAPTER -- script.py"
-        raise AceError(f"{first!r} is an option, not a script: {_EXPECTED}; {do}")
-    if first in ("-m", "-c") or os.path.exists(first):
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        if getattr(sys.stdout, "write_through", False):  # -u, which it leaves out
-            flags = [*flags, "-u"]
-        return [sys.executable, *flags, *words]
-    # Commands that are installed beside this interpreter go first: those of another one would not know ACE.
-    beside = os.path.dirname(sys.executable)
-    program = None if os.path.dirname(first) else shutil.which(first, path=beside) or shutil.which(first)
-    if program is None:
-        folder, name = os.path.split(first)
-        near = difflib.get_close_matches(name, [path.name for path in Path(folder).glob("*.py")], n=1)
-        hint = f"did you mean {os.path.join(folder, near[0])!r}?" if near else f"it is looked for in {os.getcwd()!r}"
-        raise AceError(f"no script {first!r}: {_EXPECTED}; {hint}")
-    return [program, *words[1:]]
-
-
 def find_checkout(plugin: Plugin, words: Sequence[str]) -> Path | None:
     """Return the checkout that contains the command's script, if any."""
     script = next((word for word in words if word.endswith(".py")), None)
     here = Path(script).resolve().parent if script else Path.cwd()
     found = holding(str(here), plugin.patches.files) if plugin.patches.checkout else None
     return None if found is None else Path(found)
+
+
+def _find_settings(script: str) -> SettingsFile:
+    """Read the ``ace.toml`` in the script's folder or the nearest one above it."""
+    for path in (Path(script).absolute(), Path(script).resolve()):
+        for folder in path.parents:
+            if (folder / NAME).is_file():
+                return read(folder / NAME)
+    raise AceError(
+        f"{script} was patched by ace-patch, but there is no {NAME} in its folder or above: patch it again, or run "
+        "'ace-patch revert' to remove the import line"
+    )
+
+
+def _find_command(words: Sequence[str]) -> list[str]:
+    """Return the command line to execute: this interpreter with the words, or a program on PATH."""
+    if not words or not words[0] or (len(words) == 1 and words[0] in ("-m", "-c")):
+        raise AceError(f"no script given: {_EXPECTED}, as in ace-patch run ADAPTER -- script.py")
+    first = words[0]
+    if first.startswith("-") and first not in ("-m", "-c"):
+        do = f"pass it to the interpreter, as in python {first} -m ace_plugins run ADAPTER -- script.py"
+        raise AceError(f"{first!r} is an option, not a script: {_EXPECTED}; {do}")
+    if first in ("-m", "-c") or os.path.exists(first):
+        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        if getattr(sys.stdout, "write_through", False):  # -u, which the function leaves out
+            flags = [*flags, "-u"]
+        return [sys.executable, *flags, *words]
+    # Commands of this environment go first: those of another one could not import ACE.
+    beside = os.path.dirname(sys.executable)
+    program = None if os.path.dirname(first) else shutil.which(first, path=beside) or shutil.which(first)
+    if program is None:
+        folder, name = os.path.split(first)
+        near = difflib.get_close_matches(name, [path.name for path in Path(folder).glob("*.py")], n=1)
+        hint = f"did you mean {os.path.join(folder, near[0])!r}?" if near else f"the current folder is {os.getcwd()!r}"
+        raise AceError(f"no script {first!r}: {_EXPECTED}; {hint}")
+    return [program, *words[1:]]

@@ -1,7 +1,7 @@
-"""Another seed for a script that has no option for it: every seed it sets for a whole process is shifted.
+"""Shift the seeds a script sets, for comparisons of scripts that have no option for the seed.
 
-That is ``random.seed``, ``numpy.random.seed``, ``torch.manual_seed`` and its kin for GPUs. A script that sets none is
-seeded with the shift itself, so that it can be repeated too.
+Affects ``random.seed``, ``numpy.random.seed``, ``torch.manual_seed`` and its variants for GPUs. A script that sets no
+seed is seeded with the shift, so that it is reproducible too.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from types import ModuleType
 from typing import Any
 
 from ..patch.imports import whenever_imported
-from .request import SHIFT
+from .activation import SHIFT
 
 LIMIT = 2**32
-"""numpy takes no seed from here on."""
+"""numpy accepts only smaller seeds."""
 
 
-def shift() -> None:
-    """Shift the seeds of this process by what the environment says."""
+def shift_seeds() -> None:
+    """Shift all seeds of this process by the number in the environment."""
     text = os.environ.get(SHIFT, "")
     if text.lstrip("-").isdecimal():
-        shifted = Shifted(int(text))
-        shifted.python(random)
-        whenever_imported(shifted.numpy, name="numpy")
-        whenever_imported(shifted.torch, name="torch")
+        shift = SeedShift(int(text))
+        shift.patch_random(random)
+        whenever_imported(lambda numpy: shift.patch_random(numpy.random), name="numpy")
+        whenever_imported(shift.patch_torch, name="torch")
 
 
-class Shifted:
-    """One shift for all libraries of the process."""
+class SeedShift:
+    """Adds a number to every seed, in all libraries."""
 
     def __init__(self, by: int) -> None:
         self.by = by
         self.inside = False
-        """A library's own call is under way, which seeds others in turn."""
+        """Set during a call to a seed function, which may call others that must not shift again."""
 
-    def _wrapped(self, seed: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, seed: Callable[..., Any]) -> Callable[..., Any]:
         def shifted(value: Any = None, *args: Any, **kwargs: Any) -> Any:
             if self.inside or not hasattr(value, "__index__"):
                 return seed(value, *args, **kwargs)
@@ -49,17 +49,14 @@ class Shifted:
 
         return shifted
 
-    def python(self, module: ModuleType) -> None:
-        plain = module.seed
-        plain(self.by % LIMIT)
-        module.seed = self._wrapped(plain)  # type: ignore[attr-defined]
+    def patch_random(self, module: ModuleType) -> None:
+        """Seed ``random`` or ``numpy.random`` and wrap its seed function."""
+        module.seed(self.by % LIMIT)
+        module.seed = self._wrap(module.seed)  # type: ignore[attr-defined]
 
-    def numpy(self, module: ModuleType) -> None:
-        self.python(module.random)
-
-    def torch(self, module: ModuleType) -> None:
-        plain = module.manual_seed
-        plain(self.by % LIMIT)
-        module.manual_seed = module.random.manual_seed = self._wrapped(plain)  # type: ignore[attr-defined]
+    def patch_torch(self, torch: ModuleType) -> None:
+        """Seed torch and wrap its seed functions."""
+        torch.manual_seed(self.by % LIMIT)
+        torch.manual_seed = torch.random.manual_seed = self._wrap(torch.manual_seed)  # type: ignore[attr-defined]
         for name in ("manual_seed", "manual_seed_all"):
-            setattr(module.cuda, name, self._wrapped(getattr(module.cuda, name)))
+            setattr(torch.cuda, name, self._wrap(getattr(torch.cuda, name)))

@@ -336,7 +336,7 @@ def test_a_model_sent_to_two_processes_is_one_on_the_joined_batch(root: Path, tm
     # One banner, where the model was built; a summary of the two as one, and one of the process that trained alone.
     assert done.stderr.count("attached to SEGNN") == 1
     assert done.stderr.count("ACE resilient, 4 steps") == 2
-    assert "made no step" not in done.stderr
+    assert "no training step" not in done.stderr
 
 
 def test_seconv_in_a_run_that_diverged(mini: Path) -> None:

@@ -149,7 +149,7 @@ def test_the_scripts_own_options_are_its_own(folder: Path, call: Any, monkeypatc
 def test_run_says_when_nothing_came_of_it(folder: Path) -> None:
     (folder / "idle.py").write_text("from torch_geometric.nn import SchNet\nmodel = SchNet(16, 16, 2, 10)\n")
     done = ace(folder, "run", "schnet", "--", "idle.py")
-    assert "ace: attached to SchNet, but its dual loop made no step: expected optimizer.step()" in done.stderr
+    assert "ace: attached to SchNet, but there was no training step: expected optimizer.step()" in done.stderr
     (folder / "empty.py").write_text("print('hello')")
     done = ace(folder, "run", "schnet", "--", "empty.py")
     assert (done.returncode, done.stdout) == (0, "hello\n")

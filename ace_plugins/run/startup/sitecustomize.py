@@ -1,7 +1,7 @@
-"""Python imports this by itself when it starts: ``ace-patch run`` puts this folder on PYTHONPATH.
+"""Imported by Python at start-up, since ``ace-patch run`` puts this folder on PYTHONPATH.
 
-It prepares the process to attach ACE, and then hands on to the ``sitecustomize`` that Python would have found without
-this one. An exception in here would be swallowed, and SystemExit would be fatal, so nothing may fail.
+Prepares the process for ACE and then imports the user's own ``sitecustomize``, if there is one. Nothing here may fail:
+Python swallows exceptions of this module, and SystemExit would be fatal.
 """
 
 import importlib
@@ -16,8 +16,7 @@ try:
     from ace_plugins.run.activation import inherit
 
     inherit()
-except BaseException as _error:
-    # Such as another Python that the script starts. Its work goes on without ACE.
+except BaseException as _error:  # for example another Python without ace_plugins
     if sys.stderr is not None:
         sys.stderr.write("ace: nothing is attached in this process of %s: %s\n" % (sys.executable, _error))  # noqa: UP031
 
@@ -26,4 +25,4 @@ try:
 except ImportError as _error:
     if getattr(_error, "name", None) != "sitecustomize":
         raise
-    sys.modules[__name__] = _ours  # there is none, and the import of this one is still under way
+    sys.modules[__name__] = _ours  # there is none; the import of this module is still in progress
