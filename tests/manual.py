@@ -1,12 +1,13 @@
-"""Runs a page of the manual as a reader would: every fenced block, from top to bottom, in a folder of its own.
+"""Run all fenced blocks of a page of the manual, from top to bottom, in an empty folder.
 
-- ``sh`` is typed into a shell. A ``cd`` holds for the blocks that follow.
-- ``python`` goes to one interpreter for the whole page.
-- Any block with ``title="path"`` is a file that the reader writes there.
-- ``text`` is what the block before it prints: its lines in that order, with "..." for anything, and others in between.
-- ``<!-- not run: why -->`` on the line before leaves a block out. Every other block is run.
-- ``<!-- followed to the letter; needs: a, b -->`` at the top makes a page one of these, and names modules without which
-  it is skipped. The Python blocks of other pages are run by test_manual.py.
+- ``sh`` blocks run in a shell. A ``cd`` also applies to the blocks that follow.
+- ``python`` blocks run in one interpreter for the whole page.
+- A block with ``title="path"`` is written to that file.
+- A ``text`` block is expected output of the block before it: its lines must appear in that order. Other lines may
+  appear in between, and "..." matches anything.
+- ``<!-- not run: reason -->`` on the line before a block skips it.
+- ``<!-- followed to the letter; needs: a, b -->`` at the top of a page selects it for these tests, and names the modules
+  without which it is skipped. test_pages.py runs the Python blocks of all other pages.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import pytest
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"<!-- not run: (.+?) -->\s*\Z")
 COMMANDS = {"pip": "pip", "pytest": "pytest", "ace-patch": "ace_plugins"}
-"""Commands that a reader's environment has, and the modules that they are."""
+"""Commands in the reader's environment, and the modules that implement them."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Block:
     line: int
     kind: str
     title: str
-    """Where the reader writes it; empty for a block that is run."""
+    """File that the block is written to; empty for a block that is run."""
     text: str
-    left_out: str
-    """Why it is not run; empty if it is."""
+    skipped: str
+    """Reason for not running the block; empty if it runs."""
 
     @property
     def place(self) -> str:
@@ -63,13 +64,13 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def needs(page: Path) -> list[str] | None:
-    """The modules that a page needs; None for a page that is not to be followed."""
+    """Return the modules that a page needs; None if the page is not run as a whole."""
     found = re.match(r"<!-- followed to the letter(?:; needs: (.+?))? -->", page.read_text(encoding="utf-8"))
     return None if found is None else re.split(r",\s*", found[1] or "")
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """An environment that has what this one has, and keeps to itself what pip adds."""
+    """Create a virtual environment on top of the current one, and return the environment variables that select it."""
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     (site,) = folder.glob("lib/python*/site-packages")
@@ -86,7 +87,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PYTHONPATH": "",
         "OMP_NUM_THREADS": "1",
         "COLUMNS": "300",
-        # What a reader installs is there already, and no test asks the network.
+        # Everything is installed already, and tests do not use the network.
         "PIP_NO_INDEX": "1",
         "PIP_NO_BUILD_ISOLATION": "0",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -110,19 +111,19 @@ for line in sys.stdin:
 
 
 class Reader:
-    """Somebody who follows a page to the letter."""
+    """Runs the blocks of a page."""
 
     def __init__(self, folder: Path, environment: dict[str, str]) -> None:
         self.folder = folder
         self.environment = environment
         self.last = ""
-        """What the last block printed."""
+        """Output of the last block."""
         self._python: subprocess.Popen[str] | None = None
 
     def read(self, page: Path) -> None:
         try:
             for block in blocks(page):
-                if not block.left_out:
+                if not block.skipped:
                     self.follow(block)
         finally:
             if self._python is not None:

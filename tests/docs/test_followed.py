@@ -1,4 +1,4 @@
-"""Pages that are followed to the letter: every block is run, and the guide for adapters leaves nothing out."""
+"""Pages of which every block is run, and the completeness of the adapter guide."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_guides_adapter_is_the_one_that_is_tested() -> None:
     assert written["ace_egnn/plugin.py"] == (package / "ace_egnn" / "plugin.py").read_text(encoding="utf-8")
 
 
-# The runner itself.
+# Tests of the runner.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The pages of the manual: their code runs as printed, their commands exist, and nothing is left out of them."""
+"""The pages of the manual: their code runs, their commands exist, and they are complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def text(page: str) -> str:
 
 
 def code(page: Path) -> list[str]:
-    """The Python of a page. Pages that are followed to the letter have their own tests."""
+    """Return the Python blocks of a page; none if test_followed.py runs the page."""
     return [block.text for block in blocks(page) if block.kind == "python"] if needs(page) is None else []
 
 
@@ -57,7 +57,7 @@ def test_the_code_of_a_page_runs_as_printed(
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page that call ``ace-patch``, those that go on joined."""
+    """Return the lines of a page that call ``ace-patch``, with continuation lines joined."""
     joined = page.read_text(encoding="utf-8").replace("\\\n", " ")
     lines = re.findall(r"^ {4}(?:pip install \S+ && )?(ace-patch .*)$", joined, re.MULTILINE)
     return [*lines, *re.findall(r"`(ace-patch [^`]*)`", joined)]
@@ -93,9 +93,9 @@ def test_the_reference_is_up_to_date() -> None:
 
 
 def test_everything_has_a_place_in_the_manual() -> None:
-    settings, told = text("settings.md"), text("commands.md")
+    settings, commands = text("settings.md"), text("commands.md")
     assert [name for name in SETTINGS if f" {name}\n" not in settings] == []
-    assert [name for name in COMMANDS if f"\n## {name}\n" not in told] == []
+    assert [name for name in COMMANDS if f"\n## {name}\n" not in commands] == []
     words = (FITS, LANDED, SETTLED, MOVING, BREAKS, CUT, SHORT, UNASKED, DIVERGED)
     assert [word for word in words if f"| `{word}` |" not in text("how_to/watching.md")] == []
 
