@@ -19,8 +19,8 @@ SETTINGS_HEAD = f"""\
 # Settings
 
 {GENERATED}
-Pass settings to `attach` and `patched` by name, or to `ace-patch` as options (`--budget`). In a patched clone they are in
-`ace.toml`. Environment variables (`ACE_BUDGET`) override the file, and options override both.
+Pass settings to `attach` and `patched` by name, or to `ace-patch` as options (`--budget`). In a patched clone they are
+in `ace.toml`. Environment variables (`ACE_BUDGET`) override the file, and options override both.
 
 The defaults below are those of preset `fit`, which is used unless you name another preset. It selects the paced loop,
 together with the adapter's own defaults (EGNO: resilient mode, `rho = "2.5x"`, gamma starting at 1). Preset `paper`

@@ -6,8 +6,8 @@
 - A ``text`` block is expected output of the block before it: its lines must appear in that order. Other lines may
   appear in between, and "..." matches anything.
 - ``<!-- not run: reason -->`` on the line before a block skips it.
-- ``<!-- followed to the letter; needs: a, b -->`` at the top of a page selects it for these tests, and names the modules
-  without which it is skipped. test_pages.py runs the Python blocks of all other pages.
+- ``<!-- followed to the letter; needs: a, b -->`` at the top of a page selects it for these tests, and names the
+  modules without which it is skipped. test_pages.py runs the Python blocks of all other pages.
 """
 
 from __future__ import annotations
