@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,7 +21,6 @@ from torch_geometric.nn import SchNet
 
 from ace_plugins import project
 from ace_plugins.cli.main import COMMANDS, main
-from ace_plugins.run import launch
 from ace_plugins.testing.examples import attached_example
 
 SCRIPT = """
@@ -133,11 +134,12 @@ def test_without_a_word_the_command_shows_its_help(call: Any) -> None:
 def test_the_scripts_own_options_are_its_own(folder: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[list[str]] = []
 
-    def become(command: list[str], environment: Any) -> None:
+    def execve(path: str, command: list[str], environment: Any) -> None:
         became.append(command)
         sys.exit(0)
 
-    monkeypatch.setattr(launch, "_become", become)
+    monkeypatch.setattr(os, "execve", execve)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     words = ["train.py", "--mode", "fast", "--epsilon", "7", "--json", "--", "x"]
     for before in (["run", "schnet", "--mode", "off"], ["run", "--mode", "off", "schnet"]):
         for dashes in ([], ["--"]):
