@@ -1,7 +1,4 @@
-"""An adapter's sites and stems against the model: everything is checked before anything is changed.
-
-ACE put on a model in two phases, everything checked before anything is changed; and taken off again.
-"""
+"""Attaches ACE to a model in two phases, everything checked before anything is changed; and removes it."""
 
 from __future__ import annotations
 
@@ -21,17 +18,23 @@ from ..plugins.registry import notify
 from ..settings.config import UNBOUNDED, Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import forward_names
-from . import branches as default_branches
+from .branches import forked_random_stream, mlp
 from .checkpoint import CheckpointHook
 from .forward import ModelHooks, install, uninstall
-from .measure import attached
+from .measure import get_ace
 from .scheduled import relaxed
 from .spectral_norm import bound, find_bounded, find_unbounded, settle
-from .state import NAME, Ace, Argument, conditions, find, key, resolve
+from .state import NAME, Ace, Argument, find, find_conditions, key, resolve, tapped_module
+
+M = TypeVar("M", bound=nn.Module)
 
 
 def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, Argument]:
-    """Every node against the model; all problems in one error. Returns what each node's tap means."""
+    """Check an adapter's nodes against the model, and return the argument that each node's tap names.
+
+    Raises:
+        AdapterError: With all problems at once.
+    """
     who = f"adapter {adapter!r}"
     if not any(isinstance(node, Site) for node in nodes):
         raise AdapterError(
@@ -46,20 +49,19 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
     for node in nodes:
         if key(node.name) in seen:
             problems.append(f"two nodes are named {node.name!r} (or {seen[key(node.name)]!r})")
-        if isinstance(node, Site):
+        if isinstance(node, Stem):
+            stems[node.name] = node
+        else:
             try:
                 place = (id(model.get_submodule(node.module)), node.output)
             except AttributeError:
                 problems.append(f"site {node.name!r} names submodule {node.module!r}, which does not exist")
                 continue
-            if place in taken:
-                # Each call of the module would add both branches, whichever of the two layers it is.
+            if place in taken:  # each call of the module would add both branches
                 problems.append(f"sites {taken[place]!r} and {node.name!r} are one and the same submodule")
             taken[place] = node.name
-        if isinstance(node, Site) and node.through is not None:
-            problems += _through(node, stems.get(node.through))
-        if isinstance(node, Stem):
-            stems[node.name] = node
+            if node.through is not None:
+                problems += _check_through(node, stems.get(node.through))
         if isinstance(node.reads, str):
             if key(node.reads) not in seen:
                 problems.append(f"{node.name!r} reads {node.reads!r}, which is no earlier stem or site")
@@ -67,7 +69,7 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
                 problems.append(f"{node.name!r} reads {node.reads!r}, which reads nothing itself; go through it")
         elif node.reads is not None:
             try:
-                arguments[node.name] = _argument(node, node.reads, model)
+                arguments[node.name] = _find_argument(node, node.reads, model)
             except (AttributeError, AdapterError) as error:
                 problems.append(str(error))
         seen[key(node.name)] = node.name
@@ -76,43 +78,41 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
     return arguments
 
 
-def _through(site: Site, stem: Stem | None) -> Iterator[str]:
+def _check_through(site: Site, stem: Stem | None) -> Iterator[str]:
     if stem is None or stem.reads is not None:
         yield f"{site.name!r} goes through {site.through!r}, which is no earlier stem with reads=None"
     elif stem.shape_out != site.shape_in:
         yield f"{site.name!r} has shape_in {site.shape_in} but goes through {stem.name!r} of shape_out {stem.shape_out}"
 
 
-def _argument(node: Node, tap: Tap, model: nn.Module) -> Argument:
-    path = tap.module
-    if path is None:
-        if not isinstance(node, Site):
-            raise AdapterError(f"stem {node.name!r} must say which module it reads from")
-        path = node.module
-    return resolve(tap, model.get_submodule(path), repr(node.name))
-
-
-M = TypeVar("M", bound=nn.Module)
+def _find_argument(node: Node, tap: Tap, model: nn.Module) -> Argument:
+    if tap.module is None and isinstance(node, Stem):
+        raise AdapterError(f"stem {node.name!r} must say which module it reads from")
+    return resolve(tap, model.get_submodule(tapped_module(node, tap)), repr(node.name))
 
 
 def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
-    """Everything ACE will add to this model, made and checked; the model is as it was. None in mode "off"."""
+    """Build and check everything that ACE adds to a model, which is not changed; None in mode "off"."""
     if find(model) is not None:
         raise AttachError(
             f"{type(model).__name__} is attached already (model.{NAME}); call project(model) first to attach anew"
         )
     if hasattr(model, NAME):
-        raise AttachError(f"{class_path(type(model))} has an attribute {NAME!r} of its own; ACE needs that name")
+        raise AttachError(f"{class_path(type(model))} already has an attribute {NAME!r}, which ACE needs")
     if config.mode == "off":
         return None
     nodes = list(plugin.call("ace_layers", model=model))
-    ace = _made(model, plugin, config, nodes, check_nodes(nodes, model, plugin.name))
-    _warn_of_unbounded(ace)
+    ace = _build(model, plugin, config, nodes, check_nodes(nodes, model, plugin.name))
+    kinds = sorted({kind for site in ace.sites for kind in find_unbounded(ace.branch(site.name))})
+    if config.deploys_branches and kinds:
+        unreached = f"mode {config.mode!r} with branches that spectral_norm does not reach ({', '.join(kinds)} of "
+        text = next(iter(config.cautions), f"{unreached}adapter {ace.adapter!r}): {UNBOUNDED}")
+        warnings.warn(text, AceWarning, stacklevel=3)
     return ace
 
 
 def put_on(ace: Ace, model: nn.Module) -> None:
-    """The change itself."""
+    """Attach a prepared ACE to its model."""
     install(ace, model)
     assert isinstance(ace.hooks, ModelHooks)
     ace.hooks.permanent.append(model.register_load_state_dict_pre_hook(CheckpointHook()))  # type: ignore[no-untyped-call]
@@ -120,8 +120,18 @@ def put_on(ace: Ace, model: nn.Module) -> None:
 
 
 def project(model: M) -> M:
-    """Remove ACE in place: what stays is plain upstream, f_eq, with its own parameters and keys."""
-    ace = attached(model)
+    """Remove ACE from a model in place: f_eq is left, plain upstream with its own parameters and keys.
+
+    Args:
+        model: The attached model itself, not a wrapper around it.
+
+    Returns:
+        The same model. A warning says so if its ``eval()`` output changes, because the branches were deployed.
+
+    Raises:
+        AttachError: If the model has no ACE attached.
+    """
+    ace = get_ace(model)
     largest = float(ace.gamma.detach().abs().max())
     if ace.in_eval and not largest <= 1e-3:
         warnings.warn(
@@ -136,39 +146,35 @@ def project(model: M) -> M:
     return model
 
 
-def _warn_of_unbounded(ace: Ace) -> None:
-    """Say what deploying branches costs that are not bounded, whoever was to bound them."""
-    kinds = sorted({kind for site in ace.sites for kind in find_unbounded(ace.branch(site.name))})
-    if not ace.config.deploys_branches or not kinds:
-        return
-    told = ace.config.cautions or (
-        f"mode {ace.config.mode!r} with branches that spectral_norm does not reach ({', '.join(kinds)} of adapter "
-        f"{ace.adapter!r}): {UNBOUNDED}",
-    )
-    warnings.warn(told[0], AceWarning, stacklevel=4)
-
-
-def _made(
+def _build(
     model: nn.Module, plugin: Plugin, config: Config, nodes: Sequence[Node], arguments: Mapping[str, Argument]
 ) -> Ace:
     script = plugin.call("ace_script", argv=tuple(sys.argv)) if plugin.has("ace_script") else None
-    action = _action(plugin, model, config)
+    action = _find_action(plugin, model, config)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    with default_branches.forked_random_stream(), torch.device("cpu"):
-        made = {node.name: _branch(plugin, node, model, config) for node in nodes}
-        # gamma and the duals take small steps for a long time: never in half precision.
-        precise = torch.float64 if like.dtype == torch.float64 else torch.float32
-        kind: Any = {"dtype": precise, "device": torch.device("cpu")}
-        told = conditions(plugin.patches.evaluating, model)
-        ace = Ace(plugin.name, config, nodes, arguments, made, script=script, action=action, evaluating=told, **kind)
+    with forked_random_stream(), torch.device("cpu"):
+        branches = {node.name: _build_branch(plugin, node, model, config) for node in nodes}
+        ace = Ace(
+            plugin.name,
+            config,
+            nodes,
+            arguments,
+            branches,
+            script=script,
+            action=action,
+            evaluating=find_conditions(plugin.patches.evaluating, model),
+            # Steps of gamma and the duals are too small for half precision.
+            dtype=torch.float64 if like.dtype == torch.float64 else torch.float32,
+            device=torch.device("cpu"),
+        )
     ace.branches.to(dtype=like.dtype)
     ace.to(device=like.device)
     settle(find_bounded(ace.branches))
     return ace
 
 
-def _action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
-    """What random frames need; None where there are to be none."""
+def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
+    """Return the group action for random frames; None if there are no frames."""
     if not config.turns:
         return None
     action: GroupAction | None = None
@@ -176,26 +182,26 @@ def _action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | N
         try:
             action = plugin.call("ace_group_action", model=model)
         except AdapterError as error:
-            # What the adapter itself says of this model; what breaks inside it has a cause.
+            # Without a cause, the adapter itself says that it has no action for this model.
             if config.frames == "on" or error.__cause__ is not None or isinstance(error, AnswerError):
                 raise
             warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=5)
-    # Subclasses have forwards of their own, with arguments that the adapter does not know.
+    # The forward method of a subclass may have other arguments than the adapter expects.
     known = action is not None and {path.partition(".")[0] for path in action.inputs} <= {*forward_names(model)}
     if not known and config.frames == "on":
         raise ConfigError(
-            f"frames 'on': adapter {plugin.name!r} does not tell how the group acts on {type(model).__name__}.forward("
+            f"frames 'on': adapter {plugin.name!r} does not define the group action on {type(model).__name__}.forward("
             f"{', '.join(forward_names(model))}) (ace_group_action); set frames = 'off'"
         )
     return action if known else None
 
 
-def _branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) -> nn.Module:
+def _build_branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) -> nn.Module:
     branch: Any = None
     if plugin.has("ace_branch"):
         branch = plugin.call("ace_branch", site=node, model=model, config=config)
-    branch = default_branches.mlp(node) if branch is None else branch
+    branch = mlp(node) if branch is None else branch
     if config.mode == "scheduled":
-        return relaxed(node, branch)  # its penalties keep it small: nothing is to be bounded
+        return relaxed(node, branch)  # penalties keep it small, so it is not bounded
     bounded = config.bounds_branches and not (isinstance(node, Stem) and not node.bounded)
     return bound(branch) if bounded else branch

@@ -1,17 +1,11 @@
-"""What a compiler must leave to Python.
+"""The forward hooks that add the branches to a model's forward pass.
 
-One forward of an attached model: what its branches have read, and what they have given so far.
+Upstream's own code runs unchanged. The model's pre-hook opens a `Forward`, pre-hooks of submodules note what branches
+read before the submodule runs, and each site's hook adds ``gamma * branch`` to its module's output. Hooks are picklable
+objects.
 
-Random frames: a training forward sees its batch under a random group element, and answers in the original frame.
-
-For f_eq nothing changes, to rounding. For the branches it is data augmentation that needs neither the script, nor its
-targets, nor its loss: they learn to be equivariant on average instead of memorising orientations.
-
-The forward hooks that add the branches.
-
-A forward of an attached model is upstream's own. The model's pre-hook opens a `Forward`, pre-hooks of submodules note
-what branches read before the submodule runs, and each site's hook adds ``gamma * branch`` to its module's output.
-Hooks are picklable objects.
+In random frames, a training pass sees its batch under a random group element, and its outputs are turned back. f_eq is
+unchanged up to rounding; for the branches it is data augmentation without touching the script, its targets or its loss.
 """
 
 from __future__ import annotations
@@ -28,31 +22,23 @@ from torch import Tensor, nn
 
 from ..contract.sites import Node, Site, Tap
 from ..errors import AdapterError, AttachError
-from ..symmetry.actions import GroupAction
-from ..symmetry.groups import Element
 from ..symmetry.measure import Call, clone, forward_names, mapped
 from ..symmetry.parts import part_of, with_part
-from .distributed import rank
+from .distributed import is_distributed, rank
 from .spectral_norm import Bounded, divide, find_bounded
 from .state import LIVE, NAME, Ace
-from .step import LOOP as LOOP  # a model that comes by pickle brings its hooks, and they bring the optimizer's
-
-
-def outside_graphs(reason: str) -> Callable[[Any], Any]:
-    """A function that splits the graph. torch tells the reason where the whole forward was to be one graph."""
-    told = {"reason": reason} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
-    return functools.partial(torch.compiler.disable, **told)
+from .step import LOOP as LOOP  # an unpickled model brings its forward hooks, and they bring the optimizer's
 
 
 class Forward:
-    """One forward under way."""
+    """One forward pass: what branches have read and returned so far."""
 
     __slots__ = ("ace", "alone", "bounded", "fired", "gammas", "prepared", "tapped", "values")
 
     def __init__(self, ace: Ace, *, alone: bool = False) -> None:
         self.ace = ace
         self.alone = alone
-        """Of a submodule that was called on its own, outside its model's forward."""
+        """A submodule was called outside its model's forward pass."""
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
         self.fired: set[str] = set()
         """Sites that have added their branch."""
@@ -62,50 +48,46 @@ class Forward:
         self.bounded: list[Bounded] = []
 
     def open(self) -> None:
-        """Divide the weights of all bounded branches at once, rather than each when it is called."""
+        """Divide the weights of all bounded branches at once, rather than one by one when they are called."""
         if not self.ace.bounds or torch.compiler.is_compiling():
-            return  # a compiler merges what it can itself, and does not keep what is put aside on modules
+            return  # a compiler merges the divisions itself, and loses what is stored on modules
         self.bounded = find_bounded(self.ace.branches)
         for bounded, weight in zip(self.bounded, divide(self.bounded), strict=True):
             bounded.divided = weight
 
-    def close(self) -> None:
-        for bounded in self.bounded:
-            bounded.divided = None
-
     def take(self, name: str, read: Any) -> None:
-        """Note what a site or stem reads. The module it reads from may be called several times in a forward."""
+        """Note what a site or stem reads. The module it reads from may be called several times in a pass."""
         self.tapped[name] = read
         self.prepared.pop(name, None)
 
     def add(self, site: Site, output: Any) -> Any:
-        """The output of the site's module with ``gamma * branch`` added."""
+        """Return the output of the site's module with ``gamma * branch`` added."""
         self.fired.add(site.name)
-        gamma, chosen = self.gammas[site.name], chosen_output(output, site)
+        gamma, selected = self.gammas[site.name], select_output(output, site)
         if site.name in self.ace.prepared_by:
             branch: Any = self.ace.branch(site.name)
-            return with_output(output, site, branch.add_to(chosen, gamma, self._prepared(site)))
+            return replace_output(output, site, branch.add_to(selected, gamma, self._prepare(site)))
         if self.ace.module_taps.get(site.name) == site.module:
-            # Not kept from call to call: the module may be called several times, with other inputs.
-            value = self.values[site.name] = self._branch(site, self._read(site))
+            # Computed for every call of the module, because its input differs from call to call.
+            value = self.values[site.name] = self._apply(site, self._read(site))
         else:
-            value = self._value(site.name)
-        if value.shape != chosen.shape:
+            value = self._compute(site.name)
+        if value.shape != selected.shape:
             raise AdapterError(
                 f"site {site.name!r}: its branch returns shape {tuple(value.shape)}, expected "
-                f"{tuple(chosen.shape)}, the shape of {site.module}'s output"
+                f"{tuple(selected.shape)}, the shape of {site.module}'s output"
             )
-        return with_output(output, site, torch.addcmul(chosen, value, gamma))
+        return replace_output(output, site, torch.addcmul(selected, value, gamma))
 
-    def _value(self, name: str) -> Tensor:
-        """The output of a stem or of a site's branch, computed once in a forward."""
+    def _compute(self, name: str) -> Tensor:
+        """Return the output of a stem or of a site's branch, computed once in a pass."""
         if name not in self.values:
             node = self.ace.nodes[name]
-            self.values[name] = self._branch(node, self._read(node))
+            self.values[name] = self._apply(node, self._read(node))
         return self.values[name]
 
-    def _prepared(self, site: Site) -> Any:
-        """What the site reads as its branch wants it, made once for all sites that read the same."""
+    def _prepare(self, site: Site) -> Any:
+        """Return the prepared input of a branch that adds itself, shared by all sites that read the same."""
         first = self.ace.prepared_by[site.name]
         if first not in self.prepared:
             self.prepared[first] = self.ace.branch(first).prepare(self._read(site))  # type: ignore[operator]
@@ -113,10 +95,10 @@ class Forward:
 
     def _read(self, node: Node) -> Any:
         if isinstance(node.reads, str):
-            return self._value(node.reads)
+            return self._compute(node.reads)
         if node.name in self.tapped:
             return self.tapped[node.name]
-        assert node.reads is not None  # such stems are gone through, not read
+        assert node.reads is not None  # stems without reads are gone through, not read
         where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
         raise AttachError(
             f"{node.name!r} reads {where}, which this call has not seen: a submodule was called outside its model's "
@@ -124,10 +106,10 @@ class Forward:
             "the model itself, or project(model) first"
         )
 
-    def _branch(self, node: Node, read: Any) -> Tensor:
-        """The node's module on what it reads, which must be features of the shape the adapter says."""
+    def _apply(self, node: Node, read: Any) -> Tensor:
+        """Return the node's branch applied to what it reads, which must have features of ``shape_in``."""
         if isinstance(node, Site) and node.through is not None:
-            read = self._branch(self.ace.nodes[node.through], read)
+            read = self._apply(self.ace.nodes[node.through], read)
         found: Any = node.sizes(read.shape, node.shape_in) if isinstance(read, Tensor) else type(read).__name__
         if found != node.shape_in:
             where = "in the last dimensions" if node.axis == -1 else f"in dimension {node.axis}"
@@ -140,53 +122,52 @@ class Forward:
         return value
 
 
-def chosen_output(output: Any, site: Site) -> Any:
-    """The tensor of the module's output that the site adds to."""
-    chosen = output if site.output is None else part_of(output, str(site.output), f"output of {site.module}")
-    if isinstance(chosen, Tensor):
-        return chosen
-    kind = type(chosen).__name__
+def select_output(output: Any, site: Site) -> Any:
+    """Return the tensor of the module's output that the site adds to."""
+    selected = output if site.output is None else part_of(output, str(site.output), f"output of {site.module}")
+    if isinstance(selected, Tensor):
+        return selected
+    kind = type(selected).__name__
     if site.output is not None:
         raise AdapterError(f"site {site.name!r}: output {site.output!r} of {site.module} is a {kind}, not a tensor")
-    if isinstance(chosen, (tuple, list)):
-        raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind} of {len(chosen)}; set output=0")
-    known = f" with {', '.join(map(repr, chosen))}" if isinstance(chosen, dict) else ""
+    if isinstance(selected, (tuple, list)):
+        raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind} of {len(selected)}; set output=0")
+    known = f" with {', '.join(map(repr, selected))}" if isinstance(selected, dict) else ""
     raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind}{known}; set output= to what it adds to")
 
 
-def with_output(output: Any, site: Site, summed: Tensor) -> Any:
-    """The module's output with that tensor replaced."""
+def replace_output(output: Any, site: Site, tensor: Tensor) -> Any:
+    """Return the module's output with the tensor that the site adds to replaced."""
     if site.output is None:
-        return summed
-    return with_part(output, str(site.output), summed, f"output of {site.module}")
+        return tensor
+    return with_part(output, str(site.output), tensor, f"output of {site.module}")
 
 
 class OpenForwards(threading.local):
-    """The forwards under way in this thread, the innermost last.
+    """The forward passes under way in this thread, the innermost last.
 
-    A forward is found here rather than through the hook, because replicas of a model (nn.DataParallel) share hook
-    objects but not parameters.
+    Hooks look a pass up here, because replicas of a model (nn.DataParallel) share hook objects but not parameters.
     """
 
     def __init__(self) -> None:
         self.stack: list[Forward] = []
 
     def of(self, ace: Ace) -> Forward | None:
+        """Return the innermost pass of a model."""
         for forward in reversed(self.stack):
-            # A replica's hook names the original ace; the nodes object is what the two share.
+            # A replica's hook holds the original ace; the two share the nodes object.
             if forward.ace is ace or forward.ace.nodes is ace.nodes:
                 return forward
         return None
 
-    def begin(self, forward: Forward) -> None:
-        self.stack.append(forward)
-
     def end(self, forward: Forward) -> None:
+        """Close a pass."""
         self.stack.remove(forward)
-        forward.close()
+        for bounded in forward.bounded:
+            bounded.divided = None
 
     def end_all(self, ace: Ace) -> None:
-        """Those that were interrupted (Ctrl-C, an error in a submodule called on its own)."""
+        """Close passes that were interrupted by Ctrl-C or an error."""
         for forward in [forward for forward in self.stack if forward.ace is ace]:
             self.end(forward)
 
@@ -194,68 +175,53 @@ class OpenForwards(threading.local):
 OPEN = OpenForwards()
 
 
-# Random numbers of its own, and matrices that compilers would take for constants.
-WHOLE = "for fullgraph=True: set frames = 'off'; random frames are no part of a graph"
+def outside_graphs(reason: str) -> Callable[[Any], Any]:
+    """Return a decorator for functions that torch.compile leaves to Python; its errors give the reason."""
+    options = {"reason": reason} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
+    return functools.partial(torch.compiler.disable, **options)
 
 
-@outside_graphs(WHOLE)
-def turned(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of a training forward in a random frame, which is kept for `TurnBackHook`."""
+# A compiler would take the random matrices for constants.
+NO_FRAMES = "for fullgraph=True: set frames = 'off'; random frames are drawn outside of graphs"
+NO_BATCH = "for fullgraph=True: set error_every = 0; the measured batch is copied outside of graphs"
+
+
+@outside_graphs(NO_FRAMES)
+def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments of a training pass in a random frame, which `TurnBackHook` undoes."""
     assert ace.action is not None
-    # Each process has frames of its own.
-    generator = torch.Generator().manual_seed(ace.turns.seed(ace.duals.count, rank()))
+    # Every rank draws other frames.
+    generator = torch.Generator().manual_seed(ace.passes.draw_seed(ace.duals.count, rank()))
     names = forward_names(model)
-    ace.turns.frame = ace.action.frame(generator, names, args, kwargs)
-    return ace.action.act_on_inputs(ace.turns.frame, names, args, kwargs)
+    ace.passes.frame = ace.action.frame(generator, names, args, kwargs)
+    return ace.action.act_on_inputs(ace.passes.frame, names, args, kwargs)
 
 
-@dataclass(eq=False)
-class TurnBackHook:
-    """Forward hook of the model, the last: its outputs as the caller's frame has them."""
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        ace = model._modules[NAME]
-        assert isinstance(ace, Ace)
-        frame, ace.turns.frame = ace.turns.frame, None
-        return None if frame is None else _turned_back(ace.action, frame, output)
-
-
-@outside_graphs(WHOLE)
-def _turned_back(action: Any, frame: Element, output: Any) -> Any:
+@outside_graphs(NO_FRAMES)
+def _turn_outputs(action: Any, frame: Any, output: Any) -> Any:
     return action.act_on_outputs(frame.inverse(), output)
 
 
-class Averaged(nn.Module):
-    """A model whose output is the mean over random frames: closer to equivariant, at the cost of so many forwards."""
-
-    def __init__(self, model: nn.Module, action: GroupAction, samples: int, seed: int) -> None:
-        super().__init__()
-        self.model = model
-        self.action = action
-        self.samples = samples
-        self.seed = seed
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        names = forward_names(self.model)
-        generator = torch.Generator().manual_seed(self.seed)
-        outputs = []
-        for _ in range(self.samples):
-            element = self.action.group.sample(generator, scale=0.0)
-            turned = self.action.act_on_inputs(element, names, args, kwargs)
-            outputs.append(self.action.act_on_outputs(element.inverse(), self.model(*turned[0], **turned[1])))
-        return self.action.mean(outputs)
+@outside_graphs(NO_BATCH)
+def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Copy the batch if this step ends with a measurement; the script may overwrite its own."""
+    due = ace.learning and not ace.landed and ace.gamma.requires_grad and torch.is_grad_enabled()
+    if due and ace.config.measures(ace.duals.count + 1):
+        try:
+            ace.passes.batch = Call(clone(args), clone(kwargs))
+        except Exception as error:
+            ace.passes.batch = error
 
 
-@dataclass(eq=False)
 class OpenHook:
-    """Forward pre-hook of the model, always there: opens a `Forward`, and sees to the other hooks."""
+    """Forward pre-hook of the model, always registered: opens a `Forward` and updates the other hooks."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
-        ace.look_at(args, kwargs)
+        ace.read_mode(args, kwargs)
         active = ace.active()
-        ace.turns.frame = None
+        ace.passes.frame = None
         replica = getattr(model, "_is_replica", False)  # of nn.DataParallel: it shares its model's hooks
         if not replica:
             if ace.root is not model:
@@ -263,29 +229,28 @@ class OpenHook:
                 LIVE.add(ace)
             hooks = ace.hooks
             assert isinstance(hooks, ModelHooks)
-            # A compiled forward takes the hooks as it finds them. What changes them (a landing, train and eval, a
-            # checkpoint) puts them in order itself, and a step looks after those that were not seen to be there.
+            # A compiled pass takes the hooks as they are: landings, train(), eval() and loading update them, and a
+            # step checks those that are not verified.
             compiling = torch.compiler.is_compiling()
-            if not compiling and (hooks.state != hooks.wanted(ace) or (active and not hooks.verified)):
+            if not compiling and (hooks.state != hooks.describe(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
             if not (compiling or ace.session.stepped or ace.landed) and ace.trains() and ace.gamma.requires_grad:
                 ace.session.count_forward(model)
             if ace.config.error_every:
                 _keep_batch(ace, args, kwargs)
         OPEN.end_all(ace)
-        fresh = None
+        turned = None
         if active and not replica and ace.action is not None and ace.trains():
-            fresh = args, kwargs = turned(model, ace, args, kwargs)
+            turned = args, kwargs = _turn_inputs(model, ace, args, kwargs)
         if active:
             forward = Forward(ace)
             for name in ace.model_taps:
                 forward.take(name, ace.arguments[name].pick(args, kwargs))
             forward.open()
-            OPEN.begin(forward)
-        return fresh
+            OPEN.stack.append(forward)
+        return turned
 
 
-@dataclass(eq=False)
 class CloseHook:
     """Forward hook of the model, called on errors too: closes what `OpenHook` opened."""
 
@@ -294,11 +259,21 @@ class CloseHook:
             forward = OPEN.stack[-1]
             OPEN.end(forward)
             if len(forward.fired) < len(forward.ace.live()) and isinstance(forward.ace.hooks, ModelHooks):
-                forward.ace.hooks.verified = False  # its module may have been replaced: look before the next forward
+                forward.ace.hooks.verified = False  # a module may have been replaced: check before the next pass
+
+
+class TurnBackHook:
+    """Last forward hook of the model: turns its outputs back to the caller's frame."""
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        ace = model._modules[NAME]
+        assert isinstance(ace, Ace)
+        frame, ace.passes.frame = ace.passes.frame, None
+        return None if frame is None else _turn_outputs(ace.action, frame, output)
 
 
 class _Touch(torch.autograd.Function):
-    """Passes a tensor on. In the backward the parameters that come with it get no gradient, but are met."""
+    """Passes a tensor on. The backward reaches the parameters that come with it, but gives them no gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
@@ -310,9 +285,8 @@ class _Touch(torch.autograd.Function):
         return gradient, *[None] * ctx.count
 
 
-@dataclass(eq=False)
 class TouchHook:
-    """Forward hook of the model: DistributedDataParallel waits for every parameter, also those without a part."""
+    """Forward hook of the model that shows freed parameters to DistributedDataParallel, which waits for all."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         ace = model._modules[NAME]
@@ -331,7 +305,7 @@ class TouchHook:
 
 @dataclass(eq=False)
 class TapHook:
-    """Forward pre-hook of a submodule whose argument a branch reads. A module may rewrite what it was given."""
+    """Forward pre-hook of a submodule whose argument a branch reads, before the submodule can overwrite it."""
 
     ace: Ace
     name: str
@@ -343,7 +317,7 @@ class TapHook:
             if not own or OPEN.stack or self.ace.root is None or not self.ace.active():
                 return
             forward = Forward(self.ace, alone=True)
-            OPEN.begin(forward)
+            OPEN.stack.append(forward)
         forward.take(self.name, self.ace.arguments[self.name].pick(args, kwargs))
 
 
@@ -376,11 +350,11 @@ class SiteHook:
 
 @dataclass(eq=False)
 class RestoreHook:
-    """Forward hook of the layer around sites whose branches leave their outputs in another order in memory."""
+    """Forward hook of the layer around branches that add themselves: restores the memory order of its output."""
 
     ace: Ace
     site: str
-    """The first of these sites."""
+    """The first of the sites that share an input."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         forward = OPEN.of(self.ace)
@@ -390,65 +364,50 @@ class RestoreHook:
         return forward.ace.branch(self.site).restore(output)  # type: ignore[operator]
 
 
-@outside_graphs("for fullgraph=True: set error_every = 0; the batch that is measured is kept outside of graphs")
-def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Where this step ends with a measurement. That hangs on the number of the step, a constant to a compiler."""
-    if ace.wants_batch():
-        ace.batch = _kept(args, kwargs)
-
-
-def _kept(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Exception:
-    """A copy, since the script may go on to write into its batch; or why there can be none."""
-    try:
-        return Call(clone(args), clone(kwargs))
-    except Exception as error:
-        return error
-
-
 class ModelHooks:
-    """All hooks of one attached model, and what keeps them in place."""
+    """All hooks of one attached model."""
 
     def __init__(self, model: nn.Module, *, turns: bool = False) -> None:
         self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
+        """Handles of hooks that stay while the model is attached."""
         if turns:
             self.permanent.append(model.register_forward_hook(TurnBackHook()))
-        """Handles of the hooks that stay as long as the model is attached."""
         self.handles: list[Any] = []
-        """Handles of the hooks that are there only while the branches take part."""
+        """Handles of hooks that are registered only while the branches take part."""
         self.verified = False
-        """Every site was seen to carry its hook since the last change."""
+        """Every site was seen to have its hook since the last change."""
         self.state: Any = None
-        """What `wanted` was when the hooks were last put in or taken out."""
+        """Result of `describe` when the hooks were last registered or removed."""
         self.landed: frozenset[int] = frozenset()
         """Sites whose parameters were freed."""
 
-    def wanted(self, ace: Ace) -> Any:
-        """What the hooks depend on."""
-        return ace.active(), ace.forced, ace.touches(), ace.duals.landed_sites
+    def describe(self, ace: Ace) -> Any:
+        """Return everything that the registered hooks depend on."""
+        return ace.active(), ace.passes.forced, _needs_touch(ace), ace.duals.landed_sites
 
     def sync(self, ace: Ace) -> None:
-        """Hooks on the sites exactly while the branches take part.
+        """Register hooks on the sites exactly while the branches take part.
 
-        A module with a hook is called the slow way by PyTorch, so evaluating f_eq without hooks costs what upstream
-        costs. Submodules that were replaced since get their hooks here too.
+        PyTorch calls modules with hooks on a slower path, so f_eq is evaluated without any. Submodules that were
+        replaced get their hooks here too.
         """
         model = ace.root
         if model is None:
             return
         if self.landed != ace.duals.landed_sites:
             self.landed = ace.duals.landed_sites
-            ace.free()
-        wanted = self.wanted(ace)
-        same = wanted == self.state
+            ace.free_landed()
+        state = self.describe(ace)
+        same = state == self.state
         if not same or not self._in_place(ace, model):
             ace.repaired += same
             self._remove()
-            self.handles = _added(ace, model)
-            self.state = wanted
+            self.handles = _register(ace, model)
+            self.state = state
         self.verified = True
 
     def remove(self) -> None:
-        """Take out all of them."""
+        """Remove all hooks."""
         self._remove()
         for handle in self.permanent:
             handle.remove()
@@ -461,47 +420,53 @@ class ModelHooks:
         self.verified = False
 
     def _in_place(self, ace: Ace, model: nn.Module) -> bool:
-        """Every site and every tapped module carries this ace's hook, not one that came with a copied module."""
+        """Return whether every site and tapped module has this ace's hook, not one copied with a module."""
         return all(
             any(isinstance(h, SiteHook) and h.ace is ace and h.site == site.name for h in hooks.values())
             for site in ace.live()
-            for hooks in [_module(site.name, site.module, model)._forward_hooks]
+            for hooks in [_get_module(site.name, site.module, model)._forward_hooks]
         ) and all(
             any(isinstance(h, TapHook) and h.ace is ace and h.name == name for h in hooks.values())
-            for name, path in _tapped(ace).items()
-            for hooks in [_module(name, path, model)._forward_pre_hooks]
+            for name, path in _taps_in_use(ace).items()
+            for hooks in [_get_module(name, path, model)._forward_pre_hooks]
         )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "verified": False}
 
 
-def _added(ace: Ace, model: nn.Module) -> list[Any]:
+def _register(ace: Ace, model: nn.Module) -> list[Any]:
+    """Register the hooks that the branches need now, and return their handles."""
     live = ace.live()
     handles: list[Any] = [model.register_forward_hook(CloseHook(), always_call=True)] if live else []
-    for name, path in _tapped(ace).items():
-        module = _module(name, path, model)
+    for name, path in _taps_in_use(ace).items():
+        module = _get_module(name, path, model)
         handles.append(module.register_forward_pre_hook(TapHook(ace, name), with_kwargs=True))
     for site in live:
-        module = _module(site.name, site.module, model)
+        module = _get_module(site.name, site.module, model)
         handles.append(module.register_forward_hook(SiteHook(ace, site.name)))
     for first in dict.fromkeys(ace.prepared_by[site.name] for site in live if site.name in ace.prepared_by):
         reads = ace.nodes[first].reads
         if isinstance(reads, Tap):
-            module = _module(first, reads.module or "", model)
+            module = _get_module(first, reads.module or "", model)
             handles.append(module.register_forward_hook(RestoreHook(ace, first)))
-    if ace.touches():
+    if _needs_touch(ace):
         handles.append(model.register_forward_hook(TouchHook()))
     return handles
 
 
-def _tapped(ace: Ace) -> dict[str, str]:
-    """Node -> the submodule whose argument it reads, for the nodes that take part now."""
-    taking_part = ace.made_of(ace.live())
-    return {name: path for name, path in ace.module_taps.items() if name in taking_part}
+def _needs_touch(ace: Ace) -> bool:
+    """Return whether freed parameters must appear in the backward, for DistributedDataParallel."""
+    return bool(ace.freed) and ace.training and is_distributed()
 
 
-def _module(name: str, path: str, model: nn.Module) -> nn.Module:
+def _taps_in_use(ace: Ace) -> dict[str, str]:
+    """Return the submodules that nodes read from, by node, for the nodes that take part now."""
+    needed = ace.needed_by(ace.live())
+    return {name: path for name, path in ace.module_taps.items() if name in needed}
+
+
+def _get_module(name: str, path: str, model: nn.Module) -> nn.Module:
     try:
         return model.get_submodule(path)
     except AttributeError:
@@ -513,21 +478,21 @@ def _module(name: str, path: str, model: nn.Module) -> nn.Module:
 def install(ace: Ace, model: nn.Module) -> None:
     """Make ``ace`` a submodule of the model, with its hooks. Everything that could fail was checked before."""
     ace.train(model.training)
-    nn.Module.add_module(model, NAME, ace)  # containers may have one of their own, which checks what is a step
+    nn.Module.add_module(model, NAME, ace)  # a container's own add_module may refuse it
     ace.belong_to(model)
     hooks = ace.hooks = ModelHooks(model, turns=ace.action is not None)
     hooks.sync(ace)
-    hooks.verified = False  # a subclass's constructor may go on to replace submodules: the first forward looks again
+    hooks.verified = False  # a subclass's constructor may still replace submodules: the first pass checks again
     LIVE.add(ace)
 
 
 def uninstall(ace: Ace, model: nn.Module) -> None:
-    """Take out what `install` put in."""
+    """Undo `install`."""
     LIVE.discard(ace)
     if isinstance(ace.hooks, ModelHooks):
         ace.hooks.remove()
     OPEN.end_all(ace)
     ace.hooks = None
     ace.belong_to(None)
-    ace.forced = None
+    ace.passes.forced = None
     del model._modules[NAME]

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ..errors import AceWarning
 from .duals import Duals
 from .session import LOSSES
-from .state import Ace, Turns
+from .state import Ace
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Owned(ABC):
         self.restore(optimizer, stepped=True)
         if before is None or gradient is None:
             return False
-        self.ace.turns = Turns()
+        self.ace.passes.count = 0
         session = self.ace.session
         session.stepped, session.steps_without_gamma = True, 0
         session.observed = LOSSES.take(gradient, optimizer)

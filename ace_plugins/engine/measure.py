@@ -1,7 +1,4 @@
-"""A copy of a model and its batch in float64, for measurements that are to be above rounding.
-
-A model with and without its branches, and how far either is from equivariant.
-"""
+"""Evaluates a model with and without its branches, and measures how far it is from equivariant."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from torch import Tensor, nn
 from ..errors import AceError, AttachError, ConfigError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, mapped, measure, untouched
-from .forward import Averaged
-from .state import NAME, Ace, find, unwrapped
+from ..symmetry.actions import GroupAction
+from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, mapped, measure, untouched
+from .state import NAME, Ace, find, unwrap
 
 
-def in_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """A copy of the model and the batch in float64, or as they are and why."""
+def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
+    """Return a copy of the model and the batch in float64; or both as given, and the reason."""
     try:
         judged = _copy(model).double() if copied else model
-        args, kwargs = (mapped(part, _wide) for part in as_call(batch))
+        args, kwargs = (mapped(part, _widen) for part in as_call(batch))
         with torch.inference_mode(False), unwatched(judged), untouched(judged):
             evaluate(judged, args, kwargs, 0)
         return judged, Call(args, kwargs), ""
@@ -39,49 +36,56 @@ def in_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module,
         return model, batch, why
 
 
-def _wide(tensor: Tensor) -> Tensor:
+def _widen(tensor: Tensor) -> Tensor:
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     return tensor.to(wide) if tensor.is_floating_point() or tensor.is_complex() else tensor
 
 
 def _copy(model: nn.Module) -> nn.Module:
     copied = copy.deepcopy(model)
-    for mine, its in zip(model.modules(), copied.modules(), strict=True):
-        if isinstance(mine, Ace) and isinstance(its, Ace):
-            its.forced = mine.forced  # a copy has no override of its own
+    for original, twin in zip(model.modules(), copied.modules(), strict=True):
+        if isinstance(original, Ace) and isinstance(twin, Ace):
+            twin.passes.forced = original.passes.forced  # deepcopy drops it
     return copied
 
 
 @contextmanager
 def unwatched(model: nn.Module) -> Iterator[None]:
-    """Evaluations in here are not the script's, whose epochs are counted by them."""
+    """Hide the host's own evaluations from the budget, which counts the script's epochs by evaluations."""
     aces = [module for module in model.modules() if isinstance(module, Ace)]
-    before = [(ace.budget.watching, ace.evaluates) for ace in aces]
+    before = [(ace.budget.watching, ace.passes.evaluates) for ace in aces]
     for ace in aces:
         ace.budget.watching = False
     try:
         yield
     finally:
         for ace, (watching, evaluates) in zip(aces, before, strict=True):
-            ace.budget.watching, ace.evaluates = watching, evaluates
+            ace.budget.watching, ace.passes.evaluates = watching, evaluates
 
 
-def attached(model: nn.Module) -> Ace:
-    """The model's ACE, or an error that says how it gets one."""
+def get_ace(model: nn.Module) -> Ace:
+    """Return the model's ACE, or raise an AttachError."""
     ace = find(model)
     if ace is None:
-        inner = unwrapped(model) is not model
-        hint = "pass the model inside the wrapper" if inner else "call attach(model) first"
+        hint = "call attach(model) first" if unwrap(model) is model else "pass the model inside the wrapper"
         raise AttachError(f"{type(model).__name__} has no ACE attached: expected model.{NAME}; {hint}")
     return ace
 
 
 @contextmanager
 def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
-    """Evaluate f_eq (``on=False``) or f_eq + gamma f_neq (``on=True``), whatever the mode says."""
-    model = unwrapped(model)
-    ace = attached(model)
-    before = ace.forced
+    """Turn the branches on or off inside a ``with`` block, whatever the mode and ``model.training`` say.
+
+    Args:
+        model: The attached model, also inside DataParallel, DDP, AveragedModel or ``torch.compile``.
+        on: True evaluates f_eq + gamma f_neq, False evaluates f_eq.
+
+    Raises:
+        AttachError: If the model has no ACE attached.
+    """
+    model = unwrap(model)
+    ace = get_ace(model)
+    before = ace.passes.forced
     _force(ace, model, on)
     try:
         yield
@@ -91,40 +95,78 @@ def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
 
 
 def _force(ace: Ace, model: nn.Module, on: bool | None) -> None:
-    ace.forced = on
+    ace.passes.forced = on
     if ace.root is None:
         ace.belong_to(model)
-    if ace.hooks is not None:
-        ace.hooks.sync(ace)
+    ace.sync()
 
 
 def adapter_of(model: nn.Module) -> Plugin:
-    """The adapter that has attached this model, or that claims it."""
+    """Return the adapter that attached this model, or else the one that claims it."""
     ace = find(model)
     return registry().adapter(ace.adapter) if ace is not None else registry().claiming(model)
 
 
-def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
-    """A module that gives the mean of the model's outputs over so many random frames, in the caller's frame.
+class Averaged(nn.Module):
+    """A model with outputs that are the mean over random frames, at the cost of one forward pass per frame."""
 
-    For inference with branches: f_eq does not change, and f_eq + gamma f_neq comes closer to equivariant.
+    def __init__(self, model: nn.Module, action: GroupAction, samples: int, seed: int) -> None:
+        super().__init__()
+        self.model, self.action, self.samples, self.seed = model, action, samples, seed
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        names = forward_names(self.model)
+        generator = torch.Generator().manual_seed(self.seed)
+        outputs = []
+        for _ in range(self.samples):
+            element = self.action.group.sample(generator, scale=0.0)
+            turned = self.action.act_on_inputs(element, names, args, kwargs)
+            outputs.append(self.action.act_on_outputs(element.inverse(), self.model(*turned[0], **turned[1])))
+        return self.action.mean(outputs)
+
+
+def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
+    """Return a module that averages the model's outputs over random frames.
+
+    For inference with branches: f_eq is unchanged, and f_eq + gamma f_neq comes closer to equivariant.
+
+    Args:
+        model: A model that an adapter has attached or claims. It is shared, not copied.
+        samples: Number of random group elements, and so of forward passes per call.
+        seed: Seed of the group elements, the same in every call.
+
+    Returns:
+        A module with the model's arguments and outputs, in the caller's frame.
+
+    Raises:
+        ConfigError: If ``samples`` is below 1.
+        AdapterError: If no adapter claims the model, or it does not define the group action.
     """
     if samples < 1:
         raise ConfigError(f"samples: expected at least 1, found {samples}")
-    inner = unwrapped(model)
+    inner = unwrap(model)
     return Averaged(model, adapter_of(inner).action(inner), samples, seed)
 
 
 def equivariance_error(
     model: nn.Module, batch: Any, samples: int = 5, *, branches_on: bool | None = None, seed: int = 0
 ) -> EquivarianceError:
-    """Mean over random group elements of ||rho_Y(g) f(x) - f(rho_X(g) x)||, in eval mode.
+    """Measure the mean of ||rho_Y(g) f(x) - f(rho_X(g) x)|| over random group elements g, in eval mode.
 
-    ``batch`` is a tuple of positional arguments, a dict of keyword arguments or a single argument of the model's
-    forward. ``branches_on`` measures f_eq + gamma f_neq (True) or f_eq (False); by default what the mode deploys. Works
-    on plain upstream models too, as long as an adapter claims them.
+    Args:
+        model: A model that an adapter has attached or claims.
+        batch: A tuple of positional arguments, a dict of keyword arguments, or a single argument of the forward pass.
+        samples: Number of group elements.
+        branches_on: Measure f_eq + gamma f_neq (True) or f_eq (False); by default what the mode deploys.
+        seed: Seed of the group elements.
+
+    Returns:
+        The absolute and the relative error.
+
+    Raises:
+        AdapterError: If no adapter claims the model, or it does not define the group action.
     """
-    model = unwrapped(model)
+    model = unwrap(model)
     action = adapter_of(model).action(model)
     forced = branches_on is not None and find(model) is not None
     with use_branches(model, bool(branches_on)) if forced else nullcontext(), unwatched(model):

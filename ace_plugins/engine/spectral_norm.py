@@ -117,8 +117,9 @@ def bound(branch: nn.Module) -> nn.Module:
 def _bound_one(module: nn.Module, parent: nn.Module | None) -> nn.Module:
     if not isinstance(module, nn.Linear) or is_bounded(module) or parametrize.is_parametrized(module):
         return module
-    if hasattr(module, "bounded"):
-        made: nn.Module = module.bounded()
+    convert: Any = getattr(module, "bounded", None)
+    if convert is not None:
+        made: nn.Module = convert()
         return made
     # Layers of torch and subclasses of Linear may use the weight directly: torch's own parametrization serves them.
     if type(module) is nn.Linear and not _uses_weights(parent):

@@ -1,9 +1,4 @@
-"""The training forwards of one step, counted, so that each has a random frame of its own that can be drawn again.
-
-Arguments of forwards: which one a branch reads, and which of them say that nothing is trained.
-
-``model.ace``: gamma, the branches and the duals of one model, as one submodule.
-"""
+"""``model.ace``: gamma, the branches and the duals of one model, as one submodule."""
 
 from __future__ import annotations
 
@@ -32,63 +27,28 @@ from .duals import BEYOND_HALF, Duals
 from .session import Session
 from .spectral_norm import find_bounded, settle
 
-
-class Turns:
-    """The training forwards since the last optimizer step. Nothing of it outlives a step, so none of it is saved."""
-
-    def __init__(self) -> None:
-        self.forwards = 0
-        self.frame: Element | None = None
-        """The frame of the forward under way."""
-
-    def seed(self, count: int, salt: int) -> int:
-        """A seed for one more forward of this step, the same whenever the run is made again.
-
-        The script's own random stream is left alone.
-        """
-        self.forwards += 1
-        return random.Random(f"{torch.initial_seed()} {count} {self.forwards} {salt}").getrandbits(63)
+NAME = "ace"
+"""The attribute of the model, and so the prefix of ACE's keys in its state_dict."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A tap resolved against the forward it listens to: position, name and attributes to walk."""
+    """An argument of a forward method that a branch reads: its position, its name and attributes to follow."""
 
     index: int
     name: str
     attributes: tuple[str, ...] = ()
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the argument's value in a call."""
         value = args[self.index] if 0 <= self.index < len(args) else kwargs[self.name]
         for attribute in self.attributes:
             value = part_of(value, attribute, f"argument {self.name!r}")
         return value
 
 
-@dataclass(frozen=True)
-class Condition:
-    """An argument of a forward that has a certain value, because the call says so or by default."""
-
-    argument: Argument
-    default: Any
-    value: Any
-
-    def holds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        given = self.argument.index < len(args) or self.argument.name in kwargs
-        return bool((self.argument.pick(args, kwargs) if given else self.default) == self.value)
-
-
-def conditions(wanted: Mapping[str, Any], module: nn.Module) -> tuple[Condition, ...]:
-    """What these values of arguments mean for the module's forward; nothing if it does not have all of them."""
-    parameters = inspect.signature(module.forward).parameters
-    if not wanted.keys() <= parameters.keys():
-        return ()
-    places = {name: Argument(index, name) for index, name in enumerate(parameters)}
-    return tuple(Condition(places[name], parameters[name].default, value) for name, value in wanted.items())
-
-
 def resolve(tap: Tap, module: nn.Module, where: str) -> Argument:
-    """The argument a tap means, checked against the signature of the module's forward."""
+    """Return the argument that a tap names, checked against the signature of the module's forward method."""
     parameters = inspect.signature(module.forward).parameters
     names = list(parameters)
     first, *attributes = [tap.argument] if isinstance(tap.argument, int) else tap.argument.split(".")
@@ -105,23 +65,42 @@ def resolve(tap: Tap, module: nn.Module, where: str) -> Argument:
     raise AdapterError(f"{where} reads argument {first!r} of a forward that takes ({', '.join(names)})")
 
 
-NAME = "ace"
-"""The attribute of the model, and so the prefix of ACE's keys in its state_dict."""
+@dataclass(frozen=True)
+class Condition:
+    """A value that an argument of the model's forward method has when the model only evaluates."""
+
+    argument: Argument
+    default: Any
+    value: Any
+
+    def holds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Return whether the argument has the value in a call, explicitly or by default."""
+        given = self.argument.index < len(args) or self.argument.name in kwargs
+        return bool((self.argument.pick(args, kwargs) if given else self.default) == self.value)
+
+
+def find_conditions(values: Mapping[str, Any], module: nn.Module) -> tuple[Condition, ...]:
+    """Return conditions for these argument values; none if the module's forward method lacks one of the arguments."""
+    parameters = inspect.signature(module.forward).parameters
+    if not values.keys() <= parameters.keys():
+        return ()
+    places = {name: Argument(index, name) for index, name in enumerate(parameters)}
+    return tuple(Condition(places[name], parameters[name].default, value) for name, value in values.items())
 
 
 class Live:
-    """The attached models of this process. A copied or unpickled one joins by itself."""
+    """The attached models of this process, including copies and unpickled ones."""
 
     def __init__(self) -> None:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0
-        """Counts changes, so that every optimizer looks again at what it owns."""
+        """Number of changes. Optimizers look again at what they own when it grows."""
         self.began: Callable[[], None] = lambda: None
-        """Called when a model joins: the optimizer hooks are installed with the first one."""
+        """Called when a model joins; installs the optimizer hooks with the first one."""
 
     def parameters(self, ace: Ace) -> frozenset[int]:
-        """The identities of the model's parameters when they were last looked at, ACE's among them."""
+        """Return the identities of the model's parameters, including ACE's, as of the last change."""
         if ace not in self._parameters:
             self._parameters[ace] = frozenset(map(id, (ace.root or ace).parameters()))
         return self._parameters[ace]
@@ -146,15 +125,40 @@ class Hooks(Protocol):
     verified: bool
 
     def sync(self, ace: Ace) -> None:
-        """Hooks on the sites exactly while the branches take part."""
+        """Register hooks on the sites exactly while the branches take part."""
+
+
+@dataclass
+class PassState:
+    """State of one model's forward passes in this process; neither saved nor copied."""
+
+    forced: bool | None = None
+    """Branches on or off inside `use_branches`; None leaves it to the mode."""
+    evaluates: bool = False
+    """The arguments of the last pass said that it does not train."""
+    count: int = 0
+    """Training passes in random frames since the last step of gamma."""
+    frame: Element | None = None
+    """Random frame of the pass under way."""
+    batch: Call | Exception | None = None
+    """Batch of a step that ends with a measurement, or the reason why it could not be copied."""
+
+    def draw_seed(self, steps: int, rank: int) -> int:
+        """Return a seed for the next pass of this step, which is the same when the run is repeated."""
+        self.count += 1
+        # The script's random stream is not used.
+        return random.Random(f"{torch.initial_seed()} {steps} {self.count} {rank}").getrandbits(63)
 
 
 class Ace(nn.Module):
-    """Everything ACE adds to one model. Registered as the submodule ``ace``, so state goes where the model goes."""
+    """Everything ACE adds to one model.
+
+    It is the submodule ``model.ace``, so ``state_dict``, ``.to()``, copies and pickles include it.
+    """
 
     manifest: Tensor
     repaired: int = 0
-    """How often hooks were missing where they should have been: a submodule was replaced."""
+    """Number of times hooks were missing because a submodule had been replaced."""
 
     def __init__(
         self,
@@ -176,84 +180,78 @@ class Ace(nn.Module):
         self.nodes = {node.name: node for node in nodes}
         self.sites = tuple(node for node in nodes if isinstance(node, Site))
         self.arguments = dict(arguments)
-        taps = {node.name: _tapped(node, node.reads) for node in nodes if isinstance(node.reads, Tap)}
+        taps = {node.name: tapped_module(node, node.reads) for node in nodes if isinstance(node.reads, Tap)}
         self.model_taps = tuple(name for name, module in taps.items() if not module)
-        """Sites and stems that read an argument of the model itself."""
+        """Sites and stems that read an argument of the model."""
         self.module_taps = {name: module for name, module in taps.items() if module}
-        """Site or stem -> the submodule whose argument it reads."""
-        self.prepared_by = _prepared_by(nodes, branches)
-        """Site whose branch adds itself -> the site whose prepared input it reuses."""
+        """Submodules whose argument sites and stems read, by node."""
+        self.prepared_by = _share_inputs(nodes, branches)
+        """Sites with a branch that adds itself -> the first site with the same input."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.bounds = bool(find_bounded(self.branches))
-        """Whether some of the branches' maps are bounded."""
+        """Some maps of the branches are bounded."""
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
         self.budget = Budget(config, script)
         about = {"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]}
         text = json.dumps(about).encode()
-        # As floats: scripts that average checkpoints do so with every entry, and expect floats.
+        # Floats, because scripts that average checkpoints average every entry.
         self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32, device=device))
         self.in_eval = config.branches_in_eval
-        self.forced: bool | None = None
-        """Branches on or off whatever the mode says; None leaves it to the mode."""
         self.action = action
-        """How the group acts on the model, where training forwards are turned into random frames."""
+        """The group's action on the model, if training passes use random frames."""
         self.evaluating = evaluating
-        """What a forward's arguments say where upstream does not call ``model.eval()``; nothing where it does."""
-        self.evaluates = False
-        """The last forward was told by its arguments that nothing is trained."""
-        self.turns = Turns()
+        """Arguments that say a pass does not train, for upstreams that do not call ``model.eval()``."""
+        self.passes = PassState()
         self.session = Session()
         """Steps and ranks in this process."""
         self.freed: list[nn.Parameter] = []
-        """Parameters that only landed sites have: no forward reads them and no optimizer moves them."""
+        """Parameters of landed sites alone: no pass reads them and no optimizer moves them."""
         self.hooks: Hooks | None = None
-        self.batch: Call | Exception | None = None
-        """The batch of the step under way, where the equivariance error is due; or why it could not be kept."""
         self._root: weakref.ref[nn.Module] | None = None
-        self.register_load_state_dict_post_hook(_loaded)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_finish_load)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any) -> Any:
-        """What comes in. In a model that is an ``nn.Sequential`` every submodule is a step, so this one is too."""
+        """Return the input: in an ``nn.Sequential`` every submodule is a step of the forward pass."""
         return args[0] if len(args) == 1 else args
 
     @property
     def landed(self) -> bool:
-        """gamma was set to 0 for good: the model is plain upstream from here on."""
+        """gamma is 0 for good: from here on the model is plain upstream."""
         return self.duals.landed
 
-    def look_at(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A forward begins with these arguments. Where they say whether it trains, that is like ``model.train()``."""
+    def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Read from the arguments of a pass whether it trains. A change counts like ``model.train()``."""
         evaluates = bool(self.evaluating) and all(each.holds(args, kwargs) for each in self.evaluating)
-        if evaluates != self.evaluates:
-            self.evaluates = evaluates
+        if evaluates != self.passes.evaluates:
+            self.passes.evaluates = evaluates
             self.budget.switched(self.learning, self.duals.count)
 
     @property
     def learning(self) -> bool:
-        """Whether the model is in training, by its flag and by what its last forward was told."""
-        return self.training and not self.evaluates
+        """The model is in training mode, by its flag and by the arguments of its last pass."""
+        return self.training and not self.passes.evaluates
 
     def active(self) -> bool:
-        """Whether the branches take part in a forward now."""
-        assert self.repaired >= 0  # compilers do not watch hooks; they watch this number
-        if self.forced is not None:
-            return self.forced
+        """Return whether the branches take part in a forward pass now."""
+        assert self.repaired >= 0  # compilers guard this number, but not hooks
+        if self.passes.forced is not None:
+            return self.passes.forced
         return (self.learning or self.in_eval) and not self.landed
 
     def trains(self) -> bool:
-        """Whether the forward that begins now is one of training."""
-        return self.learning and self.forced is None and torch.is_grad_enabled()
+        """Return whether the forward pass that begins now is one of training."""
+        return self.learning and self.passes.forced is None and torch.is_grad_enabled()
 
     def live(self) -> tuple[Site, ...]:
-        """The sites whose branches take part in a forward now."""
+        """Return the sites that take part in a forward pass now."""
         if not self.active():
             return ()
-        landed = self.duals.landed_sites if self.forced is None else ()
+        landed = self.duals.landed_sites if self.passes.forced is None else ()
         return tuple(site for number, site in enumerate(self.sites) if number not in landed)
 
-    def made_of(self, sites: Iterable[Site]) -> set[str]:
-        """The names of sites and stems that these sites are made of: a chain goes on through those that have landed."""
+    def needed_by(self, sites: Iterable[Site]) -> set[str]:
+        """Return the names of all sites and stems that these sites read, directly or not, and their own."""
         found: set[str] = set()
         ahead = [site.name for site in sites]
         while ahead:
@@ -265,51 +263,43 @@ class Ace(nn.Module):
                 ahead += [each for each in (node.reads, through) if isinstance(each, str)]
         return found
 
-    def touches(self) -> bool:
-        """Whether freed parameters must show up in the backward all the same, as DistributedDataParallel wants it."""
-        return bool(self.freed) and self.training and is_distributed()
-
-    def free(self) -> None:
-        """Take the parameters that only landed sites have out of training."""
+    def free_landed(self) -> None:
+        """Take the parameters of landed sites alone out of training."""
         for parameter in self.freed:
             parameter.requires_grad_(True)
         self.freed = []
         landed = self.duals.landed_sites
         if not landed:
             return
-        kept = self.made_of(site for number, site in enumerate(self.sites) if number not in landed)
+        kept = self.needed_by(site for number, site in enumerate(self.sites) if number not in landed)
         self.freed = [p for name in self.nodes.keys() - kept for p in self.branch(name).parameters() if p.requires_grad]
         if self.landed and self.gamma.requires_grad:
             self.freed.append(self.gamma)
         self.forget_gradients()
-        if not is_distributed():  # there the set of parameters is agreed upon between processes, for good
+        if not is_distributed():  # DistributedDataParallel fixes the set of parameters when it is built
             for parameter in self.freed:
                 parameter.requires_grad_(False)
 
     def forget_gradients(self) -> None:
-        """An optimizer passes over parameters without a gradient. DistributedDataParallel gives all of them one."""
+        """Remove the gradients of freed parameters, which DistributedDataParallel creates, so optimizers skip them."""
         for parameter in self.freed:
             parameter.grad = None
 
-    def wants_batch(self) -> bool:
-        """Whether the step that this forward is for ends with a measurement."""
-        if not self.config.error_every or not self.learning or self.landed or not self.gamma.requires_grad:
-            return False
-        return self.config.measures(self.duals.count + 1) and torch.is_grad_enabled()
-
     def branch(self, name: str) -> nn.Module:
+        """Return the module of a site or stem."""
         return self.branches[key(name)]
 
     @property
     def root(self) -> nn.Module | None:
-        """The model, once it is known: at attach, and after a copy or a load at its first forward."""
+        """The model. After a copy or a load it is unknown until the first forward pass."""
         return None if self._root is None else self._root()
 
     def belong_to(self, model: nn.Module | None) -> None:
+        """Set the model."""
         self._root = None if model is None else weakref.ref(model)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ace:
-        """``model.half()`` reaches the branches; gamma and the duals take steps too small for half precision."""
+        """Convert the branches to any dtype, but gamma and the duals not below single precision."""
 
         def precise(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -333,6 +323,7 @@ class Ace(nn.Module):
             state_dict[prefix + "duals.steps"] = known.clamp_min(self.config.land_at)
 
     def train(self, mode: bool = True) -> Ace:
+        """Set the training mode, update the hooks, and let the budget count epochs."""
         super().train(mode)
         self._settle()
         self.budget.switched(mode, self.duals.count)
@@ -340,28 +331,18 @@ class Ace(nn.Module):
         return self
 
     def _settle(self) -> None:
-        """In evaluation, bring directions up to weights that were set, now and not in the next forward: that one may
-        be traced by a compiler, which would take what is done once for a part of the model."""
+        """In evaluation, update directions now: a compiler would trace the update in the next pass as a constant."""
         if not self.training:
             settle(find_bounded(self.branches))
 
     def sync(self) -> None:
-        """Hooks where they are needed now, and nowhere else."""
+        """Register the hooks that are needed now, and remove the others."""
         if self.hooks is not None:
             self.hooks.sync(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
-        # The override is of the block that made it, not of a copy taken inside.
-        return {
-            **self.__dict__,
-            "_root": None,
-            "forced": None,
-            "evaluates": False,
-            "batch": None,
-            "turns": Turns(),
-            "session": Session(),
-        }
+        return {**self.__dict__, "_root": None, "passes": PassState(), "session": Session()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -371,8 +352,8 @@ class Ace(nn.Module):
         return f"adapter={self.adapter!r}, mode={self.config.mode!r}, sites={len(self.sites)}"
 
 
-def _loaded(ace: nn.Module, keys: Any) -> None:
-    """A checkpoint may be from beyond the landing: gamma is 0 from then on, whatever it says."""
+def _finish_load(ace: nn.Module, keys: Any) -> None:
+    """Set the gamma of sites that have landed in a loaded checkpoint to 0, and update the hooks."""
     assert isinstance(ace, Ace)
     landed = sorted(ace.duals.landed_sites)
     if landed and not ace.gamma.is_meta:
@@ -381,12 +362,13 @@ def _loaded(ace: nn.Module, keys: Any) -> None:
     ace.sync()
 
 
-def _tapped(node: Node, tap: Tap) -> str:
-    """The submodule whose argument is read; "" is the model itself."""
+def tapped_module(node: Node, tap: Tap) -> str:
+    """Return the path of the submodule whose argument a node reads; "" is the model."""
     return node.module if tap.module is None and isinstance(node, Site) else tap.module or ""
 
 
-def _prepared_by(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[str, str]:
+def _share_inputs(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return, for each site with a branch that adds itself, the first site that reads and prepares the same."""
     first: dict[Any, str] = {}
     found = {}
     for node in nodes:
@@ -397,19 +379,19 @@ def _prepared_by(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> di
 
 
 def key(name: str) -> str:
-    """A site's name as a key of the ModuleDict, which allows no dots."""
+    """Return a site's name as a key of a ModuleDict, which allows no dots."""
     return name.replace(".", "_")
 
 
 def find(model: nn.Module) -> Ace | None:
-    """The model's ACE, if it is attached."""
-    # Asked so, since a scripted module's parts are no dict.
+    """Return the model's ACE; None if it is not attached."""
+    # The parts of a scripted module are not a dict, so there is no get().
     ace = model._modules[NAME] if isinstance(model, nn.Module) and NAME in model._modules else None
     return ace if isinstance(ace, Ace) else None
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DataParallel, DDP, AveragedModel or torch.compile, where it is the one that is attached."""
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the attached model inside DataParallel, DDP, AveragedModel or torch.compile; else the model itself."""
     inner = model
     while find(inner) is None:
         within = getattr(inner, "_orig_mod", getattr(inner, "module", None))

@@ -289,7 +289,7 @@ class Recorder:
             self._begin(model, record)
         record.pass_step(step)
         record.history.record(record.position, record.snapshot())
-        batch, ace.batch = ace.batch, None
+        batch, ace.passes.batch = ace.passes.batch, None
         if record.finished or not record.read:
             return
         error = None if batch is None else _measured(model, record, batch)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..contract.sites import Stem
-from ..engine.state import find, unwrapped
+from ..engine.state import find, unwrap
 from .record import RECORDER
 from .tables import shown
 
@@ -71,7 +71,7 @@ class Status:
 
 def status(model: nn.Module) -> Status:
     """Per site gamma, lambda, u and branch parameters. A model without ACE has mode "off" and no sites."""
-    model = unwrapped(model)
+    model = unwrap(model)
     ace = find(model)
     total = sum(p.numel() for p in model.parameters())
     if ace is None:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from ..contract.sites import Site, Tap
 from ..engine.checkpoint import read_checkpoint
-from ..engine.forward import chosen_output
-from ..engine.measure import adapter_of, averaged, in_double, unwatched, use_branches
-from ..engine.state import Ace, find, resolve, unwrapped
+from ..engine.forward import select_output
+from ..engine.measure import adapter_of, averaged, convert_to_double, unwatched, use_branches
+from ..engine.state import Ace, find, resolve, unwrap
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
@@ -128,7 +128,7 @@ def audit(
     is_model = isinstance(fn_or_model, nn.Module)
     if not is_model and not callable(fn_or_model):
         raise ConfigError(f"audit: expected a model or a function, found {type(fn_or_model).__name__}")
-    model = unwrapped(fn_or_model) if isinstance(fn_or_model, nn.Module) else _Function(fn_or_model)
+    model = unwrap(fn_or_model) if isinstance(fn_or_model, nn.Module) else _Function(fn_or_model)
     sites: Iterable[Any] = ()
     if action is None:
         if not is_model:
@@ -141,7 +141,7 @@ def audit(
     if branches_on is not None and find(model) is None:
         raise ConfigError(f"branches_on: {type(model).__name__} has no ACE attached; leave branches_on out")
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
-        judged, batch, as_given = in_double(model, batch, copied=is_model)
+        judged, batch, as_given = convert_to_double(model, batch, copied=is_model)
         with unwatched(judged):
             error = measure(judged, action, batch, samples=samples, seed=seed)
             dtype = torch.float64 if not as_given else _output_dtype(judged, action, batch, seed)
@@ -197,7 +197,7 @@ def _reads(model: nn.Module, site: Site) -> Iterator[_KnownFeature]:
 
 def _gives(site: Site) -> _KnownFeature:
     assert site.acts is not None
-    return _KnownFeature(site.acts[1], lambda args, kwargs, output: chosen_output(output, site))
+    return _KnownFeature(site.acts[1], lambda args, kwargs, output: select_output(output, site))
 
 
 def _judge_whole(layers: list[Layer], error: EquivarianceError, floor: float) -> list[Layer]:

@@ -21,11 +21,11 @@ from torch.nn.utils import parametrize
 
 from ..contract.sites import AddsItself, Site
 from ..engine.branches import Flat, Norm
-from ..engine.forward import chosen_output, with_output
-from ..engine.measure import attached, in_double, unwatched, use_branches
+from ..engine.forward import replace_output, select_output
+from ..engine.measure import convert_to_double, get_ace, unwatched, use_branches
 from ..engine.scheduled import Map
 from ..engine.spectral_norm import SNLinear
-from ..engine.state import Ace, unwrapped
+from ..engine.state import Ace, unwrap
 from ..errors import ConfigError
 from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
@@ -169,11 +169,11 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, s
     """
     if samples < 1 or probes < 0:
         raise ConfigError(f"expected samples of at least 1 and probes of at least 0, found {samples} and {probes}")
-    model = unwrapped(model)
-    action: GroupAction = registry().adapter(attached(model).adapter).action(model)
-    copied, batch, as_given = in_double(model, batch, copied=True)
+    model = unwrap(model)
+    action: GroupAction = registry().adapter(get_ace(model).adapter).action(model)
+    copied, batch, as_given = convert_to_double(model, batch, copied=True)
     with torch.inference_mode(False), unwatched(copied), use_branches(copied, True), untouched(copied):
-        run = _Passes(copied, attached(copied), action, as_call(batch), seed)
+        run = _Passes(copied, get_ace(copied), action, as_call(batch), seed)
         seen = run.watch(run.names)
         order = seen.order
         gammas = {name: float(run.gammas[run.names.index(name)]) for name in order}
@@ -255,7 +255,7 @@ class _Passes:
         def on_module(site: Site) -> Callable[..., None]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
                 seen.order += [site.name] if site.name not in seen.order else []
-                seen.outputs[site.name] = chosen_output(output, site).detach().clone()
+                seen.outputs[site.name] = select_output(output, site).detach().clone()
 
             return hook
 
@@ -275,7 +275,7 @@ class _Passes:
         """Add a constant to the site's output."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            return with_output(output, site, chosen_output(output, site) + by)
+            return replace_output(output, site, select_output(output, site) + by)
 
         handle = self.model.get_submodule(site.module).register_forward_hook(hook)
         try:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..engine.attach import project
 from ..engine.checkpoint import export
-from ..engine.measure import equivariance_error, in_double, use_branches
+from ..engine.measure import convert_to_double, equivariance_error, use_branches
 from ..engine.state import Ace
 from ..errors import AceWarning
 from ..patch.constructors import attach
@@ -323,7 +323,7 @@ def _measure(kit: Kit, gamma: float) -> tuple[EquivarianceError, torch.dtype]:
         model.ace.gamma.fill_(gamma)
     batch, why_single = Call(example.args, example.kwargs), "the example says so"
     if not example.single:
-        model, batch, why_single = in_double(model, batch, copied=True)
+        model, batch, why_single = convert_to_double(model, batch, copied=True)
     return equivariance_error(model, batch, branches_on=True), torch.float32 if why_single else torch.float64
 
 

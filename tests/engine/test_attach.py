@@ -308,7 +308,7 @@ def test_refusals() -> None:
         refused(r"gamma_lr .*: expected a finite number of at least 0", Layered(), gamma_lr=value)
     taken = Layered()
     taken.ace = nn.Identity()
-    refused("toy:Layered has an attribute 'ace' of its own", taken)
+    refused("toy:Layered already has an attribute 'ace'", taken)
     refused("adapter 'layered' finds no site in toy:Layered: ace_layers returned 1 nodes", Layered(layers=0))
 
 

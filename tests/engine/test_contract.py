@@ -166,7 +166,7 @@ def test_a_forward_that_is_told_whether_it_trains() -> None:
         assert model.training, "its own flag stays"
         assert not torch.equal(model(x, True), expected)
         ace_plugins.equivariance_error(model, (x,), branches_on=True, samples=1)
-        assert not model.ace.evaluates, "the host's own evaluations do not count"
+        assert not model.ace.passes.evaluates, "the host's own evaluations do not count"
         assert not torch.equal(model(x, force=False), expected), "one of two is not enough"
         assert torch.equal(copy.deepcopy(model).eval()(x, True), expected), "model.eval() goes over it"
         resilient = attach(copy.deepcopy(plain), mode="resilient", spectral_norm=True, trace=False)

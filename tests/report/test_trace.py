@@ -117,11 +117,11 @@ def test_the_batch_is_as_it_was_in_the_forward(tmp_path: Path) -> None:
     x.fill_(1e6)
     optimizer.step()
     assert read_trace(runs(tmp_path)[0])[0]["error"]["relative"] == pytest.approx(expected.relative, rel=1e-3)
-    assert model.ace.batch is None
+    assert model.ace.passes.batch is None
     with torch.no_grad():
         model(x)
     model.eval()(x)
-    assert model.ace.batch is None, "only what is trained on"
+    assert model.ace.passes.batch is None, "only what is trained on"
 
 
 class Odd(Layered):
@@ -133,7 +133,7 @@ def test_a_frozen_gamma_keeps_no_batch() -> None:
     model = attach(Layered(), error_every=1)
     model.ace.gamma.requires_grad_(False)
     train(model, 2)
-    assert model.ace.batch is None
+    assert model.ace.passes.batch is None
 
 
 @pytest.mark.parametrize(

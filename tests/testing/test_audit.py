@@ -403,7 +403,7 @@ def test_an_audit_changes_nothing() -> None:
     assert watched == vars(model.ace.budget)
     assert batch.grad is None
     assert (batch.dtype, model.head.weight.dtype) == (torch.float32, torch.float32)
-    assert model.ace.forced is None
+    assert model.ace.passes.forced is None
 
 
 @pytest.mark.parametrize(
