@@ -1,1 +1,1 @@
-"""The command ace-patch: words and calls, nothing else."""
+"""The command ``ace-patch``."""

@@ -1,11 +1,11 @@
-"""The command ``ace-patch``: the words people type, and which module carries each out.
+"""The command ``ace-patch``: finds the module of each command, and prints errors in one line.
 
-Commands are loaded when they are called: torch is imported only by those that need it, and no plugin can keep
-``--help`` or ``list`` from working.
+Commands are imported when they are called, so that ``--help`` does not wait for torch and no broken plugin can stop it.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -15,41 +15,40 @@ import click
 
 from .. import __version__
 from ..errors import AceError, AceWarning, CheckoutError, one_of
-from ..later import later
 from ..plugins.registry import registry
 from .options import Items, matching
 
 COMMANDS = {
-    "audit": ("models", "audit", "How equivariant a model is, as a whole and by layer."),
-    "compare": ("compare", "compare", "Does it pay, here? One script with and without ACE, over seeds."),
-    "data": ("plugins", "data", "Make a data set that an upstream reads."),
-    "demo": ("plugins", "demo", "See ACE at work, where it wins and where it ties, in a few minutes."),
-    "doctor": ("models", "doctor", "Attach an adapter to a small model and examine it."),
-    "export": ("models", "export", "A checkpoint without ACE, for plain upstream."),
-    "list": ("plugins", "listing", "Every adapter: versions wanted and found, healthy or why not."),
-    "new-adapter": ("plugins", "new_adapter", "A new adapter as a whole package that works, to make your own."),
-    "report": ("reports", "report", "What runs came to: a page with verdicts in plain words."),
-    "revert": ("scripts", "revert", "Undo a patch; your own edits stay."),
-    "run": ("scripts", "run", "Run a script with ACE; nothing is written to it."),
-    "status": ("scripts", "status", "Whose checkout, which commit, patched or not."),
-    "watch": ("reports", "watch", "A run under way, live in the terminal."),
+    "audit": ("models", "audit", "Measure how equivariant a model is, as a whole and by layer."),
+    "compare": ("compare", "compare", "Compare a script with and without ACE over several seeds."),
+    "data": ("plugins", "data", "Generate a data set for an upstream."),
+    "demo": ("plugins", "demo", "Show ACE on small examples, in a few minutes."),
+    "doctor": ("models", "doctor", "Attach an adapter to a small model and check it."),
+    "export": ("models", "export", "Write a checkpoint without ACE, for plain upstream."),
+    "list": ("plugins", "list_", "List adapters, with the versions they require and find."),
+    "new-adapter": ("plugins", "new_adapter", "Create a new adapter, as a package that works."),
+    "report": ("reports", "report", "Write a report on runs, as an HTML page."),
+    "revert": ("scripts", "revert", "Remove ACE from a patched checkout."),
+    "run": ("scripts", "run", "Run a script with ACE, without changing any file."),
+    "status": ("scripts", "status", "Show whether and how a checkout is patched."),
+    "watch": ("reports", "watch", "Watch a run in the terminal while it trains."),
 }
-"""Module and name of each, and what it is for. Every adapter whose upstream people clone has a command besides."""
+"""Module, attribute and summary of each command. Adapters of cloned upstreams add a command each."""
 
 COMPLETION = """\b
-TAB completes commands, adapters, options and their values, with this line in ~/.bashrc:
+To complete commands, adapters and options with TAB, add this line to ~/.bashrc:
   eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"
-zsh and fish have zsh_source and fish_source; in fish: ... | source"""
+In zsh use zsh_source; in fish: _ACE_PATCH_COMPLETE=fish_source ace-patch | source"""
 
 
 class Commands(click.Group):
-    """Errors the user can mend are one line and exit code 2, and a near miss is answered with what was near."""
+    """A group that imports commands on use, prints errors in one line with exit code 2, and suggests near names."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except AceError as error:
-            _tell(error)
+            _print_error(error)
             ctx.exit(2)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -59,26 +58,27 @@ class Commands(click.Group):
         found: click.Command | None = None
         if name in COMMANDS:
             module, command, _ = COMMANDS[name]
-            found = getattr(later(f"ace_plugins.cli.{module}"), command)
+            found = getattr(importlib.import_module(f".{module}", __package__), command)
         elif name.replace("-", "_") in registry().plugins:
-            found = later("ace_plugins.cli.scripts").patch_command(name)
+            from .scripts import patch_command
+
+            found = patch_command(name)
         return found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(_commands())
-        if _checkouts():
-            with formatter.section("Checkouts"):
-                formatter.write_dl(_checkouts())
+        for title, commands in (("Commands", _commands()), ("Checkouts", _checkouts())):
+            if commands:
+                with formatter.section(title):
+                    formatter.write_dl(commands)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
-        """Words alone: to load every command for what it is for would take longer than people wait for TAB."""
+        """Complete names without importing every command, which is too slow for TAB."""
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*matching([*_commands(), *_checkouts()], incomplete), *options]
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]
-        if ctx.resilient_parsing:  # the shell asks: an error would be printed into the line that is being typed
+        if ctx.resilient_parsing:  # completion: an error would be printed into the line that the user is typing
             try:
                 found = self.get_command(ctx, name)
             except AceError:
@@ -113,20 +113,30 @@ def cli(ctx: click.Context) -> None:
 
 
 def main(prog_name: str = "ace-patch") -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         os.getcwd()
     except FileNotFoundError:
-        click.echo("ace-patch: the current folder is gone: cd to one that exists", err=True)
+        click.echo("ace-patch: the current folder does not exist any more: change to another folder", err=True)
         sys.exit(2)
+    shown: set[str] = set()
+
+    def show_warning(message: Any, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
+        """Print each warning once, and ACE's own in one line."""
+        ours = issubclass(category, AceWarning)
+        text = f"ace-patch: {message}" if ours else warnings.formatwarning(message, category, filename, lineno)
+        if text not in shown:
+            shown.add(text)
+            click.echo(text, err=True)
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", AceWarning)
-            warnings.showwarning = Notices()  # type: ignore[assignment]
+            warnings.showwarning = show_warning  # type: ignore[assignment]
             result = cli.main(prog_name=prog_name, standalone_mode=False)
     except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else prog_name
-        click.echo(f"ace-patch: {' '.join(error.format_message().split())} See '{where} --help'", err=True)
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else prog_name
+        click.echo(f"ace-patch: {' '.join(error.format_message().split())} See '{command} --help'", err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         click.echo("Aborted!", err=True)
@@ -134,22 +144,8 @@ def main(prog_name: str = "ace-patch") -> None:
     sys.exit(result if isinstance(result, int) else 0)
 
 
-class Notices:
-    """Shows warnings: ACE's own in one line, once, without the place in our code they came from."""
-
-    def __init__(self) -> None:
-        self.told: set[str] = set()
-
-    def __call__(self, message: Any, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
-        ours = issubclass(category, AceWarning)
-        text = f"ace-patch: {message}" if ours else warnings.formatwarning(message, category, filename, lineno)
-        if text not in self.told:
-            self.told.add(text)
-            click.echo(text, err=True)
-
-
-def _tell(error: AceError) -> None:
-    """One line; only where there are many things to say, a line for each."""
+def _print_error(error: AceError) -> None:
+    """Print the error in one line, and the details of a CheckoutError in a line each."""
     details = error.details if isinstance(error, CheckoutError) else ()
     message = error.message if isinstance(error, CheckoutError) else str(error)
     click.echo(f"ace-patch: {' '.join(message.split())}{':' if details else ''}", err=True)

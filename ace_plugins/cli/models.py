@@ -1,6 +1,6 @@
-"""The commands of ``ace-patch`` that work on models: ``audit``, ``doctor`` and ``export``.
+"""Commands about models: ``audit``, ``doctor`` and ``export``.
 
-They need torch, but only once they are called: the shell asks for their options too.
+Functions that need torch are imported when a command is called, because shell completion imports this module too.
 """
 
 from __future__ import annotations
@@ -8,52 +8,93 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from rich.markup import escape
 
 from ..errors import AceError, AceWarning
-from ..later import later
+from ..report.tables import console, table_of
+from ..settings.config import FIT
 from .options import adapters, as_json, print_json
-from .tables import print_audit, print_diagnosis
+
+if TYPE_CHECKING:
+    from ..symmetry.measure import EquivarianceError
+    from ..testing.audit import ExampleAudit
+    from ..testing.doctor import Diagnosis
+
+ADAPTER = click.argument("adapter", shell_complete=adapters)
+CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), required=False)
+TRUST = click.option("--trust", is_flag=True, help="Also read files that contain a whole model; they can run code.")
 
 
 @click.command()
-@click.argument("adapter", shell_complete=adapters)
-@click.argument("checkout", type=click.Path(path_type=Path), required=False)
+@ADAPTER
+@CHECKOUT
 @as_json
 def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
-    """Attach ADAPTER to a small model: sites, branches, parameters, symmetry at gamma = 0 and 1, and the checks of the
-    test kit.
+    """Attach ADAPTER to a small model and check it.
 
-    An upstream that is cloned is looked for in CHECKOUT, or in the current folder. Its code is imported and runs.
+    Shows sites, branches, parameters, the equivariance error at gamma = 0 and gamma = 1, presets and shims, and runs
+    all checks of the test kit. A cloned upstream is expected in CHECKOUT or in the current folder; its code runs.
     """
-    found = later("ace_plugins.testing.doctor").diagnose(adapter, checkout=checkout)
+    from ..testing.doctor import diagnose
+
+    found = diagnose(adapter, checkout=checkout)
     if as_json:
         print_json(found.to_dict())
     else:
-        print_diagnosis(found)
+        _print_diagnosis(found)
     if found.problems:
         sys.exit(1)
 
 
+def _print_diagnosis(found: Diagnosis) -> None:
+    out = console()
+    out.print(f"[bold]{escape(found.adapter)}[/]: {escape(found.upstream)}, from {escape(found.distribution)}")
+    for requirement in found.requires:
+        out.print(f"  requires {escape(requirement)}")
+    elsewhere = any(part.module not in ("", part.name) for part in found.parts)
+    added = ("added to",) if elsewhere else ()
+    table = table_of("name", *added, "reads", "features", "branch", "parameters", numbers=("parameters",))
+    for part in found.parts:
+        cells = [part.name, *([part.module] if elsewhere else []), part.reads, part.features, part.branch]
+        table.add_row(*map(escape, cells), f"{part.parameters:,}")
+    out.print(table, soft_wrap=False)
+    sites = sum(part.kind == "site" for part in found.parts)
+    more = found.parameters_after - found.parameters_before
+    out.print(
+        f"parameters: {found.parameters_before:,} before, {found.parameters_after:,} after "
+        f"({more:,} in branches and {sites} gammas)"
+    )
+    for gamma, error in ((0, found.error_at_0), (1, found.error_at_1)):
+        out.print(f"equivariance error under {escape(error.group)} at gamma = {gamma}: {_error(error)}")
+    for name, settings in found.presets.items():
+        default = " (default)" if name == FIT else ""
+        values = ", ".join(f"{key}={value}" for key, value in settings.items())
+        out.print(f"preset {escape(name)}{default}: {escape(values)}")
+    for shim in found.shims:
+        out.print(f"shim {escape(shim.name)}: {'applied' if shim.applied else 'not needed'} ({escape(shim.reason)})")
+    for problem in found.problems:
+        out.print(f"[red]not healthy[/]: {escape(problem)}")
+    for check, why in found.skipped.items():
+        out.print(f"does not apply: {escape(check)}, because {escape(why)}")
+    if not found.problems:
+        out.print(f"[green]healthy[/]: {len(found.checks)} checks pass")
+
+
+def _error(error: EquivarianceError) -> str:
+    return f"{error.absolute:.3g} (relative {error.relative:.3g}, {error.samples} random elements)"
+
+
 @click.command()
-@click.argument("adapter", shell_complete=adapters)
-@click.argument("checkout", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--checkpoint",
-    type=click.Path(path_type=Path),
-    help="Weights for the example, as torch.save wrote them, or a model.",
-)
-@click.option(
-    "--trust", is_flag=True, help="Read a checkpoint that is a model saved whole, too: code in the file runs."
-)
-@click.option(
-    "--branches",
-    type=click.Choice(["on", "off"]),
-    help="With or without the branches; by default as the mode deploys the model.",
-)
-@click.option("--averaged", type=int, metavar="N", help="Also the error of the mean over N random frames.")
-@click.option("--all", "every", is_flag=True, help="Every submodule, not only those down to the sites.")
+@ADAPTER
+@CHECKOUT
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="File with weights for the example, or a model.")
+@TRUST
+@click.option("--branches", type=click.Choice(["on", "off"]), help="Branches on or off.  [default: as deployed]")
+@click.option("--averaged", type=int, metavar="N", help="Also measure the mean over N random frames.")
+@click.option("--all", "every", is_flag=True, help="Show every submodule, not only those down to the sites.")
 @as_json
 def audit(
     adapter: str,
@@ -65,40 +106,75 @@ def audit(
     every: bool,
     as_json: bool,
 ) -> None:
-    """How equivariant ADAPTER's example is, as a whole and by layer.
+    """Measure how equivariant ADAPTER's example is, as a whole and by layer.
 
-    An upstream that is cloned is looked for in CHECKOUT, or in the current folder. Your own model, and a function
-    with your preprocessing in it, is audited by ace_plugins.audit(model, batch).
+    A cloned upstream is expected in CHECKOUT or in the current folder. To audit your own model, or a function with your
+    preprocessing, call ace_plugins.audit(model, batch) in Python.
     """
+    from ..testing.audit import audit_example
+
     on = None if branches is None else branches == "on"
-    audited = later("ace_plugins.testing.audit").audit_example
-    wanted = {"checkpoint": checkpoint, "trust": trust, "branches_on": on, "average": averaged}
-    found = audited(adapter, checkout=checkout, **wanted)
+    found = audit_example(
+        adapter, checkout=checkout, checkpoint=checkpoint, trust=trust, branches_on=on, average=averaged
+    )
     if as_json:
         print_json(found.to_dict())
     else:
-        print_audit(found, every=every)
+        _print_audit(found, every=every)
+
+
+def _print_audit(example: ExampleAudit, *, every: bool) -> None:
+    """Print the layers down to the sites and those in which the error starts, or ``every`` layer."""
+    out = console()
+    found = example.found
+    weights = f"weights of {example.checkpoint}" if example.checkpoint else "initial weights"
+    branches = "with branches" if example.branches else "without branches"
+    about = f"{example.upstream}, {example.model}, {weights}, {branches}"
+    out.print(f"[bold]{escape(example.adapter)}[/]: {escape(about)}")
+    table = table_of("name", "kind", "output", "error in", "error out", "", numbers=("error in", "error out"))
+    culprits = {layer.name for layer in found.culprits}
+    deepest = max(module.count(".") for module in example.sites.values())
+    shown = [each for each in found.layers if every or each.name.count(".") <= deepest or each.name in culprits]
+    for layer in shown:
+        errors = ("?" if value is None else f"{value:.1e}" for value in (layer.before, layer.after))
+        note = "the error starts here" if layer.name in culprits else ""
+        table.add_row(escape(layer.name or "(the model)"), escape(layer.kind), layer.behaviour, *errors, note)
+    out.print(table, soft_wrap=False)
+    if len(shown) < len(found.layers):
+        out.print(f"{len(found.layers) - len(shown)} more inside these: --all shows them")
+    for name in found.uncovered:
+        out.print(f"not covered: {escape(name)} has no action and stays unchanged, which is correct only if invariant")
+    if found.as_given:
+        out.print(escape(f"computed in {found.precision}: {found.as_given}"))
+    whole = _error(found.error).replace(" random elements", f" random elements, in {found.precision}")
+    out.print(f"equivariance error under {escape(found.error.group)}: {whole}: {found.verdict}")
+    if example.averaged is not None:
+        frames, mean = example.averaged
+        out.print(f"mean over {frames} random frames: {mean.absolute:.3g} (relative {mean.relative:.3g})")
 
 
 @click.command()
 @click.argument("checkpoint", type=click.Path())
-@click.option("-o", "--output", required=True, type=click.Path(), help="Where the checkpoint without ACE goes.")
-@click.option("--overwrite", is_flag=True, help="Replace a file that exists.")
-@click.option("--trust", is_flag=True, help="Read models that were saved whole, too: code in the file runs.")
+@click.option("-o", "--output", required=True, type=click.Path(), help="File to write.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing file.")
+@TRUST
 @as_json
 def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: bool) -> None:
     """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
+    from ..engine.checkpoint import export_checkpoint
+    from ..patch.shims import REPAIRS
+
     if Path(output).exists() and not overwrite:
-        raise AceError(f"{output!r} exists already: choose another name, or --overwrite")
+        raise AceError(f"{output!r} exists: choose another name, or add --overwrite")
     if trust:
-        later("ace_plugins.patch.shims").REPAIRS.make_importable()
+        REPAIRS.make_importable()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AceWarning)
-        done = later("ace_plugins.engine.checkpoint").export_checkpoint(checkpoint, output, trust=trust)
+        done = export_checkpoint(checkpoint, output, trust=trust)
     notices = [str(warning.message) for warning in caught if issubclass(warning.category, AceWarning)]
     if as_json:
-        told = {"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed}
-        print_json({**told, "warnings": notices})
+        counts = {"kept": done.kept, "removed": done.removed}
+        print_json({"checkpoint": checkpoint, "output": output, **counts, "warnings": notices})
         return
     click.echo(f"{output}: {done.kept} tensors kept, {done.removed} of ACE removed")
     for notice in notices:

@@ -1,41 +1,42 @@
-"""The commands of ``ace-patch`` about plugins: ``list``, ``new-adapter``; and what these bring: ``demo``, ``data``."""
+"""Commands about plugins: ``list`` and ``new-adapter``, and what adapters provide: ``demo`` and ``data``."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from rich.markup import escape
 
 from ..errors import AceError, AceWarning, one_of
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..report.tables import console, table_of
 from ..scaffold import make_adapter
 from .options import as_json, print_json
-from .tables import print_plugins
 
 
 @click.command("list")
 @as_json
-def listing(as_json: bool) -> None:
-    """Every adapter: from which distribution, versions wanted and found, healthy or why not."""
+def list_(as_json: bool) -> None:
+    """List every adapter: its distribution, the versions it requires and finds, and its problem if it has one."""
     plugins = list(registry())
     if as_json:
-        print_json([_described(plugin) for plugin in plugins])
+        print_json([_describe(plugin) for plugin in plugins])
         return
     if not plugins and "ACE_LOAD_PLUGINS" not in os.environ:
         example = "pip install './adapters/schnet[upstream]' in a clone of ace-plugins"
         click.echo(f"no plugins found: install an adapter, for example {example}")
         return
-    print_plugins(plugins)
+    _print_plugins(plugins)
     if registry().left_out:
         click.echo(f"not loaded: {registry().left_out}")
 
 
-def _described(plugin: Plugin) -> dict[str, Any]:
+def _describe(plugin: Plugin) -> dict[str, Any]:
     return {
         "name": plugin.name,
         "kind": "adapter" if plugin.upstream else "observer" if plugin.problem is None else "unknown",
@@ -54,36 +55,74 @@ def _described(plugin: Plugin) -> dict[str, Any]:
     }
 
 
+def _print_plugins(plugins: Sequence[Plugin]) -> None:
+    out = console()
+    table = table_of("name", "state", "upstream, distribution and required versions")
+    for plugin in plugins:
+        if plugin.problem is None:
+            state = "[green]ready[/]"
+        else:
+            state = "[yellow]upstream not installed[/]" if plugin.missing_upstream else "[red]not usable[/]"
+        title = plugin.upstream.title if plugin.upstream else "observer" if plugin.problem is None else "?"
+        lines = [f"{title}, from {plugin.distribution} {plugin.version}".strip()]
+        required = [r for r in plugin.requires if r.upstream] or [r for r in plugin.requires if not r.met]
+        lines += [f"requires {r.requirement}, found {r.found or 'none installed'}" for r in required]
+        table.add_row(escape(plugin.name), state, escape("\n".join(lines)))
+    out.print(table, soft_wrap=False)
+    for plugin in plugins:
+        if plugin.problem is not None:
+            out.print(escape(f"{plugin.name} ({plugin.distribution}): {plugin.problem}"))
+
+
 @click.command("new-adapter")
 @click.argument("name")
 @click.option(
-    "--into",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=".",
-    help="The folder to put it into; by default this one.",
+    "--into", type=click.Path(path_type=Path, file_okay=False), default=".", help="Parent folder.  [default: this one]"
 )
 @as_json
 @click.pass_context
 def new_adapter(ctx: click.Context, name: str, into: Path, as_json: bool) -> None:
-    """Write the package ace-NAME: an adapter for a small network that stands in for yours, with its tests.
+    """Create the package ace-NAME: an adapter with tests, for a small network in place of yours.
 
-    It installs and passes its tests as it is. Its README says what to change.
+    It can be installed and passes its tests at once. Its README says what to change.
     """
-    taken = {plugin.name: f"{plugin.distribution} has an adapter of that name" for plugin in registry()}
+    taken = {plugin.name: f"{plugin.distribution} has an adapter with this name" for plugin in registry()}
     ace_patch = ctx.find_root().command
-    if isinstance(ace_patch, click.Group):  # an adapter of a checkout is a word of the command line, too
+    if isinstance(ace_patch, click.Group):  # adapters of cloned upstreams are commands too
         taken |= {command: f"'ace-patch {command}' is a command" for command in ace_patch.list_commands(ctx)}
     folder, written = make_adapter(name, into, taken)
     if as_json:
         print_json({"folder": str(folder), "files": written})
         return
-    click.echo(f"{folder}: {len(written)} files. It works as it is:")
+    click.echo(f"{folder}: {len(written)} files. Install and test it:")
     click.echo(f"  cd {folder} && pip install -e '.[test]' && pytest")
-    click.echo("Then make it yours, as its README.md says.")
+    click.echo("Then follow its README.md to patch your own model.")
 
 
-class Demos(click.Group):
-    """The demos of the adapters that have one; ``ace-patch demo`` without a name is all of them, one by one."""
+def _call_hook(hook: str) -> Iterator[tuple[Plugin, Any]]:
+    """Yield the hook's result of every adapter that has it; warn about adapters that fail."""
+    for plugin in registry().adapters:
+        if plugin.has(hook):
+            try:
+                answer = plugin.call(hook)
+            except AceError as error:
+                warnings.warn(f"left out: {error}", AceWarning, stacklevel=2)
+            else:
+                yield plugin, answer
+
+
+class AdapterCommands(click.Group):
+    """A group of commands that adapters provide, listed with their whole first sentence."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        if commands:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, found.get_short_help_str(300)) for name, found in commands.items() if found])
+
+
+class Demos(AdapterCommands):
+    """The demos of adapters; without a name all of them run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [plugin.name for plugin in registry().adapters if plugin.has("ace_demo")]
@@ -96,72 +135,64 @@ class Demos(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         names = self.list_commands(ctx)
-        if ctx.resilient_parsing and (not args or args[0] not in names):  # the shell asks for names
+        if ctx.resilient_parsing and (not args or args[0] not in names):  # completion of names
             return super().parse_args(ctx, args)
         if not names:
             raise AceError("no installed adapter has a demo: expected one that implements ace_demo, such as ace-schnet")
         if args and args[0] not in names and args[0] not in ctx.help_option_names:
             if not args[0].startswith("-"):
-                raise AceError(one_of("demo", args[0], names, do="these adapters have one"))
+                raise AceError(one_of("demo", args[0], names))
             if len(names) > 1:
                 raise AceError(f"demo {args[0]}: expected the name of a demo before its options: {', '.join(names)}")
             args = [names[0], *args]
         return super().parse_args(ctx, args)
 
 
-class Datasets(click.Group):
-    """Data sets that upstreams read, made by the adapters that can."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_datasets())
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return _datasets().get(name)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        known = _datasets()
-        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise AceError(one_of("data set", args[0], known, do="installed adapters make these"))
-        return super().resolve_command(ctx, args)
-
-
-def _datasets() -> dict[str, click.Command]:
-    found: dict[str, click.Command] = {}
-    for _, commands in _answers("ace_datasets"):
-        found = {**commands, **found}  # the first that has a name keeps it
-    return found
-
-
-def _answers(hook: str) -> Iterator[tuple[Plugin, Any]]:
-    """What the adapters that have this hook answer. One that cannot is told of, and the rest are asked."""
-    for plugin in registry().adapters:
-        if plugin.has(hook):
-            try:
-                answer = plugin.call(hook)
-            except AceError as error:
-                warnings.warn(f"left out: {error}", AceWarning, stacklevel=2)
-            else:
-                yield plugin, answer
-
-
 @click.group("demo", cls=Demos, invoke_without_command=True)
 @click.pass_context
 def demo(ctx: click.Context) -> None:
-    """See ACE at work, in a few minutes: all demos, or the one that is named.
+    """Show ACE on small examples, in a few minutes: the named demo, or all of them.
 
-    Options are each demo's own and come after its name.
+    Options of a demo follow its name.
     """
     if ctx.invoked_subcommand is not None:
         return
     failed = []
-    for number, (plugin, found) in enumerate(_answers("ace_demo")):
+    for number, (plugin, found) in enumerate(_call_hook("ace_demo")):
         click.echo(f"{chr(10) * (number > 0)}{plugin.name}: {found.get_short_help_str(200)}\n")
         try:
             found.main([], f"{ctx.command_path} {plugin.name}", standalone_mode=False)
-        except AceError as error:  # that one cannot run is no reason to show none
+        except AceError as error:  # the other demos still run
             failed.append(f"demo {plugin.name}: {error}")
     if failed:
         raise AceError("; ".join(failed))
 
 
-data = Datasets("data", help="Make a data set that an upstream reads.")
+class Datasets(AdapterCommands):
+    """The data sets that adapters generate. If two adapters provide the same name, the first is used."""
+
+    def _commands(self) -> dict[str, click.Command]:
+        found: dict[str, click.Command] = {}
+        for _, commands in _call_hook("ace_datasets"):
+            found = {**commands, **found}
+        return found
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self._commands())
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return self._commands().get(name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise AceError(one_of("data set", args[0], known, do="installed adapters provide these"))
+        return super().resolve_command(ctx, args)
+
+
+@click.group("data", cls=Datasets, invoke_without_command=True)
+@click.pass_context
+def data(ctx: click.Context) -> None:
+    """Generate a data set for an upstream."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())

@@ -1,4 +1,4 @@
-"""Commands that show what runs came to: ``report``, and ``watch`` for one that is under way."""
+"""Commands about runs: ``report`` for finished runs, ``watch`` for a run that is still training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -25,24 +24,21 @@ from ..settings.sources import RUNS
 from .options import as_json, print_json
 
 PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help=f"The page.  [default: {PAGE} in the folder it tells of]",
-)
-@click.option("--text", is_flag=True, help="Print it in the terminal instead.")
-@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="Draw a picture: .png, .pdf or .svg")
+@click.option("--out", type=FILE, help=f"The page to write.  [default: {PAGE} in the folder of the run]")
+@click.option("--text", is_flag=True, help="Print the report in the terminal instead.")
+@click.option("--png", type=FILE, help="Draw a picture instead: .png, .pdf or .svg")
 @as_json
 def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | None, as_json: bool) -> None:
-    """What runs came to, as one HTML page that needs nothing else: what they were, gamma, lambda and u of every layer
-    over time, the loss, the equivariance error, and verdicts in plain words.
+    """Write a report on runs, as one self-contained HTML page.
 
-    RUN is the folder of a run, one with runs (the newest is taken), or one with results of 'ace-patch compare'. Without
-    it, the newest run in .ace/runs is taken. Several are shown side by side.
+    It shows the settings, gamma, lambda and u of every site over time, the loss, the equivariance error, and a verdict
+    for each site. RUN is the folder of a run, a folder with runs (the newest is used), or the results of 'ace-patch
+    compare'. Default: the newest run in .ace/runs. Several runs are shown side by side.
     """
     if text and as_json:
         raise AceError("--text and --json: expected one of them")
@@ -59,16 +55,17 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
             raise AceError(f"nothing to draw in {comparisons[0].folder}: expected traces or results with curves")
         click.echo(f"Picture: {relative(png)}", err=True)
     if as_json:
-        print_json({"comparisons": [_data(found) for found in comparisons], "runs": [data_of(run) for run in read]})
+        compared = [{**found.to_dict(), "missing": found.missing} for found in comparisons]
+        print_json({"comparisons": compared, "runs": [data_of(run) for run in read]})
     if text:
         for found in comparisons:
-            _print(found)
+            _print_comparison(found)
         for number, run in enumerate(read):
             click.echo("\n" * bool(number or comparisons), nl=False)
             print_report(run)
     if out is not None or not (text or as_json or png is not None):
-        told_of = [path.folder for path in (comparisons or read)]
-        out = out or (told_of[0] / PAGE if len(told_of) == 1 else Path(PAGE_OF_MANY))
+        sources = [found.folder for found in (comparisons or read)]
+        out = out or (sources[0] / PAGE if len(sources) == 1 else Path(PAGE_OF_MANY))
         made = f"Written by ace-patch report {__version__} on {time.strftime('%Y-%m-%d %H:%M')}."
         title = f"ACE: {comparisons[0].comparison.adapter} compared" if comparisons else ""
         page = page_of(read, before=[comparison_section(found) for found in comparisons], title=title, made=made)
@@ -76,11 +73,7 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
         click.echo(f"Report: {relative(out)}", err=text or as_json)
 
 
-def _data(found: ComparisonResult) -> dict[str, Any]:
-    return {**found.to_dict(), "missing": found.missing}
-
-
-def _print(found: ComparisonResult) -> None:
+def _print_comparison(found: ComparisonResult) -> None:
     console = Console(highlight=False)
     for text in found.missing:
         console.print(f"[yellow]note[/]: {text}", soft_wrap=True)
@@ -92,19 +85,18 @@ def _print(found: ComparisonResult) -> None:
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
-@click.option("--once", is_flag=True, help="Print how it stands now, and end.")
-@click.option("--follow", "go_on", is_flag=True, help="Go on even where there is no terminal.")
+@click.option("--once", is_flag=True, help="Print the current state and exit.")
+@click.option("--follow", "go_on", is_flag=True, help="Keep watching even without a terminal.")
 @click.option(
-    "--every", type=click.FloatRange(min=0.05), default=SECONDS, show_default=True, help="Seconds between two looks."
+    "--every", type=click.FloatRange(min=0.05), default=SECONDS, show_default=True, help="Seconds between updates."
 )
 def watch(run: Path | None, once: bool, go_on: bool, every: float) -> None:
-    """Watch a run under way, from another shell: gamma, lambda and u of every layer, and the loss. Ctrl-C leaves.
+    """Watch a run while it trains: gamma, lambda and u of every site, and the loss. Stop with Ctrl-C.
 
-    RUN is the folder of a run, or one with runs. Without it, the newest run in .ace/runs is watched, and a newer one as
-    soon as it starts.
+    RUN is the folder of a run, or a folder with runs. Default: the newest run in .ace/runs; when a newer one starts,
+    that one is watched.
     """
     once = once or not (go_on or sys.stdout.isatty())
-    # Of a run that is named there is no newer one.
     runs = None if run is not None and is_run(run) else _runs_in(run)
     try:
         if not once and runs is not None and newest(runs) is None:
@@ -121,9 +113,9 @@ def watch(run: Path | None, once: bool, go_on: bool, every: float) -> None:
 
 
 def _runs_in(where: Path | None) -> Path:
-    """The folder that new runs appear in."""
+    """Return the folder in which new runs appear."""
     if where is None:
         return Path(os.environ.get("ACE_RUNS") or RUNS)
     if not where.is_dir():
-        raise AceError(f"no run {str(where)!r}: expected the folder of a run, or one with runs, such as {RUNS}")
+        raise AceError(f"no run {str(where)!r}: expected the folder of a run, or a folder with runs, such as {RUNS}")
     return where / RUNS if newest(where) is None and (where / RUNS).is_dir() else where

@@ -1,4 +1,4 @@
-"""Commands that have scripts train with ACE: ``run``; for a checkout ``segnn`` and its like, ``status``, ``revert``."""
+"""Commands that make scripts train with ACE: ``run``, and for checkouts ``segnn`` etc., ``status`` and ``revert``."""
 
 from __future__ import annotations
 
@@ -7,62 +7,95 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
 
-from ..checkout.patching import Plan, checkout_of, patching, reverting
-from ..checkout.state import state
+from ..checkout.patching import Patching, Plan, checkout_of, patching, reverting
+from ..checkout.state import State, state
+from ..contract.upstreams import StandIn
 from ..errors import AceError
+from ..patch.shims import would_act
+from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..report.tables import console
 from ..run.launch import launch
+from ..settings.config import Config
+from ..settings.toml_file import SettingsFile
 from .options import Items, ScriptCommand, adapters, as_json, config_options, files, given_settings, print_json
-from .tables import print_patching, print_state
 
 CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be changed, as a diff, and change nothing.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes as a diff, without making them.")
 
 
 def patch_command(name: str) -> click.Command:
-    """``ace-patch segnn``: one command for every adapter whose upstream is a checkout; an error for the others."""
-    of = checkout_of(registry().adapter(name))
-    scripts = ", ".join(of.scripts)
+    """Make the command of an adapter with a cloned upstream, such as ``ace-patch segnn``."""
+    adapter = registry().adapter(name)
+    clone = checkout_of(adapter)
 
     @click.command(
         name,
-        help=f"Patch CHECKOUT, a clone of {of.repository} (by default the current folder), so "
-        f"that its own scripts train with ACE. One marked line goes into {scripts}, and the settings into ace.toml. "
-        "Run again with options to change settings.",
+        help=f"Patch CHECKOUT, a clone of {clone.repository}, so that its scripts train with ACE.\n\nAdds one marked "
+        f"line to {', '.join(clone.scripts)} and writes the settings to ace.toml. CHECKOUT is the current folder by "
+        "default. Call the command again with options to change settings.",
     )
     @CHECKOUT
     @config_options
     @DRY_RUN
     @as_json
     def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
-        adapter = registry().adapter(name)
-        settings = given_settings(options)
-        plan = patching(checkout, adapter, settings)
+        plan = patching(checkout, adapter, given_settings(options))
         if dry_run and not as_json:
             click.echo(plan.diff(), nl=False)
             if not plan.changed:
-                click.echo(f"nothing to change: {plan.root} is patched already", err=True)
+                click.echo(f"nothing to change: {plan.root} is already patched", err=True)
             return
         if not dry_run:
             plan.carry_out()
         if as_json:
             about = {"commit": plan.layout.commit, "tried": plan.layout.tried, "warnings": list(plan.config.cautions)}
-            print_json(_planned(plan, dry_run) | about)
-            return
-        print_patching(adapter, plan)
+            print_json(_describe(plan, dry_run) | about)
+        else:
+            _print_patching(adapter, plan)
 
     return patch
 
 
-def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
-    return {
-        "checkout": str(plan.root),
-        "changed": [plan.name(change) for change in plan.changed],
-        "kept": list(plan.kept),
-        "diff": plan.diff(),
-        "dry_run": dry_run,
-    }
+def _describe(plan: Plan, dry_run: bool) -> dict[str, Any]:
+    changed = [plan.name(change) for change in plan.changed]
+    about = {"checkout": str(plan.root), "changed": changed, "kept": list(plan.kept)}
+    return {**about, "diff": plan.diff(), "dry_run": dry_run}
+
+
+def _print_patching(adapter: Plugin, plan: Patching) -> None:
+    out = console()
+    out.print(escape(f"{adapter.patches.title} {plan.layout}"))
+    for change in plan.changes:
+        name, same = plan.name(change), change.before == change.after
+        if name == plan.settings.path.name:
+            done = "kept" if same else "written" if change.before is None else "updated"
+            what = _format_settings(plan.settings, plan.config)
+        else:
+            done, what = "already marked" if same else "marked", "one line"
+        out.print(escape(f"  {name}: {done} ({what})"))
+    missing = [shim.name for shim in adapter.shims if isinstance(shim, StandIn) and would_act(adapter, shim)]
+    if missing and plan.config.shims:
+        out.print(f"not installed, replaced by a stub: {', '.join(missing)}")
+    _print_cautions(out, plan.config)
+    scripts = ", ".join(adapter.patches.checkout.scripts) if adapter.patches.checkout else ""
+    out.print(f"Now run {scripts} as its README says. 'ace-patch revert' undoes the patch.")
+
+
+def _format_settings(file: SettingsFile, config: Config) -> str:
+    """Format the preset, its summary and every other setting in the file."""
+    preset = [f"preset {file.settings['preset']}"] if "preset" in file.settings else []
+    in_summary = ("preset", "mode", "budget", "dual_lr", "dual_optimizer")
+    others = [f"{key} {value}" for key, value in file.settings.items() if key not in in_summary]
+    return ", ".join([*preset, config.summary, *others])
+
+
+def _print_cautions(out: Console, config: Config) -> None:
+    for caution in config.cautions:
+        out.print(f"[yellow]warning[/]: {escape(caution)}")
 
 
 @click.command()
@@ -71,20 +104,20 @@ def _planned(plan: Plan, dry_run: bool) -> dict[str, Any]:
 @DRY_RUN
 @as_json
 def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
-    """Take ACE out of CHECKOUT again: the marked lines go, your own edits stay."""
+    """Remove ACE from CHECKOUT: the marked lines and ace.toml. Your own edits stay."""
     plan = reverting(checkout, purge=purge)
     if not dry_run:
         plan.carry_out()
     if as_json:
-        print_json(_planned(plan, dry_run))
+        print_json(_describe(plan, dry_run))
         return
     if dry_run:
         click.echo(plan.diff(), nl=False)
     for change in () if dry_run else plan.changed:
-        click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'the marked line is gone'}")
+        click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'marked line removed'}")
     if not plan.changed:
         if not plan.kept:
-            state(checkout)  # says so where this is no checkout at all
+            state(checkout)  # raises an error if this is not a checkout
         click.echo(f"nothing to revert in {plan.root}", err=dry_run)
     for kept in plan.kept:
         click.echo(f"kept {kept}", err=True)
@@ -94,18 +127,38 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
 @CHECKOUT
 @as_json
 def status(checkout: Path, as_json: bool) -> None:
-    """How CHECKOUT is: whose it is, at which commit, patched or not, with which settings."""
+    """Show the upstream and commit of CHECKOUT, whether it is patched, and with which settings."""
     found = state(checkout)
     if as_json:
         print_json(found.to_dict())
     else:
-        print_state(found)
+        _print_state(found)
     if found.problems:
         sys.exit(1)
 
 
+def _print_state(found: State) -> None:
+    out = console()
+    out.print(escape(f"{found.adapter.patches.title} {found.layout}"))
+    for script, how in found.scripts.items():
+        out.print(escape(f"  {script}: {how}"))
+    if found.settings is not None and found.config is not None:
+        edited = "not edited" if found.settings.as_written else "edited"
+        what = _format_settings(found.settings, found.config)
+        out.print(escape(f"  {found.settings.path.name}: {edited} ({what})"))
+        _print_cautions(out, found.config)
+    for name, value in found.environment.items():
+        out.print(escape(f"  {name}={value} in this shell overrides ace.toml"))
+    if found.runs:
+        out.print(escape(f"  .ace/runs: {len(found.runs)}, the last {found.runs[-1]}"))
+    for problem in found.problems:
+        out.print(f"[red]problem[/]: {escape(problem)}")
+    if not found.patched and not found.problems:
+        out.print(f"'ace-patch {found.adapter.name}' patches it.")
+
+
 class RunCommand(ScriptCommand):
-    """ADAPTER and options first; from the script's name on, every word is the script's, with or without '--'."""
+    """A command with ADAPTER and options first; everything from the script's name on belongs to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
@@ -113,9 +166,9 @@ class RunCommand(ScriptCommand):
         rest = super().parse_args(ctx, args[1:] if named else args)
         words = list(ctx.params["words"])
         adapter = args[0] if named else words.pop(0) if words else None
-        if words or "--" in args or (adapter is not None and not named):  # options are not for after both
+        if words or "--" in args or (adapter is not None and not named):  # no options after both
             self.begin_script(ctx)
-        if ctx.resilient_parsing:  # the shell asks what could come next: nothing is wrong yet
+        if ctx.resilient_parsing:  # completion of an unfinished line
             ctx.params["words"] = () if adapter is None else (adapter, *words)
             return rest
         if adapter is None:
@@ -137,12 +190,13 @@ def _adapter_or_script(ctx: click.Context, param: Any, incomplete: str) -> Items
     "words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...", shell_complete=_adapter_or_script
 )
 def run(as_json: bool, words: tuple[str, ...], **options: Any) -> None:
-    """Run a training script with every model of ADAPTER attached. Nothing of it is changed on disk.
+    """Run a training script with ACE attached to every model of ADAPTER. No file is changed.
 
-    ace-patch becomes the command itself, so everything about it is as without ACE:
+    \b
     ace-patch run schnet --mode resilient -- train.py --epochs 10
 
-    The command is script.py, -m module, -c code or a program such as torchrun; processes it starts train with ACE too.
+    SCRIPT is script.py, -m module, -c code or a program such as torchrun. It replaces the ace-patch process, and
+    processes that it starts train with ACE too.
     """
     adapter, *command = words
     launch(adapter, given_settings(options), command, as_json=as_json)

@@ -103,7 +103,7 @@ def test_patching_again_changes_nothing_and_one_revert_leaves_nothing(root: Path
     once = files(root)
     assert "already marked" in patch(root).output
     assert files(root) == once
-    assert revert(root).output.splitlines() == ["main.py: the marked line is gone", "ace.toml: removed"]
+    assert revert(root).output.splitlines() == ["main.py: marked line removed", "ace.toml: removed"]
     assert files(root) == before
     assert "nothing to revert" in revert(root).output
 
@@ -294,7 +294,7 @@ def test_status_of_what_was_edited(root: Path) -> None:
 
 def test_status_tells_of_the_environment(patched: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACE_MODE", "off")
-    assert "ACE_MODE=off in this shell goes before ace.toml" in call("status", patched[0]).output
+    assert "ACE_MODE=off in this shell overrides ace.toml" in call("status", patched[0]).output
     monkeypatch.setenv("ACE_RHO", "much")
     assert "problem: ACE_RHO='much': expected a finite number above 0" in call("status", patched[0]).output
 

@@ -61,7 +61,7 @@ def test_bad_names_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
 def test_names_that_are_taken_are_refused(tmp_path: Path) -> None:
     assert registry().plugins
     for name, why in {
-        "two-outputs": "'two-outputs' is taken: (registered) has an adapter of that name",
+        "two-outputs": "'two-outputs' is taken: (registered) has an adapter",
         "list": "'list' is taken: 'ace-patch list' is a command",
         "new-adapter": "'new-adapter' is taken",
         "ace-mynet": "did you mean 'mynet'?",
