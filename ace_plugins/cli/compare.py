@@ -81,7 +81,7 @@ def compare(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Does ACE pay off here? Train a script with and without ACE, with several seeds, and compare the printed results.
+    """Compare a script with and without ACE over several seeds, by the results it prints.
 
     \b
     ace-patch compare segnn --seeds 3 --runs off,strict -- main.py --dataset=nbody --epochs=150
