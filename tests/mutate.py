@@ -1,0 +1,157 @@
+"""Mutation tests of the engine: change one line at a time, and report the changes that no test notices.
+
+    python tests/mutate.py [--mutants 60] [--seed 0] [--module loop] [--fail-under 0.8]
+
+`tox run -e mutate` calls this. It uses cosmic-ray's mutations, one per sampled line, on a copy of the repository. A
+first run of the engine's tests with coverage finds the tests that execute each line; a mutant is tested against the
+fastest of these. mutmut is not used: it calls all functions through wrappers, which changes signatures and graphs
+that the engine inspects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from cosmic_ray.commands.init import init
+from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.work_db import WorkDB, use_db
+from cosmic_ray.work_item import MutationSpec, TestOutcome
+from coverage import CoverageData
+
+ROOT = Path(__file__).resolve().parents[1]
+ENGINE = Path("ace_plugins", "engine")
+COPIED = ("ace_plugins", "adapters", "tests", "docs", "pyproject.toml", "README.md")
+SECONDS = 15.0
+"""Limit of the recorded duration of the tests that one mutant is tested against."""
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly"]
+EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
+"""Replacements of comparison operators that rarely change behaviour."""
+
+
+def copy_repository(target: Path) -> None:
+    """Copy what the tests need, without caches."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
+            )
+        else:
+            shutil.copy2(ROOT / name, target / name)
+
+
+def measure(folder: Path) -> tuple[CoverageData, dict[str, float]]:
+    """Run the engine's tests once, and return their coverage by test and their durations in seconds."""
+    options = ["--cov=ace_plugins/engine", "--cov-context=test", "--cov-report=", "--junitxml=results.xml"]
+    done = subprocess.run([*PYTEST, *options, "tests/engine"], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"the tests fail without a mutation:\n{done.stdout[-3000:]}")
+    data = CoverageData(str(folder / ".coverage"))
+    data.read()
+    durations = {}
+    for case in ElementTree.parse(folder / "results.xml").iter("testcase"):
+        path = case.attrib["classname"].replace(".", "/")
+        durations[f"{path}.py::{case.attrib['name']}"] = float(case.attrib["time"])
+    return data, durations
+
+
+def annotations(path: Path) -> list[tuple[int, int, int, int]]:
+    """Return the positions of all type annotations, which are not evaluated and need no mutations."""
+    nodes: list[ast.expr | None] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.AnnAssign, ast.arg)):
+            nodes.append(node.annotation)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            nodes.append(node.returns)
+    return [(n.lineno, n.col_offset, n.end_lineno or 0, n.end_col_offset or 0) for n in nodes if n is not None]
+
+
+def sample(folder: Path, count: int, seed: int, only: str) -> list[MutationSpec]:
+    """Choose `count` lines of the engine and one mutation for each, by `seed`."""
+    modules = [ENGINE / path.name for path in sorted((folder / ENGINE).glob("*.py")) if only in path.stem]
+    left_out = {str(path): annotations(folder / path) for path in modules}
+    lines: dict[tuple[str, int], list[MutationSpec]] = {}
+    with use_db(str(folder / "mutants.sqlite"), WorkDB.Mode.create) as database:
+        init(modules, database, {})
+        for item in database.work_items:
+            (mutation,) = item.mutations
+            place, row = str(mutation.module_path), mutation.start_pos[0]
+            inside = any((a, b) <= mutation.start_pos and mutation.end_pos <= (c, d) for a, b, c, d in left_out[place])
+            if not inside and not mutation.operator_name.endswith(EQUIVALENT):
+                lines.setdefault((place, row), []).append(mutation)
+    draw = random.Random(seed)
+    chosen = draw.sample(sorted(lines), min(count, len(lines)))
+    key = lambda mutation: (mutation.operator_name, mutation.occurrence)  # noqa: E731
+    return [draw.choice(sorted(lines[line], key=key)) for line in sorted(chosen)]
+
+
+def tests_of(mutation: MutationSpec, data: CoverageData, durations: dict[str, float]) -> list[str]:
+    """Return the fastest tests that execute the mutated line; for a line executed on import, the fastest of all."""
+    path = str(Path(mutation.module_path).resolve())
+    contexts = data.contexts_by_lineno(path).get(mutation.start_pos[0], [])
+    found = {context.partition("|")[0] for context in contexts if context} & durations.keys()
+    if not found and contexts:
+        found = set(durations)
+    chosen, total = [], 0.0
+    for test in sorted(found, key=lambda name: (durations[name], name)):
+        total += durations[test]
+        if chosen and total > SECONDS:
+            break
+        chosen.append(test)
+    return chosen
+
+
+def main() -> int:
+    """Test the sampled mutants, print the survivors, and return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--mutants", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--module", default="", help="only modules with this in their name")
+    parser.add_argument("--fail-under", type=float, default=0.8, help="share of mutants that the tests must notice")
+    options = parser.parse_args()
+    survivors = []
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch).resolve()
+        copy_repository(folder)
+        os.chdir(folder)
+        # The copy comes before the installed package, and no bytecode of one mutant is used for the next.
+        os.environ.update(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+        begin = time.monotonic()
+        data, durations = measure(folder)
+        timeout = 60 + 5 * (time.monotonic() - begin)
+        print(f"{len(durations)} tests in {time.monotonic() - begin:.0f} s", flush=True)
+        mutants = sample(folder, options.mutants, options.seed, options.module)
+        for number, mutation in enumerate(mutants, 1):
+            tests = tests_of(mutation, data, durations)
+            command = shlex.join([*PYTEST, *tests])
+            place = f"{mutation.module_path}:{mutation.start_pos[0]}"
+            result = mutate_and_test([mutation], command, timeout) if tests else None
+            killed = result is not None and result.test_outcome != TestOutcome.SURVIVED
+            name = mutation.operator_name.rpartition("/")[2]
+            print(f"{number}/{len(mutants)} {'killed' if killed else 'SURVIVED'} {place} {name}", flush=True)
+            if not killed:
+                survivors.append((place, name, len(tests), result.diff if result else "no test executes this line"))
+    for place, name, count, diff in survivors:
+        print(f"\n{place} {name}, not noticed by {count} tests")
+        print(
+            "\n".join(
+                line for line in (diff or "").splitlines() if line[:1] in "+-n" and line[:3] not in ("+++", "---")
+            )
+        )
+    share = 1 - len(survivors) / max(len(mutants), 1)
+    print(f"\n{len(mutants) - len(survivors)} of {len(mutants)} mutants noticed ({share:.0%})")
+    return int(share < options.fail_under)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
