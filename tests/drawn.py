@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ace_plugins.settings.config import KINDS, PAPER_ONLY
-from ace_plugins.settings.fields import Budget, Choice, Flag, Kind, Number, NumberOrAuto, Price
+from ace_plugins.settings.fields import Budget, Choice, Flag, Kind, Multiple, Number
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"dual_optimizer": "adam", "dual_lr": 5e-4, "land_at": 7},
@@ -25,10 +25,11 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
     if isinstance(kind, Number):
         low, high = (0.0 if kind.positive else max(kind.low, -1e9)), min(kind.high, 1e9)
         numbers = st.floats(low, high, exclude_min=kind.positive, exclude_max=True)
-        return numbers | st.just("auto") if isinstance(kind, NumberOrAuto) else numbers
+        return numbers | st.just("auto") if kind.auto else numbers
     if isinstance(kind, Budget):
         return st.just("auto") | st.integers(1, 10**9) | st.integers(1, 10**9).map("{} epochs".format)
-    return (some := st.floats(0, 1e9, exclude_min=isinstance(kind, Price))) | some.map("{}x".format)
+    assert isinstance(kind, Multiple)
+    return (some := st.floats(0, 1e9, exclude_min=kind.positive)) | some.map("{}x".format)
 
 
 EVERY = {name: values(kind) for name, kind in KINDS.items() if name != "loop"}

@@ -16,9 +16,7 @@ from ..contract.upstreams import Checkout
 from ..errors import AceError, CheckoutError
 from ..plugins.plugin import Plugin
 from ..settings.config import Config
-from ..settings.editing import updated, written
-from ..settings.sources import resolve
-from ..settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read
+from ..settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, update, write
 from .layout import Layout, fits, layout
 from .marking import Change, apply, content_of, diff, is_marked, mark, unmark
 
@@ -59,8 +57,6 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     """Plan to patch a checkout, or to set settings in one that is patched."""
     root = folder(root)
     checkout = checkout_of(plugin)
-    presets = plugin.presets
-    resolve(presets, options=settings, environment={})
     for name in (NAME, *checkout.scripts):
         outside = leads_out(root, root / name)
         if outside is not None:
@@ -69,8 +65,13 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
                 "not the checkout's; put a copy in its place. Nothing was changed"
             )
     before = content_of(root / NAME)
-    file = _settings(root / NAME, before, plugin, settings)
-    config = plugin.checked(resolve(presets, file=file, environment={}))
+    present = None if before is None else _read_own(root / NAME, before, plugin)
+    presets = plugin.presets
+    config = plugin.resolve(presets, file=present, options=settings).config
+    if present is None:
+        file = write(root / NAME, plugin.name, checkout.scripts[0], settings, presets)
+    else:
+        file = update(present, settings, checkout.scripts[0], presets)
     found = layout(root, checkout)
     if not found.fits:
         raise _refusal(root, plugin, checkout, found)
@@ -82,18 +83,15 @@ def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patchin
     return Patching(root, tuple(changes), layout=found, settings=file, config=config)
 
 
-def _settings(path: Path, before: bytes | None, plugin: Plugin, settings: Mapping[str, Any]) -> SettingsFile:
-    """The settings file as it is to be: a new one, or the one that is there with these settings set."""
-    script = checkout_of(plugin).scripts[0]
-    if before is None:
-        return written(path, plugin.name, script, settings, plugin.presets)
-    file = read(path, before)
+def _read_own(path: Path, content: bytes, plugin: Plugin) -> SettingsFile:
+    """Read the settings file of a checkout that is patched; refuse one of another adapter."""
+    file = read(path, content)
     if file.adapter != plugin.name:
         raise CheckoutError(
             f"{path.parent} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: "
             "one checkout has one adapter; run 'ace-patch revert' there first"
         )
-    return updated(file, settings, script, plugin.presets)
+    return file
 
 
 def reverting(root: Path, *, purge: bool = False) -> Plan:

@@ -14,7 +14,7 @@ from ..errors import AceError, CheckoutError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.config import Config
-from ..settings.sources import RUNS, misspelt, resolve, settings_in, variable
+from ..settings.sources import RUNS, find_misspelt, read_environment, variable
 from ..settings.toml_file import NAME, SettingsFile, read
 from .layout import Layout, fits, layout
 from .marking import is_marked
@@ -63,7 +63,7 @@ class State:
 def state(root: Path) -> State:
     """Whose checkout a folder is, and how it is."""
     root = folder(root)
-    problems = misspelt(os.environ)
+    problems = find_misspelt(os.environ)
     settings, config, variables = None, None, {}
     there = (root / NAME).is_file()
     with _told(problems):
@@ -71,9 +71,9 @@ def state(root: Path) -> State:
     plugin = registry().adapter(settings.adapter) if settings else _claiming(root)
     checkout = checkout_of(plugin)
     with _told(problems):
-        config = None if settings is None else resolve(plugin.presets, file=settings, environment={})
+        config = None if settings is None else plugin.resolve(file=settings).config
     with _told(problems):
-        variables = {variable(name): os.environ[variable(name)] for name in settings_in(os.environ)}
+        variables = {variable(name): os.environ[variable(name)] for name in read_environment(os.environ)}
     scripts = {script: _script_state(root / script) for script in checkout.scripts}
     if "patched" in scripts.values() and not there:
         problems.append(

@@ -20,7 +20,6 @@ from ..contract.upstreams import Metric, Script
 from ..errors import AceError
 from ..plugins.plugin import Plugin
 from ..run.launch import find_checkout
-from ..settings.sources import resolve
 from .experiment import compile_pattern
 
 LARGE = 2**20
@@ -207,7 +206,7 @@ def plan_comparison(
         raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
     for name, settings in runs.items():
         try:
-            plugin.checked(resolve(plugin.presets, options=dict(settings), environment={}))
+            plugin.resolve(options=settings)
         except AceError as error:
             raise AceError(f"run {name!r}: {error}") from None
     root, below = _find_root(plugin, words)

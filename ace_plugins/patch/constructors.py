@@ -40,7 +40,7 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
     if not isinstance(model, nn.Module):
         raise AttachError(f"cannot attach to {type(model).__name__}: expected a torch.nn.Module")
     plugin = registry().adapter(adapter) if adapter is not None else registry().claiming(model)
-    return attach_with(model, plugin, plugin.configured(settings))
+    return attach_with(model, plugin, plugin.configure(settings))
 
 
 def attach_with(model: M, plugin: Plugin, config: Config) -> M:
@@ -77,7 +77,7 @@ def patched(name: str, **settings: Any) -> Patch:
     A context manager, or a plain call that stays in force. Settings are checked now, not at the first model.
     """
     plugin = registry().adapter(name)
-    return patch_models(plugin, plugin.configured(settings))
+    return patch_models(plugin, plugin.configure(settings))
 
 
 def patch_models(plugin: Plugin, config: Config) -> Patch:

@@ -16,8 +16,9 @@ from pluggy import HookImpl
 from ..contract.hookspecs import LazyHook
 from ..contract.sites import Site, Stem
 from ..contract.upstreams import AnyShim, Example, Script, Shim, StandIn, Upstream
-from ..errors import AceError, AdapterError, ConfigError, one_of
-from ..settings.config import LOGGERS, SETTINGS, Config, build
+from ..errors import AceError, AdapterError, ConfigError
+from ..settings.config import LOGGERS, Config
+from ..settings.sources import Resolved, resolve
 
 if TYPE_CHECKING:
     from torch import nn
@@ -164,17 +165,8 @@ class Plugin:
 
     @property
     def presets(self) -> dict[str, dict[str, Any]]:
-        """The adapter's presets: settings by name."""
+        """The adapter's presets: settings by name. `resolve` validates the one that is used."""
         named = self.call("ace_preset") if self.has("ace_preset") else {}
-        for name, settings in named.items():
-            unknown = [one_of("setting", key, SETTINGS) for key in settings if key not in SETTINGS]
-            try:
-                if not unknown:
-                    build({"preset": name}, named)
-            except ConfigError as error:
-                unknown = [str(error)]
-            if unknown:
-                raise AdapterError(f"adapter {self.name!r}: ace_preset returned {name!r} with {'; '.join(unknown)}")
         return {name: dict(settings) for name, settings in named.items()}
 
     @property
@@ -182,24 +174,32 @@ class Plugin:
         """The adapter's compatibility shims."""
         return list(self.call("ace_shims")) if self.has("ace_shims") else []
 
-    def configured(self, settings: Mapping[str, Any]) -> Config:
-        """The settings over the adapter's preset, checked."""
-        return self.checked(build(settings, self.presets))
+    def configure(self, settings: Mapping[str, Any]) -> Config:
+        """Return the config of these keyword arguments over the adapter's preset."""
+        return self.resolve(arguments=settings).config
 
-    def checked(self, config: Config) -> Config:
-        """The same config, after a check of what depends on the adapter, or on what is installed."""
-        if config.log in LOGGERS and not _importable(config.log):
-            text = (
-                f"log {config.log!r} needs {config.log}, found none installed; pip install 'ace-plugins[{config.log}]'"
-            )
+    def resolve(self, presets: Mapping[str, Mapping[str, Any]] | None = None, **sources: Any) -> Resolved:
+        """Resolve settings over the adapter's preset, and check those that depend on the adapter or on packages.
+
+        Args:
+            presets: The adapter's presets, if the caller has them.
+            sources: ``file``, ``environment``, ``options`` and ``arguments`` of `settings.sources.resolve`.
+
+        Raises:
+            ConfigError: If a setting is unknown, invalid or cannot be used here.
+        """
+        found = resolve(self.presets if presets is None else presets, adapter=self.name, **sources)
+        log, device = found.config.log, found.config.device
+        if log in LOGGERS and not _importable(log):
+            text = f"log {log!r} needs {log}, found none installed; pip install 'ace-plugins[{log}]'"
             raise ConfigError(problems=[("log", text)])
-        if config.device not in {"auto", *(shim.device for shim in self.shims if isinstance(shim, Shim))}:
+        if device not in {"auto", *(shim.device for shim in self.shims if isinstance(shim, Shim))}:
             text = (
-                f"device {config.device!r}: adapter {self.name!r} redirects no CUDA calls, as {self.patches.title} "
-                "lets its user choose; expected auto, and the script's own option"
+                f"device {device!r}: adapter {self.name!r} cannot change the device, since {self.patches.title} lets "
+                "the user choose it; expected auto, and the script's own option"
             )
             raise ConfigError(problems=[("device", text)])
-        return config
+        return found
 
     def example(self, seed: int, model: Any = None) -> Example:
         """Return the adapter's small model and batch, or a batch for the given model."""

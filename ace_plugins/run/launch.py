@@ -26,7 +26,7 @@ from ..output import say
 from ..plugins.claims import holding
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..settings.sources import misspelt, origins, resolve
+from ..settings.sources import find_misspelt
 from ..settings.toml_file import NAME, SettingsFile, read
 from .activation import VARIABLE, Activation, RunRequest, exit_with, inherit
 
@@ -108,16 +108,15 @@ def make_request(
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        config = plugin.checked(resolve(plugin.presets, file=file, options=options))
-        origin = origins(plugin.presets, file=file, options=options)
+        resolved = plugin.resolve(file=file, environment=os.environ, options=options)
     if os.environ.get("RANK", "0") in ("", "0"):
-        for notice in dict.fromkeys([*misspelt(os.environ), *(str(each.message) for each in caught)]):
+        for notice in dict.fromkeys([*find_misspelt(os.environ), *(str(each.message) for each in caught)]):
             say(notice)
-    shims_first = config.shims and any(isinstance(shim, Shim) and shim.first for shim in plugin.shims)
+    shims_first = resolved.config.shims and any(isinstance(shim, Shim) and shim.first for shim in plugin.shims)
     return RunRequest(
         adapter=plugin.name,
-        settings=dataclasses.asdict(config),
-        origins=origin,
+        settings=dataclasses.asdict(resolved.config),
+        origins=dict(resolved.origins),
         models=list(models),
         packages=sorted({path.partition(":")[0].partition(".")[0] for path in models}) if shims_first else [],
         cloned=plugin.patches.checkout is not None,

@@ -1,4 +1,4 @@
-"""The kinds of settings: which values one can have, and how it is read from text."""
+"""Kinds of settings: the values each accepts, and how it is read from text."""
 
 from __future__ import annotations
 
@@ -10,29 +10,38 @@ from typing import Any
 from ..errors import one_of
 
 LARGEST = 1e30
-"""Past this a number is as good as infinite: gamma and the duals are float32 in most models."""
+"""Largest absolute value of a number: gamma and the duals are float32 in most models."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
+@dataclass(frozen=True)
 class Kind:
-    """What a setting can be."""
+    """The values that a setting accepts."""
 
-    expected = "text"
-    """In errors: what to write."""
-    metavar = "TEXT"
-    """In ``--help``."""
+    @property
+    def expected(self) -> str:
+        """Description of the accepted values, for errors."""
+        raise NotImplementedError
 
-    def holds(self, value: Any) -> bool:
-        """Whether a setting of this kind can have that value."""
+    @property
+    def metavar(self) -> str:
+        """Placeholder for a value in ``--help``."""
+        raise NotImplementedError
+
+    def accepts(self, value: Any) -> bool:
         raise NotImplementedError
 
     def problem(self, name: str, value: Any) -> str | None:
-        """What is wrong with the value of the setting of that name, in one line; None if it is fine."""
-        return None if self.holds(value) else f"{name} {value!r}: expected {self.expected}"
+        """Return what is wrong with a value of the setting ``name``, in one line; None if it is valid."""
+        return None if self.accepts(value) else f"{name} {value!r}: expected {self.expected}"
 
     def parse(self, text: str) -> Any:
-        """The value that a text stands for. It may still have a problem. Raises ValueError if it stands for none."""
-        return text
+        """Return the value that a text stands for, which may still have a problem.
+
+        Raises:
+            ValueError: If the text stands for no value of this kind.
+        """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -43,76 +52,95 @@ class Choice(Kind):
     hint: str = ""
     """Added to the error about any other word."""
 
+    @property
+    def metavar(self) -> str:
+        return "|".join(self.choices)
+
     def problem(self, name: str, value: Any) -> str | None:
         return None if value in self.choices else one_of(name, value, self.choices, do=self.hint)
+
+    def parse(self, text: str) -> str:
+        return text
 
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A finite number of at least ``low``, below ``high``."""
+    """A finite number of at least ``low`` and below ``high``."""
 
     low: float = -math.inf
     high: float = math.inf
     positive: bool = False
-    """Above 0."""
+    """Whether it must be above 0."""
     whole: bool = False
-    """An integer."""
-    metavar = "NUMBER"
+    """Whether it must be an integer."""
+    auto: bool = False
+    """Whether "auto" is accepted too."""
 
     @property
-    def expected(self) -> str:  # type: ignore[override]
+    def expected(self) -> str:
         least = "" if self.low == -math.inf else f" of at least {self.low:g}"
         below = "" if self.high == math.inf else f" and below {self.high:g}"
         what = "an integer" if self.whole else "a finite number"
-        return f"{what}{' above 0' if self.positive else least}{below}"
+        return f"{what}{' above 0' if self.positive else least}{below}{', or ' + repr('auto') if self.auto else ''}"
 
-    def holds(self, value: Any) -> bool:
+    @property
+    def metavar(self) -> str:
+        return "NUMBER|auto" if self.auto else "NUMBER"
+
+    def accepts(self, value: Any) -> bool:
+        if self.auto and value == "auto":
+            return True
         if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
             return False
         number: Any = value
         return -LARGEST <= number <= LARGEST and self.low <= number < self.high and (not self.positive or number > 0)
 
-    def parse(self, text: str) -> float | int:
+    def parse(self, text: str) -> Any:
+        if self.auto and text == "auto":
+            return text
         return int(text) if self.whole else float(text)
 
 
+@dataclass(frozen=True)
 class Flag(Kind):
-    """Yes or no."""
+    """True or false."""
 
-    expected = "true or false"
+    auto: bool = False
+    """Whether "auto" is accepted too."""
 
-    def holds(self, value: Any) -> bool:
-        return isinstance(value, bool)
+    @property
+    def expected(self) -> str:
+        return "true, false or 'auto'" if self.auto else "true or false"
 
-    def parse(self, text: str) -> bool:
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, bool) or (self.auto and value == "auto")
+
+    def parse(self, text: str) -> Any:
+        if self.auto and text == "auto":
+            return text
         if text.lower() not in _WORDS:
             raise ValueError(text)
         return _WORDS[text.lower()]
 
 
-class Perhaps(Flag):
-    """Yes, no, or "auto"."""
+@dataclass(frozen=True)
+class Multiple(Kind):
+    """A number, or a multiple of a quantity of the run, such as "1x"."""
 
-    expected = "true, false or 'auto'"
-
-    def holds(self, value: Any) -> bool:
-        return value == "auto" or super().holds(value)
-
-    def parse(self, text: str) -> Any:
-        return text if text == "auto" else super().parse(text)
-
-
-class Rate(Kind):
-    """A learning rate: a number, or a multiple of the live one, as "1x"."""
-
-    expected = "a finite number of at least 0, or a multiple such as '1x'"
     metavar = "NUMBER|1x"
+    positive: bool = False
+    """Whether 0 is refused."""
 
-    def holds(self, value: Any) -> bool:
+    @property
+    def expected(self) -> str:
+        return f"a finite number {'above' if self.positive else 'of at least'} 0, or a multiple such as '1x'"
+
+    def accepts(self, value: Any) -> bool:
         try:
-            return not isinstance(value, bool) and 0 <= self.split(value)[0] <= LARGEST
+            number, _ = self.split(value)
         except ValueError:
             return False
+        return not isinstance(value, bool) and 0 <= number <= LARGEST and (number > 0 or not self.positive)
 
     def parse(self, text: str) -> float | str:
         try:
@@ -122,59 +150,31 @@ class Rate(Kind):
             return text
 
     def split(self, value: Any) -> tuple[float, bool]:
-        """(number, is it a multiple of the run's own scale): 8e-4 is absolute, "1x" a multiple."""
+        """Return the number and whether it is a multiple: (8e-4, False) for 8e-4, (1.0, True) for "1x"."""
         text = str(value).strip().lower()
         return float(text.removesuffix("x")), text.endswith("x")
 
 
-class Price(Rate):
-    """A price of slack: a number, or a multiple of the loss's own gradient, as "1x"."""
-
-    expected = "a finite number above 0, or a multiple such as '1x'"
-
-    def holds(self, value: Any) -> bool:
-        return super().holds(value) and self.split(value)[0] > 0
-
-
-class NumberOrAuto(Number):
-    """A number, or "auto"."""
-
-    @property
-    def expected(self) -> str:  # type: ignore[override]
-        return f"{super().expected}, or 'auto'"
-
-    @property
-    def metavar(self) -> str:  # type: ignore[override]
-        return "NUMBER|auto"
-
-    def holds(self, value: Any) -> bool:
-        return value == "auto" or super().holds(value)
-
-    def parse(self, text: str) -> Any:
-        return text if text == "auto" else super().parse(text)
-
-
+@dataclass(frozen=True)
 class Budget(Kind):
-    """How long a run is: optimizer steps, epochs as "600 epochs", or "auto"."""
+    """The length of a run: optimizer steps, epochs such as "600 epochs", or "auto"."""
 
     expected = "a number of optimizer steps, epochs such as '600 epochs', or 'auto'"
     metavar = "STEPS|'N epochs'|auto"
 
-    def holds(self, value: Any) -> bool:
+    def accepts(self, value: Any) -> bool:
         try:
-            steps, epochs = self.split(value)
+            found = self.split(value)
         except ValueError:
             return False
-        return not isinstance(value, bool) and all(
-            number is None or 0 < number <= LARGEST for number in (steps, epochs)
-        )
+        return not isinstance(value, bool) and all(number is None or 0 < number <= LARGEST for number in found)
 
     def parse(self, text: str) -> int | str:
         self.split(text)
         return int(text) if text.strip().isdecimal() else text
 
     def split(self, value: Any) -> tuple[int | None, int | None]:
-        """(steps, epochs), each None where the value does not say it."""
+        """Return (steps, epochs); the one that the value does not name is None, both for "auto"."""
         words = str(value).strip().lower().split()
         if words == ["auto"]:
             return None, None

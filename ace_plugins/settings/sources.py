@@ -1,79 +1,90 @@
-"""The settings of a run, from a file, the environment and options. Each overrides the one before.
+"""Resolving the settings of a run from a preset, ace.toml, the environment and options, in this order.
 
 Every field of `Config` has an environment variable: ``ACE_MODE``, ``ACE_DUAL_LR`` and so on.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
-from .config import KINDS, SETTINGS, Config, build, preset
+from ..errors import AdapterError, ConfigError
+from .config import FIT, KINDS, SETTINGS, Config, build_on, find_preset
 from .toml_file import SettingsFile
 
 HOME = ".ace"
-"""The folder of what runs leave behind."""
+"""Folder for the files that runs write."""
 RUNS = f"{HOME}/runs"
-"""Where traces go, unless ACE_RUNS names another folder."""
+"""Folder for traces, unless ACE_RUNS names another."""
 OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIFT")
-"""Variables that are not settings of a model."""
+"""Environment variables of ace-plugins that are not settings."""
 
 
 def variable(setting: str) -> str:
+    """Return the environment variable of a setting."""
     return f"ACE_{setting.upper()}"
 
 
+def option(setting: str) -> str:
+    """Return the command-line option of a setting."""
+    return f"--{setting.replace('_', '-')}"
+
+
 VARIABLES = {variable(name): name for name in (*SETTINGS, "preset")}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings of a run, validated, and their origins."""
+
+    config: Config
+    origins: Mapping[str, str]
+    """Origin of every setting that is not a default, for example "ace.toml line 3" or "--mode"."""
 
 
 def resolve(
     presets: Mapping[str, Mapping[str, Any]],
     *,
     file: SettingsFile | None = None,
+    environment: Mapping[str, str] | None = None,
     options: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Config:
-    """The config of all sources, over the adapter's preset. Errors name where the setting stands."""
-    in_file = file.settings if file is not None else {}
-    settings = {**in_file, **settings_in(environment), **(options or {})}
+    arguments: Mapping[str, Any] | None = None,
+    adapter: str = "",
+) -> Resolved:
+    """Combine and validate settings; each source overrides the one before.
+
+    Args:
+        presets: The adapter's presets.
+        file: The settings in ace.toml.
+        environment: Environment variables.
+        options: Command-line options by setting.
+        arguments: Keyword arguments of a Python call. Errors name no origin for these.
+        adapter: Name of the adapter, for errors in its preset.
+
+    Raises:
+        ConfigError: If a setting is unknown or invalid. The error names its origin.
+        AdapterError: If the problem is in the preset.
+    """
+    sources = (file.settings if file else {}, read_environment(environment or {}), options or {}, arguments or {})
+    given = {key: value for source in sources for key, value in source.items()}
+    origins = {key: file.where(key) for key in file.settings} if file else {}
+    origins |= {key: variable(key) for key in sources[1]} | {key: option(key) for key in sources[2]}
+    name = FIT
     try:
-        return build(settings, presets)
+        name, base = find_preset(given, presets)
+        config = build_on(base, given)
     except ConfigError as error:
-        origin = origins(presets, file=file, options=options, environment=environment)
-        told = [f"{origin[key]}: {text}" if key in origin else text for key, text in error.problems]
-        raise ConfigError("; ".join(told), error.problems) from None
+        wrong = [text for key, text in error.problems if key not in given]
+        if wrong:
+            raise AdapterError(f"adapter {adapter!r}: ace_preset returned {name!r} with {'; '.join(wrong)}") from None
+        located = [f"{origins[key]}: {text}" if key in origins else text for key, text in error.problems]
+        raise ConfigError("; ".join(located), error.problems) from None
+    return Resolved(config, {key: f"preset {name}" for key in base if key not in given} | origins)
 
 
-def origins(
-    presets: Mapping[str, Mapping[str, Any]],
-    *,
-    file: SettingsFile | None = None,
-    options: Mapping[str, Any] | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> dict[str, str]:
-    """Where every setting comes from that is not left at its default."""
-    in_file = file.settings if file is not None else {}
-    variables = settings_in(environment)
-    found: dict[str, str] = {}
-    with contextlib.suppress(ConfigError):  # a preset that there is not
-        name, base = preset({**in_file, **variables, **(options or {})}, presets)
-        found.update(dict.fromkeys(base, f"preset {name}"))
-    if file is not None:
-        found.update({key: file.where(key) for key in in_file})
-    found.update({key: variable(key) for key in variables})
-    found.update({key: option(key) for key in options or {}})
-    return found
-
-
-def option(setting: str) -> str:
-    return f"--{setting.replace('_', '-')}"
-
-
-def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that are set. A variable that is empty sets nothing."""
+def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings among environment variables. Empty variables are ignored."""
     found: dict[str, Any] = {}
     for name, setting in VARIABLES.items():
         text = environment.get(name, "").strip()
@@ -86,18 +97,18 @@ def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def misspelt(environment: Mapping[str, str]) -> list[str]:
-    """A notice for every variable whose name is nearly that of a setting. Other programs have an ACE_ too."""
+def find_misspelt(environment: Mapping[str, str]) -> list[str]:
+    """Return a message for each variable that resembles one of a setting. Other programs use the prefix ACE_ too."""
     known = {*VARIABLES, *OTHERS}
-    odd = [name for name in environment if name.startswith("ACE_") and name not in known]
-    if not odd:
+    unknown = [name for name in environment if name.startswith("ACE_") and name not in known]
+    if not unknown:
         return []
-    import difflib  # only for a mistake: every script that is patched waits for this module
+    import difflib  # slow to import, and every patched script imports this module
 
-    notices = []
-    for name in odd:
-        # Compared without the prefix, which all of them share.
+    messages = []
+    for name in unknown:
+        # Without the common prefix, which would make any two names similar.
         near = difflib.get_close_matches(name[4:], sorted(each[4:] for each in known), n=1, cutoff=0.75)
         if near and not name.startswith("ACE_UPSTREAM_"):
-            notices.append(f"unknown variable {name!r} (did you mean {'ACE_' + near[0]!r}?): it is ignored")
-    return notices
+            messages.append(f"unknown variable {name!r} (did you mean {'ACE_' + near[0]!r}?): it is ignored")
+    return messages

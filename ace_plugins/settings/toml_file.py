@@ -1,16 +1,20 @@
-"""``ace.toml``: the settings of a patched checkout, in a file that explains itself and that people edit."""
+"""Reading, writing and editing ``ace.toml``, the settings of a patched checkout.
+
+A new file explains every setting and shows its default in a comment. In a file that the user edited, only the
+settings that change are touched. tomlkit is imported where it is needed, since every patched script reads the file.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, one_of
-from .config import SETTINGS
+from ..errors import AceError, ConfigError, one_of
+from .config import FIT, FORMER_LOOPS, NONE, PAPER_ONLY, SETTINGS, find_preset
 
 if sys.version_info >= (3, 11):
     from tomllib import loads
@@ -22,48 +26,67 @@ else:
 
 
 NAME = "ace.toml"
+_HEAD = """\
+# Settings of ACE for the models in this checkout. Written by 'ace-patch {adapter}'; edit it as you like.
+# Lines that begin with '#' show defaults: remove the '#' to change one.
+# Environment variables override this file for one run: ACE_MODE=resilient python {script} ...
+
+adapter = {name}
+
+# the adapter's preset to start from: {presets}
+"""
 _SIGNATURE = "# as written by ace-patch, {}: once you edit the file, 'ace-patch revert' keeps it\n"
+_DEFAULT = re.compile(r'#( ?)(\w+) = ("[^"]*"|[^\s#"]+)')
+"""A comment that shows a default. Editors add the space when they comment a line out."""
 
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """What an ``ace.toml`` says."""
+    """The content of an ``ace.toml``."""
 
     path: Path
     text: str
     adapter: str
     settings: Mapping[str, Any]
-    """``preset`` and fields of `Config`; what is not here is left to the preset."""
+    """``preset`` and fields of `Config` that the file sets."""
 
     def where(self, key: str) -> str:
-        """For errors: where this setting stands."""
+        """Return the file's name and the line of a setting, for errors."""
         return f"{self.path.name} line {_line_of(self.text, key)}"
 
     @property
     def as_written(self) -> bool:
+        """Whether the file is as ace-patch wrote it."""
         return is_as_written(self.text)
 
 
-def signed(body: str) -> str:
-    """The text with a last line by which `is_as_written` knows it."""
-    import hashlib  # here: every script that is patched waits for this module
+def is_as_written(text: str) -> bool:
+    """Return whether this file is as ace-patch wrote it, by the hash in its last line."""
+    text = text.replace("\r\n", "\n")
+    return text == _sign(text.rpartition(_SIGNATURE.partition("{")[0])[0])
+
+
+def _sign(body: str) -> str:
+    import hashlib  # slow to import, and every patched script imports this module
 
     return body + _SIGNATURE.format(hashlib.sha256(body.encode()).hexdigest()[:16])
 
 
-def is_as_written(text: str) -> bool:
-    """Whether nobody but ace-patch has written this file."""
-    text = text.replace("\r\n", "\n")
-    return text == signed(text.rpartition(_SIGNATURE.partition("{")[0])[0])
-
-
 def is_ours(text: str) -> bool:
-    """Whether this is a settings file of a patched checkout at all: others may have an ace.toml too."""
+    """Return whether this is a file of ace-patch. Other programs may have an ace.toml too."""
     return re.search(r"^adapter\s*=", text, re.MULTILINE) is not None
 
 
 def read(path: Path, content: bytes | None = None) -> SettingsFile:
-    """What a file says; its keys are known, its values may be wrong. ``content`` if it was read already."""
+    """Read a file and check its keys, but not its values.
+
+    Args:
+        path: The file.
+        content: The file's content, if it was read before.
+
+    Raises:
+        ConfigError: If the file cannot be read, is not valid TOML, or has an unknown key.
+    """
     try:
         text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
     except OSError as error:
@@ -75,11 +98,11 @@ def read(path: Path, content: bytes | None = None) -> SettingsFile:
     except (ValueError, RecursionError) as error:
         hint = " (a word needs quotes)" if "Invalid value" in str(error) else ""
         what = " ".join(str(error).split())
-        raise ConfigError(f"{path.name}: not valid TOML: {what}{hint}; mend it in {path}") from error
+        raise ConfigError(f"{path.name}: not valid TOML: {what}{hint}; correct it in {path}") from error
     adapter = values.pop("adapter", None)
     if not isinstance(adapter, str):
         line = f" line {_line_of(text, 'adapter')}" if adapter is not None else ""
-        raise ConfigError(f'{path.name}{line}: expected adapter = "name", found {adapter!r}; mend it in {path}')
+        raise ConfigError(f'{path.name}{line}: expected adapter = "name", found {adapter!r}; correct it in {path}')
     file = SettingsFile(path, text, adapter, values)
     unknown = [key for key in values if key not in SETTINGS and key != "preset"]
     if unknown:
@@ -89,7 +112,88 @@ def read(path: Path, content: bytes | None = None) -> SettingsFile:
 
 
 def _line_of(text: str, key: str) -> int:
-    """Where a top-level key, or the table of that name, stands."""
+    """Return the line of a top-level key or table."""
     name = re.escape(key)
     found = re.search(rf"""^[ \t]*\[*[ \t]*["']?{name}["']?[ \t]*[=.\]]""", text, re.MULTILINE)
     return text.count("\n", 0, found.start()) + 1 if found else 1
+
+
+def write(
+    path: Path, adapter: str, script: str, settings: Mapping[str, Any], presets: Mapping[str, Any]
+) -> SettingsFile:
+    """Return a new file with these settings, which must be valid, and all defaults in comments."""
+    settings = _rename_loops(settings)
+    defaults = _defaults(settings, presets)
+    names = ", ".join(sorted({*presets, FIT, NONE}))
+    head = _HEAD.format(adapter=adapter, script=script, name=_literal(adapter), presets=names)
+    parts = [head + _entry("preset", settings, defaults)]
+    for name, field in SETTINGS.items():
+        if name not in PAPER_ONLY or name in settings or settings.get("loop", defaults["loop"]) == "paper":
+            parts.append(f"# {field.metadata['help']}\n{_entry(name, settings, defaults)}")
+    return SettingsFile(path, _sign("\n".join(parts) + "\n"), adapter, dict(settings))
+
+
+def update(file: SettingsFile, changes: Mapping[str, Any], script: str, presets: Mapping[str, Any]) -> SettingsFile:
+    """Return the file with these settings, which must be valid. Comments and order of an edited file are kept."""
+    changes = {key: value for key, value in _rename_loops(changes).items() if file.settings.get(key) != value}
+    if not changes:
+        return file
+    settings = {**file.settings, **changes}
+    if file.as_written:
+        return write(file.path, file.adapter, script, settings, presets)
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        text = _edit(file.text, changes, _defaults(settings, presets) if "preset" in changes else {})
+        if read(file.path, text.encode()).settings != settings:
+            raise ValueError(text)
+    except (ValueError, TOMLKitError) as error:
+        keys = ", ".join(changes)
+        raise AceError(f"{file.path}: could not set {keys} in it; set {keys} there by hand") from error
+    return replace(file, text=text, settings=settings)
+
+
+def _edit(text: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    """Put each change in its place, else in that of its default, else at the top; show the new defaults."""
+    import tomlkit
+    from tomlkit.items import Comment
+
+    document = tomlkit.parse(text)
+    missing = {key: value for key, value in changes.items() if key not in document}
+    for key in changes.keys() - missing.keys():
+        document[key] = changes[key]
+    body = document.body
+    for index, (_, item) in enumerate(body):
+        shown = _DEFAULT.fullmatch(item.as_string().strip()) if isinstance(item, Comment) else None
+        if shown is None:
+            continue
+        space, key, _ = shown.groups()
+        if key in missing:
+            entry = tomlkit.item(missing.pop(key))
+            entry.trivia.trail = item.trivia.trail
+            body[index] = (tomlkit.key(key), entry)
+        elif key in defaults and not space:
+            item.trivia.comment = f"#{key} = {_literal(defaults[key])}"
+    top = "".join(f"{key} = {_literal(value)}\n" for key, value in missing.items())
+    return top + document.as_string()
+
+
+def _rename_loops(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace a former name of the loop, so that no new file has one."""
+    return {key: FORMER_LOOPS.get(value, value) if key == "loop" else value for key, value in settings.items()}
+
+
+def _defaults(settings: Mapping[str, Any], presets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of settings that are not set, under the preset that is."""
+    name, base = find_preset(settings, presets)
+    return {"preset": name} | {name: field.default for name, field in SETTINGS.items()} | _rename_loops(base)
+
+
+def _entry(key: str, settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    return f"{key} = {_literal(settings[key])}\n" if key in settings else f"#{key} = {_literal(defaults[key])}\n"
+
+
+def _literal(value: Any) -> str:
+    import tomlkit
+
+    return str(tomlkit.item(value).as_string())

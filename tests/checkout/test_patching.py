@@ -16,6 +16,7 @@ from clones import git, miniature
 
 pytest.importorskip("ace_segnn", reason="needs the adapter: pip install ./adapters/segnn")
 
+from ace_plugins import Config
 from ace_plugins.adapter import Checkout, Upstream, hookimpl
 from ace_plugins.checkout.marking import LINE
 from ace_plugins.cli.main import cli
@@ -81,6 +82,17 @@ def root(clone: Path, tmp_path: Path) -> Path:
 
 
 # Patching
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again"])
+def test_settings_are_validated_once(root: Path, monkeypatch: pytest.MonkeyPatch, again: bool) -> None:
+    if again:
+        patch(root, "--mode", "bounded")
+    validated: list[Config] = []
+    validate = Config.__post_init__
+    monkeypatch.setattr(Config, "__post_init__", lambda config: (validated.append(config), validate(config))[1])
+    patch(root, "--mode", "resilient", "--rho", "2")
+    assert [(config.mode, config.rho) for config in validated] == [("resilient", 2.0)]
 
 
 def test_a_patch_is_one_line_and_a_file(patched: tuple[Path, Result], clone: Path) -> None:

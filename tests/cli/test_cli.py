@@ -104,7 +104,7 @@ def test_what_is_warned_of_is_told_once_in_a_line(call: Any, tmp_path: Path) -> 
     pytest.importorskip("ace_segnn")
     done = call("segnn", str(miniature("segnn", tmp_path / "clones")), "--preset", "short")
     assert done.returncode == 0
-    assert done.stderr == "ace-patch: preset 'short' is gone; 'fit' is used, which fits the run\n"
+    assert done.stderr == "ace-patch: preset 'short' no longer exists; 'fit' is used instead\n"
 
 
 def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:

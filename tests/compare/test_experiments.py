@@ -11,7 +11,6 @@ from ace_plugins.compare.experiment import compile_pattern, read_experiments
 from ace_plugins.compare.plan import SEED
 from ace_plugins.compare.trial import MetricReader
 from ace_plugins.plugins.registry import registry
-from ace_plugins.settings.sources import resolve
 
 FILES = sorted((Path(__file__).parents[2] / "experiments").glob("*.toml"))
 GOOD = """
@@ -49,7 +48,7 @@ def test_every_file_is_sound(path: Path) -> None:
         if plugin.problem is not None:
             pytest.skip(f"needs the adapter: {plugin.problem}")
         for settings in experiment.runs.values():
-            plugin.checked(resolve(plugin.presets, options=settings, environment={}))
+            plugin.resolve(options=settings)
         script = plugin.call("ace_script", argv=experiment.words) if plugin.has("ace_script") else None
         metrics = experiment.metrics or script.metrics
         assert metrics

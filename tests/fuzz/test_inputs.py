@@ -66,7 +66,7 @@ def toml(value: Any) -> str:
 )
 def test_settings_files(content: bytes) -> None:
     try:
-        config = resolve({}, file=read(Path("ace.toml"), content), environment={})
+        config = resolve({}, file=read(Path("ace.toml"), content)).config
     except AceError as error:
         one_line(error)
     else:
@@ -79,7 +79,7 @@ def test_environments(environment: dict[str, str]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AceWarning)
-            config = resolve({}, environment=environment)
+            config = resolve({}, environment=environment).config
     except AceError as error:
         one_line(error)
     else:

@@ -33,7 +33,7 @@ def test_settings_come_from_the_file_and_the_environment_goes_before_it(clone: C
     off = clone.python("train.py", ACE_MODE="off", ACE_PRESET="short")
     assert trained(off) == (PLAIN, "plain")
     told = "ace: toy_net without a git commit: mode off, plain upstream\n"
-    assert off.stderr == f"ace: preset 'short' is gone; 'fit' is used, which fits the run\n{told}"
+    assert off.stderr == f"ace: preset 'short' no longer exists; 'fit' is used instead\n{told}"
 
 
 def test_from_another_folder_through_a_link_after_an_import(clone: Clone, tmp_path: Path) -> None:

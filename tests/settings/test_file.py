@@ -18,20 +18,19 @@ from ace_plugins.errors import ConfigError
 from ace_plugins.settings import toml_file as file_module
 from ace_plugins.settings.config import PAPER_ONLY, build
 from ace_plugins.settings.config import SETTINGS as FIELDS
-from ace_plugins.settings.editing import updated, written
 from ace_plugins.settings.sources import resolve
-from ace_plugins.settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read
+from ace_plugins.settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, write
 
 HERE = Path(NAME)
 drawn = settings(max_examples=50, deadline=None, derandomize=True)
 
 
 def new(chosen: Mapping[str, Any], presets: Mapping[str, Any] = PRESETS) -> SettingsFile:
-    return written(HERE, "net", "main.py", chosen, presets)
+    return write(HERE, "net", "main.py", chosen, presets)
 
 
 def update(file: SettingsFile, changes: Mapping[str, Any]) -> SettingsFile:
-    return updated(file, changes, "main.py", PRESETS)
+    return file_module.update(file, changes, "main.py", PRESETS)
 
 
 def parsed(text: str) -> SettingsFile:
@@ -149,7 +148,7 @@ def test_a_setting_never_lands_in_a_table_or_in_a_text() -> None:
 
 
 def test_what_cannot_be_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ace_plugins.settings.editing._edited", lambda text, *_: text)
+    monkeypatch.setattr("ace_plugins.settings.toml_file._edit", lambda text, *_: text)
     with pytest.raises(AceError, match=r"^ace.toml: could not set rho in it; set rho there by hand$"):
         update(parsed('adapter = "net"\n'), {"rho": 2.0})
 
@@ -200,7 +199,7 @@ def test_whose_file_it_is() -> None:
 def test_mistakes_are_told_with_their_line(text: str, problem: str) -> None:
     for ending in ("\n", "\r\n"):
         with pytest.raises(ConfigError) as caught:
-            resolve(PRESETS, file=parsed(f'adapter = "net"\n{text}'.replace("\n", ending)), environment={})
+            resolve(PRESETS, file=parsed(f'adapter = "net"\n{text}'.replace("\n", ending)))
         assert re.search(problem, str(caught.value)), str(caught.value)
         assert str(caught.value).startswith("ace.toml")
         assert "\n" not in str(caught.value)
@@ -209,7 +208,7 @@ def test_mistakes_are_told_with_their_line(text: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", 'ace.toml: expected adapter = "name", found None; mend it in ace.toml'),
+        (b"", 'ace.toml: expected adapter = "name", found None'),
         (b"#\nadapter = 5\n", 'ace.toml line 2: expected adapter = "name", found 5'),
         (b'adapter = "n\xe9t"\n', r"ace.toml: not valid UTF-8 \(byte 12\); save it as UTF-8"),
     ],

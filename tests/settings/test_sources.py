@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from ace_plugins import Config
 from ace_plugins.cli.options import config_options, given_settings
-from ace_plugins.errors import ConfigError
+from ace_plugins.errors import AdapterError, ConfigError
 from ace_plugins.output import quiet, say
 from ace_plugins.settings.config import KINDS, build
-from ace_plugins.settings.editing import written
-from ace_plugins.settings.sources import OTHERS, misspelt, option, resolve, settings_in, variable
-from ace_plugins.settings.toml_file import read
+from ace_plugins.settings.sources import OTHERS, find_misspelt, option, read_environment, resolve, variable
+from ace_plugins.settings.toml_file import read, write
 
 HERE = Path("ace.toml")
 
@@ -46,13 +45,14 @@ def words_of(name: str, value: Any) -> list[str]:
 @given(SETTINGS)
 def test_file_environment_and_options_give_the_same_config(chosen: dict[str, Any]) -> None:
     expected = build(chosen, PRESETS)
-    file = read(HERE, written(HERE, "net", "main.py", chosen, PRESETS).text.encode())
+    file = read(HERE, write(HERE, "net", "main.py", chosen, PRESETS).text.encode())
     environment = {variable(name): str(value) for name, value in chosen.items()}
     options = options_of(*(word for name, value in chosen.items() for word in words_of(name, value)))
     for found in (
-        resolve(PRESETS, file=file, environment={}),
-        resolve(PRESETS, environment=environment),
-        resolve(PRESETS, options=options, environment={}),
+        resolve(PRESETS, file=file).config,
+        resolve(PRESETS, environment=environment).config,
+        resolve(PRESETS, options=options).config,
+        resolve(PRESETS, arguments=chosen).config,
     ):
         assert found == expected
         assert [*map(type, vars(found).values())] == [*map(type, vars(expected).values())]
@@ -62,25 +62,43 @@ def test_each_source_overrides_the_one_before() -> None:
     file = read(HERE, b'adapter = "net"\npreset = "none"\nrho = 1.5\nmode = "off"\nland_at = 3\n')
     environment = {"ACE_MODE": "bounded", "ACE_LAND_AT": "4", "ACE_PRESET": "damped"}
     found = resolve(PRESETS, file=file, environment=environment, options={"land_at": 5})
-    assert found == Config(rho=1.5, mode="bounded", land_at=5, augmented=5.0)
-    assert resolve(PRESETS, file=file, environment={}) == Config(rho=1.5, mode="off", land_at=3)
+    assert found.config == Config(rho=1.5, mode="bounded", land_at=5, augmented=5.0)
+    assert found.origins == {
+        "augmented": "preset damped",
+        "preset": "ACE_PRESET",
+        "rho": "ace.toml line 3",
+        "mode": "ACE_MODE",
+        "land_at": "--land-at",
+    }
+    assert resolve(PRESETS, file=file).config == Config(rho=1.5, mode="off", land_at=3)
 
 
 def test_errors_name_where_the_setting_stands() -> None:
     file = read(HERE, b'adapter = "net"\n# mode\nmode = "hard"\n')
     with pytest.raises(ConfigError) as caught:
-        resolve({"fit": {"epsilon": -1}}, file=file, environment={"ACE_RHO": "0"}, options={"dual_lr": "fast"})
+        resolve({}, file=file, environment={"ACE_RHO": "0"}, options={"dual_lr": "fast"}, arguments={"epsilon": -1})
     told = str(caught.value).split("; ")
     assert told[0].startswith("ace.toml line 3: unknown mode 'hard': ")
     assert told[1:] == [
         "--dual-lr: dual_lr 'fast': expected a finite number of at least 0, or a multiple such as '1x'",
         "ACE_RHO: rho 0.0: expected a finite number above 0, or a multiple such as '1x'",
-        "preset fit: epsilon -1: expected a finite number above 0",
+        "epsilon -1: expected a finite number above 0",
     ]
     with pytest.raises(ConfigError, match="^--preset: unknown preset 'papr': expected one of damped, fit, none, paper"):
-        resolve(PRESETS, options={"preset": "papr"}, environment={})
+        resolve(PRESETS, options={"preset": "papr"})
     with pytest.raises(ConfigError, match="^--modus: unknown setting 'modus': did you mean 'mode'?"):
-        resolve(PRESETS, options={"modus": "strict"}, environment={})
+        resolve(PRESETS, options={"modus": "strict"})
+
+
+@pytest.mark.parametrize(
+    ("preset", "text"),
+    [({"epsilon": -1}, "epsilon -1"), ({"dual_rate": 1}, "unknown setting 'dual_rate'")],
+)
+def test_errors_in_a_preset_name_the_adapter(preset: dict[str, Any], text: str) -> None:
+    presets = {"fit": preset, "paper": {}}
+    with pytest.raises(AdapterError, match=f"adapter 'net': ace_preset returned 'fit' with {text}"):
+        resolve(presets, options={"rho": 0.0}, adapter="net")
+    assert resolve(presets, options={"preset": "paper"}).config == Config()
 
 
 # The environment
@@ -98,9 +116,9 @@ def test_errors_name_where_the_setting_stands() -> None:
     ],
 )
 def test_values(name: str, text: str, value: Any) -> None:
-    ((setting, found),) = settings_in({name: text}).items()
+    ((setting, found),) = read_environment({name: text}).items()
     assert (setting, found, type(found)) == (name[4:].lower(), value, type(value))
-    assert misspelt({name: text}) == []
+    assert find_misspelt({name: text}) == []
 
 
 @pytest.mark.parametrize(
@@ -120,12 +138,12 @@ def test_values(name: str, text: str, value: Any) -> None:
 )
 def test_texts_that_stand_for_no_value(name: str, text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        settings_in({name: text})
+        read_environment({name: text})
     assert str(caught.value) == problem
 
 
 def test_what_is_empty_is_not_set() -> None:
-    assert settings_in({variable(name): " \n" for name in (*KINDS, "preset")}) == {}
+    assert read_environment({variable(name): " \n" for name in (*KINDS, "preset")}) == {}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +158,7 @@ def test_what_is_empty_is_not_set() -> None:
 )
 def test_a_near_miss_is_told(name: str, meant: str) -> None:
     notice = f"unknown variable {name!r} (did you mean {meant!r}?): it is ignored"
-    assert (settings_in({name: "strict"}), misspelt({name: "strict"})) == ({}, [notice])
+    assert (read_environment({name: "strict"}), find_misspelt({name: "strict"})) == ({}, [notice])
 
 
 @pytest.mark.parametrize(
@@ -151,7 +169,7 @@ def test_a_near_miss_is_told(name: str, meant: str) -> None:
     ],
 )  # fmt: skip
 def test_variables_of_others_are_left_alone(name: str) -> None:
-    assert (settings_in({name: "strict"}), misspelt({name: "strict"})) == ({}, [])
+    assert (read_environment({name: "strict"}), find_misspelt({name: "strict"})) == ({}, [])
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
