@@ -65,13 +65,13 @@ def settings_page() -> str:
 def _setting(name: str) -> str:
     field, kind = SETTINGS[name], KINDS[name]
     if isinstance(kind, Choice):
-        values = " ".join(f"`{choice}`" for choice in kind.choices)
+        values = ", ".join(f"`{choice}`" for choice in kind.choices)
     else:
         values = kind.expected
     flag = f"{option(name)}`, `--no-{option(name)[2:]}" if isinstance(kind, Flag) else option(name)
     head = f"\n{'###' if name in PAPER_ONLY else '##'} {name}\n\n{_sentence(field.metadata['help'])}\n\n"
     default = getattr(build({"preset": "none"} if name in PAPER_ONLY else {}), name)
-    return head + f"Default `{default}`; {values}. `{flag}`, `{variable(name)}`.\n"
+    return head + f"Default: `{default}`. Values: {values}. Option: `{flag}`. Environment: `{variable(name)}`.\n"
 
 
 def commands_page() -> str:
