@@ -1,4 +1,4 @@
-"""``python -m ace_plugins`` is ``ace-patch``, for places where only a module can be run (torchrun)."""
+"""``python -m ace_plugins``: the command ``ace-patch`` for launchers that run modules, such as torchrun."""
 
 from .cli.main import main
 

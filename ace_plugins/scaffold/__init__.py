@@ -1,11 +1,9 @@
-"""Write a new adapter: an installable package with a stand-in network, which passes its own tests as it is."""
+"""Creates a new adapter: an installable package with a small network, which passes its own tests unchanged."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from string import Template
 
@@ -13,70 +11,60 @@ from .. import __version__
 from ..errors import AceError
 
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
+TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".template"
-"""Of the files below ``templates``, so that nobody takes them for code of the host."""
+"""Suffix of files in ``templates``, so that tools do not read them as code of the host."""
 
 
 def make_adapter(name: str, into: Path, taken: dict[str, str]) -> tuple[Path, list[str]]:
-    """Write the package ``ace-NAME`` below a folder. Returns its folder, and its files from there.
+    """Write the package ``ace-NAME`` into a folder, or nothing if that fails.
 
-    ``taken`` are names that an adapter cannot have, and why.
+    Args:
+        name: Name of the adapter.
+        into: Existing parent folder.
+        taken: Names that an adapter cannot have -> why.
+
+    Returns:
+        The folder of the package, and its files relative to it.
+
+    Raises:
+        AceError: The name is invalid or taken, or the package exists or cannot be written.
     """
-    check_name(name, taken)
-    words = _words(name)
-    folder = into / words["distribution"]
-    if not into.is_dir():
-        raise AceError(f"no folder {str(into)!r} to put {folder.name} into: expected one that exists")
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise AceError(f"{folder} exists, and nothing of it was touched: remove it, or choose another name") from None
-    except OSError as error:
-        raise AceError(f"{folder} cannot be made: {error.strerror}") from error
-    written = []
-    try:
-        for path, text in _templates():
-            target = folder / Template(path).substitute(words)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(Template(text).substitute(words), encoding="utf-8")
-            written.append(target.relative_to(folder).as_posix())
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)  # all of it or nothing
-        if isinstance(error, OSError):
-            raise AceError(f"{folder} cannot be written: {error.strerror}") from error
-        raise
-    return folder, written
-
-
-def check_name(name: str, taken: dict[str, str]) -> None:
-    """Names become those of a distribution, a package, an entry point and a word of the command line."""
-    if not NAME.fullmatch(name):
-        raise AceError(
-            f"{name!r} is no name for an adapter: expected small letters, digits and single dashes, beginning with a "
-            "letter, as 'my-net'"
-        )
-    if name.startswith(("ace-", "ace_")):
-        raise AceError(f"{name!r}: the package is called ace-NAME anyway; did you mean {name[4:]!r}?")
-    clash = taken.get(name.replace("-", "_")) or taken.get(name)
-    if clash:
-        raise AceError(f"{name!r} is taken: {clash}; choose another name")
-
-
-def _words(name: str) -> dict[str, str]:
-    """What the templates know."""
-    entry = name.replace("-", "_")
-    major, minor = __version__.split(".")[:2]
-    return {
+    _check_name(name, taken)
+    entry, (major, minor) = name.replace("-", "_"), __version__.split(".")[:2]
+    words = {
         "name": entry,
         "title": name,
         "distribution": f"ace-{name.replace('_', '-')}",
         "package": f"ace_{entry}",
         "host": f"ace-plugins>={major}.{minor},<{major}.{int(minor) + 1}",
     }
+    folder = into / words["distribution"]
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise AceError(f"{folder} cannot be created: {error.strerror}; choose another name or folder") from error
+    written = []
+    try:
+        for path in sorted(TEMPLATES.rglob(f"*{SUFFIX}")):
+            name_in_package = Template(path.relative_to(TEMPLATES).as_posix()).substitute(words).removesuffix(SUFFIX)
+            target = folder / name_in_package
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(Template(path.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+            written.append(name_in_package)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise AceError(f"{folder} cannot be written: {error.strerror}") from error
+        raise
+    return folder, written
 
 
-def _templates() -> Iterator[tuple[str, str]]:
-    """Path in the new package, and text. ``$package`` in a path is one of the words, too."""
-    root = Path(str(files(__package__))) / "templates"
-    for path in sorted(root.rglob(f"*{SUFFIX}")):
-        yield path.relative_to(root).as_posix().removesuffix(SUFFIX), path.read_text(encoding="utf-8")
+def _check_name(name: str, taken: dict[str, str]) -> None:
+    if not NAME.fullmatch(name):
+        raise AceError(f"invalid name {name!r}: expected lower-case letters, digits and single dashes, as in 'my-net'")
+    if name.startswith(("ace-", "ace_")):
+        raise AceError(f"{name!r}: the package gets the prefix 'ace-' anyway; did you mean {name[4:]!r}?")
+    clash = taken.get(name.replace("-", "_")) or taken.get(name)
+    if clash:
+        raise AceError(f"{name!r} is taken: {clash}; choose another name")

@@ -163,9 +163,7 @@ def test_content_may_be_written_by_a_function(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"x": b"old"}, "as it was, and nothing beside it"
 
 
-@pytest.mark.parametrize(
-    ("number", "do"), [(13, "make it writable or work on a copy"), (28, "mend that and try again")]
-)
+@pytest.mark.parametrize(("number", "do"), [(13, "make it writable or work on a copy"), (28, "fix this and try again")])
 def test_an_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, do: str) -> None:
     def fails(_: int) -> None:
         raise OSError(number, os.strerror(number))
@@ -173,7 +171,7 @@ def test_an_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(AceError) as caught:
         publish(tmp_path / "x", b"content")
-    assert str(caught.value) == f"{tmp_path / 'x'} cannot be written, {os.strerror(number)}; {do}"
+    assert str(caught.value) == f"{tmp_path / 'x'} cannot be written: {os.strerror(number)}; {do}"
     assert contents(tmp_path) == {}
 
 

@@ -14,10 +14,9 @@ from clones import python
 import ace_plugins
 from ace_plugins.cli.main import cli
 from ace_plugins.plugins.registry import registry
-from ace_plugins.scaffold import SUFFIX
+from ace_plugins.scaffold import SUFFIX, TEMPLATES
 
 ROOT = Path(__file__).parents[2]
-TEMPLATES = Path(ace_plugins.__file__).parent / "scaffold" / "templates"
 BUILT = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
@@ -53,7 +52,7 @@ def test_it_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_bad_names_are_refused_in_one_line(name: str, tmp_path: Path) -> None:
     told = call("--into", str(tmp_path), "--", name)
     assert told.exit_code == 2
-    assert told.output.startswith(f"ace-patch: {name!r} is no name for an adapter: expected small letters")
+    assert told.output.startswith(f"ace-patch: invalid name {name!r}: expected")
     assert told.output.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -77,11 +76,11 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "ace-mynet" / "mine.txt").write_text("mine")
     told = call("mynet", "--into", str(tmp_path))
     assert told.exit_code == 2
-    assert "ace-mynet exists, and nothing of it was touched" in told.output
+    assert "ace-mynet cannot be created: File exists" in told.output
     assert [path.name for path in (tmp_path / "ace-mynet").iterdir()] == ["mine.txt"]
     told = call("mynet", "--into", str(tmp_path / "nowhere"))
     assert told.exit_code == 2
-    assert "expected one that exists" in told.output
+    assert "No such file or directory" in told.output
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

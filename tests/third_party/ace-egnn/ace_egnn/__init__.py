@@ -1,1 +1,1 @@
-"""ACE for EGNN_Network of egnn-pytorch: an adapter for ace-plugins."""
+"""Adapter of ace-plugins for EGNN_Network of egnn-pytorch."""

@@ -1,4 +1,4 @@
-"""The contract of ace-plugins, one test for each check; and that a model trains."""
+"""Tests of the adapter: the checks of ace-plugins, and a short training run."""
 
 from __future__ import annotations
 
