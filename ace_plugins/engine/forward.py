@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from ..contract.sites import Node, Site, Tap
 from ..errors import AdapterError, AttachError
-from ..symmetry.measure import Call, clone, forward_names, mapped
-from ..symmetry.parts import part_of, with_part
+from ..symmetry.measure import Call, clone, forward_names, map_tensors
+from ..symmetry.parts import get_part, replace_part
 from .distributed import is_distributed, rank
 from .spectral_norm import Bounded, divide, find_bounded
 from .state import LIVE, NAME, Ace
@@ -124,7 +124,7 @@ class Forward:
 
 def select_output(output: Any, site: Site) -> Any:
     """Return the tensor of the module's output that the site adds to."""
-    selected = output if site.output is None else part_of(output, str(site.output), f"output of {site.module}")
+    selected = output if site.output is None else get_part(output, str(site.output), f"output of {site.module}")
     if isinstance(selected, Tensor):
         return selected
     kind = type(selected).__name__
@@ -140,7 +140,7 @@ def replace_output(output: Any, site: Site, tensor: Tensor) -> Any:
     """Return the module's output with the tensor that the site adds to replaced."""
     if site.output is None:
         return tensor
-    return with_part(output, str(site.output), tensor, f"output of {site.module}")
+    return replace_part(output, str(site.output), tensor, f"output of {site.module}")
 
 
 class OpenForwards(threading.local):
@@ -193,7 +193,7 @@ def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict
     # Every rank draws other frames.
     generator = torch.Generator().manual_seed(ace.passes.draw_seed(ace.duals.count, rank()))
     names = forward_names(model)
-    ace.passes.frame = ace.action.frame(generator, names, args, kwargs)
+    ace.passes.frame = ace.action.sample_frame(generator, names, args, kwargs)
     return ace.action.act_on_inputs(ace.passes.frame, names, args, kwargs)
 
 
@@ -300,7 +300,7 @@ class TouchHook:
             touched = True
             return _Touch.apply(tensor, *ace.freed)  # type: ignore[no-any-return,no-untyped-call]
 
-        return mapped(output, touch)
+        return map_tensors(output, touch)
 
 
 @dataclass(eq=False)

@@ -14,7 +14,16 @@ from ..errors import AceError, AttachError, ConfigError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
-from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, mapped, measure, untouched
+from ..symmetry.measure import (
+    Call,
+    EquivarianceError,
+    as_call,
+    evaluate,
+    forward_names,
+    map_tensors,
+    measure,
+    preserve_state,
+)
 from .state import NAME, Ace, find, unwrap
 
 
@@ -22,8 +31,8 @@ def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn
     """Return a copy of the model and the batch in float64; or both as given, and the reason."""
     try:
         judged = _copy(model).double() if copied else model
-        args, kwargs = (mapped(part, _widen) for part in as_call(batch))
-        with torch.inference_mode(False), unwatched(judged), untouched(judged):
+        args, kwargs = (map_tensors(part, _widen) for part in as_call(batch))
+        with torch.inference_mode(False), unwatched(judged), preserve_state(judged):
             evaluate(judged, args, kwargs, 0)
         return judged, Call(args, kwargs), ""
     except AceError:

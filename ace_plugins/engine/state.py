@@ -20,7 +20,7 @@ from ..settings.config import Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.groups import Element
 from ..symmetry.measure import Call
-from ..symmetry.parts import part_of
+from ..symmetry.parts import get_part
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import BEYOND_HALF, Duals
@@ -43,7 +43,7 @@ class Argument:
         """Return the argument's value in a call."""
         value = args[self.index] if 0 <= self.index < len(args) else kwargs[self.name]
         for attribute in self.attributes:
-            value = part_of(value, attribute, f"argument {self.name!r}")
+            value = get_part(value, attribute, f"argument {self.name!r}")
         return value
 
 

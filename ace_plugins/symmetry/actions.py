@@ -1,4 +1,4 @@
-"""How the elements of a group act on tensors, and on a model's inputs and outputs."""
+"""Group actions on tensors, and on a model's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from torch import Tensor
 from ..errors import AdapterError, one_of
 from .graphs import Graphs, PerGraph
 from .groups import Element, Euclidean, Group, Rigid, Rigids
-from .parts import argument, has_part, part_of, positional, required, with_part
+from .parts import get_argument, get_part, has_part, parse_path, positional_names, replace_part
 
 X = TypeVar("X", Tensor, None)
 
 
 class Action(ABC):
-    """How an element acts on one tensor: same shape, dtype and device out; None stays None.
+    """An action of group elements on one tensor. It keeps shape, dtype and device, and returns None for None.
 
-    Subclass it as a frozen dataclass at module level: actions are pickled along with the model's hooks."""
+    Write subclasses as frozen dataclasses at module level, because they are pickled with the model's hooks.
+    """
 
     def __call__(self, element: Element, x: X) -> X:
         if x is None:
@@ -34,44 +35,55 @@ class Action(ABC):
 
     @abstractmethod
     def act(self, element: Any, x: Tensor) -> Tensor:
-        """The transformed tensor, never in place. An element that the action is not made for is an AdapterError."""
+        """Return the transformed tensor as a new tensor.
+
+        Args:
+            element: The group element.
+            x: The tensor to transform.
+
+        Returns:
+            A tensor of the same shape, dtype and device.
+
+        Raises:
+            AdapterError: If the action does not support the element or the tensor.
+        """
 
 
 @dataclass(frozen=True)
 class Invariant(Action):
-    """Any tensor under any group, left as it is."""
+    """The trivial action: the tensor does not change."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         return x
 
 
 class _Rigidly(Action):
-    """Acts with rigid motions on axes whose size the element knows."""
+    """Base of actions of rigid motions on one or several axes."""
 
     axis: int
 
-    def turned_axes(self) -> tuple[int, ...]:
-        """The axes the element acts on."""
+    def acted_axes(self) -> tuple[int, ...]:
+        """Return the axes that the element acts on."""
         return (self.axis,)
 
     def expected_size(self, element: Rigid) -> int:
-        """The size of each of these axes."""
+        """Return the size that each of these axes must have."""
         return element.dimension
 
     @abstractmethod
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        """x: float32 or wider, the turned axes last."""
+        """Return the transformed x, which is float32 or wider and has the acted axes last."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         rigid = _rigid(self, element)
         size = self.expected_size(rigid)
-        axes = self.turned_axes()
+        axes = self.acted_axes()
         for found in _sizes(self, x, axes, size):
             if found != size:
                 raise AdapterError(f"{self}: expected size {size}, found {found} in shape {list(x.shape)}")
         if not (x.is_floating_point() or x.is_complex()):
             raise AdapterError(f"{self}: expected a floating point tensor, found {x.dtype}")
-        return _precisely(partial(self.act_on_last, rigid), x, axes)
+        return _apply_wide(partial(self.act_on_last, rigid), x, axes)
 
 
 def _rigid(action: Action, element: Any, dimension: int | None = None) -> Rigid:
@@ -89,9 +101,11 @@ def _sizes(action: Action, x: Tensor, axes: tuple[int, ...], size: object) -> li
     return [x.shape[axis] for axis in axes]
 
 
-def _precisely(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """function(x with these axes last), the axes back in their places. Computed in float32 or wider and without
-    autocast: their rounding would pass for the model's own error."""
+def _apply_wide(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Apply a function to x with these axes moved last, and move them back.
+
+    The computation uses float32 or wider and no autocast, because rounding would count as the model's error.
+    """
     wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
     last = tuple(range(-len(axes), 0))
     with torch.autocast(x.device.type, enabled=False):
@@ -101,58 +115,60 @@ def _precisely(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int,
 
 @dataclass(frozen=True)
 class Vectors(_Rigidly):
-    """Velocities, forces, displacements: rotate, do not translate. The axis has 2 or 3 entries, as the group has
-    dimensions."""
+    """Velocities, forces, displacements: they rotate and do not translate."""
 
     axis: int = -1
+    """Axis of the coordinates, with 2 or 3 entries, the dimension of the group."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        return element.times(element.matrix, x)
+        return element.multiply(element.matrix, x)
 
 
 @dataclass(frozen=True)
 class Positions(Vectors):
-    """Points: rotate and translate."""
+    """Points: they rotate and translate."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        return element.moved(super().act_on_last(element, x))
+        return element.translate(super().act_on_last(element, x))
 
 
 @dataclass(frozen=True)
 class PseudoVectors(Vectors):
-    """Angular momenta, cross products: rotate, and change sign with every reflection besides."""
+    """Angular momenta, cross products: they rotate, and reflections also change their sign."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        return element.times(element.sign * element.matrix, x)
+        return element.multiply(element.sign * element.matrix, x)
 
 
 @dataclass(frozen=True)
 class Tensors(_Rigidly):
     """Tensors of rank 2, such as stress, strain or polarisability: x becomes M x M^T.
 
-    A cell whose rows are lattice vectors is not one: each row rotates for itself, so that is ``Vectors()``."""
+    Use `Vectors` for a cell that has lattice vectors as rows: its rows rotate independently.
+    """
 
     axes: tuple[int, int] = (-2, -1)
 
-    def turned_axes(self) -> tuple[int, ...]:
+    def acted_axes(self) -> tuple[int, ...]:
         return self.axes
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        return element.times(element.matrix, element.times(element.matrix, x).mT).mT
+        return element.multiply(element.matrix, element.multiply(element.matrix, x).mT).mT
 
 
 @dataclass(frozen=True)
 class Irreps(_Rigidly):
-    """Features laid out by e3nn irreps, such as ``"8x0e+4x1o"``, under groups of space (3 dimensions). Needs e3nn
-    when it is first used."""
+    """Features in the layout of e3nn irreps under groups of 3-dimensional space. Needs e3nn on first use."""
 
     irreps: str
+    """Irreps in e3nn's notation, such as ``"8x0e+4x1o"``, or an ``o3.Irreps``."""
     axis: int = -1
+    """Axis of the features."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "irreps", str(self.irreps))  # an o3.Irreps will do as well
+        object.__setattr__(self, "irreps", str(self.irreps))  # accepts an o3.Irreps
 
-    def _parsed(self) -> Any:
+    def _parse(self) -> Any:
         try:
             return _o3().Irreps(self.irreps)
         except (ValueError, AssertionError) as error:
@@ -160,23 +176,23 @@ class Irreps(_Rigidly):
 
     def expected_size(self, element: Rigid) -> int:
         _rigid(self, element, dimension=3)
-        return int(self._parsed().dim)
+        return int(self._parse().dim)
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        parsed = self._parsed()
+        parsed = self._parse()
         sign = element.sign
         wigner = _wigner(max((irrep.l for _, irrep in parsed), default=0), sign * element.matrix)
         parts = []
         for (multiplicity, irrep), part in zip(parsed, parsed.slices(), strict=True):
             parity = sign if irrep.p < 0 else 1
             block = x[..., part].reshape(*x.shape[:-1], multiplicity, irrep.dim)
-            parts.append(element.times(parity * wigner[irrep.l], block).flatten(-2))
+            parts.append(element.multiply(parity * wigner[irrep.l], block).flatten(-2))
         return torch.cat(parts, dim=-1) if parts else x
 
 
 def _o3() -> Any:
     try:
-        # e3nn 0.4 has slices in its file of constants, which torch reads only where they are named.
+        # The file of constants in e3nn 0.4 contains slices, which torch only loads if they are declared safe.
         with torch.serialization.safe_globals([slice]):
             from e3nn import o3
     except ImportError as error:
@@ -185,11 +201,11 @@ def _o3() -> Any:
 
 
 def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
-    """e3nn's Wigner matrices of rotations [..., 3, 3], [..., 2l+1, 2l+1] float64 for l = 0..highest.
+    """Return e3nn's Wigner matrices of rotations [..., 3, 3]: [..., 2l+1, 2l+1] in float64 for l = 0..highest.
 
-    e3nn's own D_from_matrix goes through Euler angles (an arc cosine, inaccurate at the poles) and generators
-    in the default dtype: six digits, too few to judge a float64 model by. Coupling D_{l-1} with D_1 = R
-    through the 3j symbols, which e3nn has in float64, stays at rounding error.
+    e3nn's own D_from_matrix uses Euler angles (inaccurate at the poles) and generators in the default dtype. Its six
+    digits are too few to measure a float64 model. Coupling D_{l-1} with D_1 = R through the 3j symbols, which e3nn
+    has in float64, is accurate to rounding error.
     """
     matrices = [torch.ones_like(rotation[..., :1, :1]), rotation]
     for degree in range(2, highest + 1):
@@ -201,29 +217,29 @@ def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Grid(Action):
-    """An image [..., H, W] or a field on a grid, rotated about its centre under groups of the plane.
+    """An image [..., H, W] or a field on a grid, transformed about its centre by groups of the plane.
 
-    ``axes`` are the rows and the columns. x points right and y up, so a positive angle turns the image
-    counterclockwise, as ``torch.rot90(x, 1, (-2, -1))`` does. Multiples of 90 degrees and the reflections between
-    them move whole pixels, bit for bit. Other elements resample bilinearly, with zeros outside the image; what that
-    loses is part of a measured error, so C_4 measures a model alone.
-
-    ``of`` is the action on the channels of every pixel: ``Grid(of=Vectors(axis=-3))`` is a vector field
-    [..., 2, H, W]."""
+    x points right and y up, so a positive angle rotates the image counterclockwise, as
+    ``torch.rot90(x, 1, (-2, -1))`` does. Multiples of 90 degrees and the reflections between them move whole pixels
+    and are exact. Other elements resample bilinearly with zeros outside the image, and the loss from resampling adds
+    to every measured error. So measure with C_4 or D_4 where possible.
+    """
 
     of: Action = field(default_factory=Invariant)
+    """Action on the channels of every pixel: ``Grid(of=Vectors(axis=-3))`` is a vector field [..., 2, H, W]."""
     axes: tuple[int, int] = (-2, -1)
+    """Axes of the rows and the columns."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         rigid = _rigid(self, element, dimension=2)
         if isinstance(rigid, Rigids):
-            raise AdapterError(f"{self}: expected one element for the whole batch, found one for each graph")
+            raise AdapterError(f"{self}: expected one element for the whole batch, found one per graph")
         if rigid.translation.any():
             shift = rigid.translation.tolist()
             raise AdapterError(f"{self}: expected an element without translation, found {shift}; use O2 or SO2")
         height, width = _sizes(self, x, self.axes, "H and W")
         x = self.of(rigid, x)
-        # Composed quarter turns of the plane are off by rounding; 1e-9 of an image is far below a pixel.
+        # Composed quarter turns are off by rounding; 1e-9 of an image is far below a pixel.
         if float((rigid.matrix - rigid.matrix.round()).abs().max()) < 1e-9:
             cosine, sine = (int(entry) for entry in rigid.matrix[:, 0].round())
             quarters = {(1, 0): 0, (0, 1): 1, (-1, 0): 2, (0, -1): 3}[cosine, sine]
@@ -233,16 +249,16 @@ class Grid(Action):
             return torch.rot90(upright, quarters, self.axes).contiguous()
         if not x.is_floating_point():
             raise AdapterError(f"{self}: expected a floating point tensor to resample, found {x.dtype}")
-        return _precisely(partial(_resampled, rigid.matrix), x, self.axes)
+        return _apply_wide(partial(_resample, rigid.matrix), x, self.axes)
 
 
-def _resampled(matrix: Tensor, x: Tensor) -> Tensor:
-    """x: [..., H, W]; every pixel p takes the value at matrix^-1 p."""
+def _resample(matrix: Tensor, x: Tensor) -> Tensor:
+    """Return x [..., H, W] with the value at matrix^-1 p in every pixel p."""
     height, width = x.shape[-2:]
     columns = torch.arange(width, dtype=matrix.dtype, device=matrix.device) - (width - 1) / 2
     rows = (height - 1) / 2 - torch.arange(height, dtype=matrix.dtype, device=matrix.device)
     points = torch.stack([columns.expand(height, width), rows[:, None].expand(height, width)], dim=-1)
-    # grid_sample wants (column, row), each from -1 to 1 between the outer edges of the image
+    # grid_sample expects (column, row), each from -1 to 1 between the outer edges of the image.
     source = points @ matrix * matrix.new_tensor([2 / width, -2 / height])
     flat = x.reshape(1, math.prod(x.shape[:-2]), height, width)
     sampled = torch.nn.functional.grid_sample(flat, source[None].to(x.dtype).to(x.device), align_corners=False)
@@ -251,43 +267,49 @@ def _resampled(matrix: Tensor, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GroupAction:
-    """How a group acts on a model.
+    """The action of a group on a model's inputs and outputs.
 
-    ``inputs`` are keyed by the forward's parameter name, or by a dotted path into one argument (``"graph.pos"``: a
-    PyG graph, another object or a dict). What is not mentioned does not change. ``outputs`` is one action for a
-    tensor, a sequence for a tuple, a mapping (keys or dotted paths) for a dict or object. None leaves an output as
-    it is, and it is not compared. A path that ends in "?" (``"data.cell?"``) names a part that some calls go without.
-    ``graphs`` says which rows of a batch belong together, so that random frames can have an element for each graph
-    rather than one for the batch. ``beside`` names outputs that are compared only where there are no others: energies
-    with the constants of single atoms in them are so large that beside them any error of the forces is small.
+        GroupAction(E3, inputs={"pos": Positions()}, outputs=Invariant(), graphs=Graphs(batch="batch"))
+
+    A path names a parameter of the forward pass (``"pos"``) or, with dots, a part of one argument (``"graph.pos"``: a
+    PyG graph, another object or a dict). A path that ends in "?" (``"data.cell?"``) names an optional part.
+
+    Raises:
+        AdapterError: If ``group`` does not implement `Group`.
     """
 
     group: Group
     inputs: Mapping[str, Action]
+    """Path -> action. Inputs that are not listed do not change."""
     outputs: Action | Sequence[Action | None] | Mapping[str, Action | None]
+    """One action for a tensor, a sequence for a tuple, a mapping from paths for a dict or object. None excludes an
+    output: it is neither transformed nor compared."""
     graphs: Graphs | None = None
+    """The rows of each graph in a batch. With it, random frames use one element per graph instead of one per batch."""
     beside: Collection[str] = ()
+    """Outputs that are compared only if there are no others. Energies that include the constants of single atoms are
+    so large that an error of the forces would not show beside them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, Group):
             raise AdapterError(f"group: expected name, identity() and sample(), found {type(self.group).__name__}")
-        # own copies: the caller's containers may change later
+        # Copies, because the caller's containers may change later.
         object.__setattr__(self, "inputs", dict(self.inputs))
         if not isinstance(self.outputs, Action):
             own = dict(self.outputs) if isinstance(self.outputs, Mapping) else tuple(self.outputs)
             object.__setattr__(self, "outputs", own)
 
-    def frame(
+    def sample_frame(
         self, generator: torch.Generator, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Element:
-        """A random element without translation, or one for each graph of the batch where that is known."""
+        """Return a random element without translation, or one per graph if ``graphs`` finds the rows."""
         found = None
         if self.graphs is not None and isinstance(self.group, Euclidean):
-            found = self.graphs.look(names, args, kwargs)
+            found = self.graphs.find_rows(names, args, kwargs)
         if found is None:
             return self.group.sample(generator, scale=0.0)
         assert isinstance(self.group, Euclidean)
-        return PerGraph(self.group.sample_many(found.most, generator, scale=0.0), found)
+        return PerGraph(self.group.sample_many(found.upper_bound, generator, scale=0.0), found)
 
     def act_on_inputs(
         self,
@@ -296,16 +318,28 @@ class GroupAction:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """New (args, kwargs); the caller's are not touched. ``signature_names`` are the forward's parameters in
-        order without self, ``*rest`` and ``**more`` with their stars. A parameter that the call leaves at its
-        default stays there."""
+        """Return transformed copies of a call's arguments.
+
+        Args:
+            element: The group element.
+            signature_names: Parameters of the forward pass in order, without self; ``*rest`` and ``**more`` with
+                their stars.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+
+        Returns:
+            New positional and keyword arguments. Parameters that the call does not pass stay at their defaults.
+
+        Raises:
+            AdapterError: If an input does not exist or its action cannot transform it.
+        """
         new_args, new_kwargs = list(args), dict(kwargs)
-        by_position = positional(signature_names)
-        for said, action in self.inputs.items():
-            path, needed = required(said)
+        by_position = positional_names(signature_names)
+        for pattern, action in self.inputs.items():
+            path, needed = parse_path(pattern)
             name, *steps = path.split(".")
             where = f"input {path!r}"
-            if not needed and not has_part(argument(name, signature_names, args, kwargs), steps):
+            if not needed and not has_part(get_argument(name, signature_names, args, kwargs), steps):
                 continue
             if name in new_kwargs:
                 new_kwargs[name] = _act_at(new_kwargs[name], steps, action, element, where, path)
@@ -316,34 +350,33 @@ class GroupAction:
         return tuple(new_args), new_kwargs
 
     def act_on_outputs(self, element: Element, output: Any) -> Any:
-        """A new output of the same structure."""
+        """Return a transformed copy of an output of the model."""
         for path, action in self._output_paths(output):
             output = _act_at(output, path, action, element, _label(path))
         return output
 
-    def compared(self, output: Any) -> dict[str, Tensor]:
-        """The tensors of an output that errors are measured on, by name (``output``, ``output.1``, ``output.x``)."""
-        found = self._acted_on(output)
+    def tensors_to_compare(self, output: Any) -> dict[str, Tensor]:
+        """Return the tensors that errors are measured on, by name (``output``, ``output.1``, ``output.x``)."""
+        found = self._tensors_with_action(output)
         judged = {name: tensor for name, tensor in found.items() if name.partition(".")[2] not in self.beside}
         return judged or found
 
-    def _acted_on(self, output: Any) -> dict[str, Tensor]:
-        """The tensors of an output that have an action."""
+    def _tensors_with_action(self, output: Any) -> dict[str, Tensor]:
         found = {}
         for path, _ in self._output_paths(output):
             value = output
             for step in path:
-                value = None if value is None else part_of(value, step, _label(path))
+                value = None if value is None else get_part(value, step, _label(path))
             if value is not None:
                 found[_label(path)] = value
         return found
 
     def mean(self, outputs: Sequence[Any]) -> Any:
-        """One output, with the mean of every tensor that has an action. The rest is the first one's."""
+        """Return the first output with the mean over all outputs in place of every tensor that has an action."""
         mean = outputs[0]
-        found = [self._acted_on(output) for output in outputs]
+        found = [self._tensors_with_action(output) for output in outputs]
         for path, _ in self._output_paths(mean):
-            if _label(path) in found[0]:  # it may be one that the model leaves out
+            if _label(path) in found[0]:  # the model may leave out an optional output
                 mean = _put(mean, path, torch.stack([each[_label(path)] for each in found]).mean(0))
         return mean
 
@@ -352,8 +385,8 @@ class GroupAction:
             return [([], self.outputs)]
         if isinstance(self.outputs, Mapping):
             found = []
-            for said, action in self.outputs.items():
-                path, needed = required(said)
+            for pattern, action in self.outputs.items():
+                path, needed = parse_path(pattern)
                 steps = path.split(".")
                 if action is not None and (needed or has_part(output, steps)):
                     found.append((steps, action))
@@ -362,7 +395,7 @@ class GroupAction:
         if not isinstance(output, (tuple, list)) or len(output) != expected:
             size = f" of {len(output)}" if isinstance(output, (tuple, list)) else ""
             kind = f"{type(output).__name__}{size}"
-            raise AdapterError(f"output: the action is for a tuple of {expected}, found {kind}")
+            raise AdapterError(f"output: expected a tuple of {expected} as in the action, found {kind}")
         return [([str(i)], action) for i, action in enumerate(self.outputs) if action is not None]
 
 
@@ -373,21 +406,21 @@ def _label(path: Sequence[str]) -> str:
 def _put(value: Any, steps: Sequence[str], new: Tensor) -> Any:
     if not steps:
         return new
-    inner = _put(part_of(value, steps[0], "output"), steps[1:], new)
-    return with_part(value, steps[0], inner, "output")
+    inner = _put(get_part(value, steps[0], "output"), steps[1:], new)
+    return replace_part(value, steps[0], inner, "output")
 
 
 def _act_at(value: Any, steps: Sequence[str], action: Action, element: Element, where: str, path: str = "") -> Any:
-    """The action at one place of a value; ``path`` is that of an input."""
-    if value is None:  # an optional argument or output that is not there
+    """Return a copy of value with the action applied at these steps; ``path`` is the path of an input."""
+    if value is None:  # an optional argument or output that is missing
         return None
     if steps:
-        old = part_of(value, steps[0], where)
+        old = get_part(value, steps[0], where)
         new = _act_at(old, steps[1:], action, element, where, path)
-        return value if new is old else with_part(value, steps[0], new, where)
+        return value if new is old else replace_part(value, steps[0], new, where)
     try:
         if isinstance(element, PerGraph) and not isinstance(action, Invariant):
-            element = element.at(value, path)
+            element = element.select(value, path)
         return action(element, value)
     except AdapterError as error:
         raise AdapterError(f"{where}: {error}") from error

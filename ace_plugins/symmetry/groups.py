@@ -1,7 +1,4 @@
-"""What a group and its elements are, and the groups of rigid motions of the plane and of space.
-
-The finite groups of the plane: rotations by parts of a turn, with or without reflections.
-"""
+"""Groups and their elements: rigid motions of the plane and of space, and finite groups of the plane."""
 
 from __future__ import annotations
 
@@ -16,39 +13,53 @@ from ..errors import AdapterError, ConfigError
 
 
 class Element(Protocol):
-    """One transformation. What it does to a tensor is said by an action."""
+    """One transformation of a group. An `Action` applies it to tensors."""
 
     def compose(self, other: Any) -> Element:
-        """self after other, an element of the same group."""
+        """Return this element after ``other``, an element of the same group."""
 
     def inverse(self) -> Element:
-        """The element that undoes this one."""
+        """Return the inverse element."""
 
 
 @runtime_checkable
 class Group(Protocol):
-    """A set of transformations to draw from. Any class with these members is a group.
+    """A set of transformations to sample from. Any class with these members is a group.
 
-    Write it as a frozen dataclass at module level: groups are pickled along with the model's hooks."""
+    Write groups as frozen dataclasses at module level, because they are pickled with the model's hooks.
+    """
 
     @property
     def name(self) -> str:
-        """How reports call it, such as ``SO(3)``."""
+        """Name in reports, such as ``SO(3)``."""
 
     def identity(self) -> Element:
-        """The element that changes nothing."""
+        """Return the element that changes nothing."""
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Element:
-        """A random element, uniform where there is a uniform distribution. ``scale`` is the size of what has none,
-        such as translations. Draws from ``generator`` only."""
+        """Return a random element, from the uniform distribution where there is one.
+
+        Args:
+            generator: The only source of random numbers.
+            scale: Size of the parts without a uniform distribution, such as translations.
+
+        Returns:
+            The element.
+        """
 
 
-@dataclass(frozen=True, eq=False)  # == on tensors is no truth value, so elements compare by identity
+@dataclass(frozen=True, eq=False)  # tensors have no single truth value under ==, so elements compare by identity
 class Rigid:
-    """x -> matrix @ x + translation; matrix [d, d] orthogonal, translation [d], float64 on the CPU, d = 2 or 3."""
+    """The rigid motion x -> matrix @ x + translation in d = 2 or 3 dimensions.
+
+    Raises:
+        AdapterError: If a tensor is not float64 on the CPU, a shape is wrong, or the matrix is not orthogonal.
+    """
 
     matrix: Tensor
+    """Orthogonal matrix [d, d], float64 on the CPU."""
     translation: Tensor
+    """Vector [d], float64 on the CPU."""
 
     def __post_init__(self) -> None:
         both = (self.matrix, self.translation)
@@ -60,46 +71,45 @@ class Rigid:
                 f"element: expected float64 on the CPU of shape [d, d] and [d], d = 2 or 3, found {found}"
             )
         excess = float((self.matrix @ self.matrix.T - _unit(self.dimension)).abs().max())
-        if not excess < 1e-6:  # written so that nan is refused too
+        if not excess < 1e-6:  # this form also refuses nan
             raise AdapterError(f"element: expected an orthogonal matrix, found M M^T off 1 by {excess:.1e}")
 
     @property
     def dimension(self) -> int:
-        """2 in the plane, 3 in space."""
+        """Dimension of the space: 2 or 3."""
         return len(self.translation)
 
     @property
     def sign(self) -> int:
-        """The determinant: 1 for a rotation, -1 with a reflection."""
+        """Determinant of the matrix: 1 for rotations, -1 for reflections."""
         return 1 if float(torch.linalg.det(self.matrix)) > 0 else -1
 
-    def times(self, matrix: Tensor, x: Tensor) -> Tensor:
-        """A matrix of this element on the last axis of x, [..., d] -> [..., d]."""
+    def multiply(self, matrix: Tensor, x: Tensor) -> Tensor:
+        """Return ``matrix`` (derived from this element's matrix) times the last axis of x, [..., d] -> [..., d]."""
         return x @ matrix.T.to(x.dtype).to(x.device)  # cast before moving: some devices have no float64
 
-    def moved(self, x: Tensor) -> Tensor:
-        """x [..., d] and the translation."""
+    def translate(self, x: Tensor) -> Tensor:
+        """Return x [..., d] plus the translation."""
         return x + self.translation.to(x.dtype).to(x.device)
 
     def compose(self, other: Rigid) -> Rigid:
-        """self after other."""
+        """Return this motion after ``other``."""
         return Rigid(self.matrix @ other.matrix, self.matrix @ other.translation + self.translation)
 
     def inverse(self) -> Rigid:
+        """Return the inverse motion."""
         return Rigid(self.matrix.T.contiguous(), -(self.matrix.T @ self.translation))
 
 
 @dataclass(frozen=True, eq=False)
 class Rigids(Rigid):
-    """A rigid motion for each row of a tensor: the one of the graph that the row belongs to.
-
-    matrix [n, d, d], translation [n, d], float64 on the CPU; ``index`` has the graph of every row.
-    """
+    """One rigid motion per graph: matrix [n, d, d] and translation [n, d], applied to the rows of a tensor."""
 
     index: Tensor
+    """Number of the motion for each row."""
 
     def __post_init__(self) -> None:
-        """Made by `Euclidean.sample_many`, of matrices that are orthogonal."""
+        """Skip the checks of `Rigid`: `Euclidean.sample_many` makes orthogonal matrices."""
 
     @property
     def dimension(self) -> int:
@@ -107,32 +117,32 @@ class Rigids(Rigid):
 
     @property
     def sign(self) -> Any:
-        """[n, 1, 1]: of each."""
+        """Determinants of the matrices, [n, 1, 1]."""
         return torch.linalg.det(self.matrix).sign()[:, None, None]
 
-    def times(self, matrix: Tensor, x: Tensor) -> Tensor:
+    def multiply(self, matrix: Tensor, x: Tensor) -> Tensor:
         each = matrix.mT.to(x.dtype).to(x.device)[self.index]
         return torch.bmm(x.reshape(len(x), -1, x.shape[-1]), each).reshape(*x.shape[:-1], each.shape[-1])
 
-    def moved(self, x: Tensor) -> Tensor:
+    def translate(self, x: Tensor) -> Tensor:
         each = self.translation.to(x.dtype).to(x.device)[self.index]
         return x + each.view(len(x), *[1] * (x.dim() - 2), -1)
 
     def compose(self, other: Rigid) -> Rigids:
-        shifted = (self.matrix @ other.translation[..., None])[..., 0] + self.translation
-        return Rigids(self.matrix @ other.matrix, shifted, self.index)
+        shift = (self.matrix @ other.translation[..., None])[..., 0] + self.translation
+        return Rigids(self.matrix @ other.matrix, shift, self.index)
 
     def inverse(self) -> Rigids:
         back = self.matrix.mT.contiguous()
         return Rigids(back, -(back @ self.translation[..., None])[..., 0], self.index)
 
-    def of(self, index: Tensor) -> Rigids:
-        """The same motions for other rows."""
+    def with_index(self, index: Tensor) -> Rigids:
+        """Return the same motions for other rows."""
         return Rigids(self.matrix, self.translation, index)
 
 
 def _tensor(values: Any) -> Tensor:
-    """float64 on the CPU, whatever the default dtype and device are."""
+    """Return a float64 tensor on the CPU, independent of the default dtype and device."""
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
@@ -142,7 +152,7 @@ def _unit(dimension: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Euclidean:
-    """Rotations of the plane or of space about the origin, with or without reflections and translations."""
+    """Rotations about the origin in 2 or 3 dimensions, with or without reflections and translations."""
 
     dimension: int
     reflections: bool
@@ -156,13 +166,23 @@ class Euclidean:
         return Rigid(_unit(self.dimension), _tensor([0] * self.dimension))
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """The orthogonal part is uniform (Haar). R^d has no uniform distribution, so the translation is normal
-        with standard deviation ``scale`` per coordinate."""
+        """Return a random element: a uniform (Haar) orthogonal part and a normally distributed translation.
+
+        Args:
+            generator: The only source of random numbers.
+            scale: Standard deviation of each coordinate of the translation.
+
+        Returns:
+            The element.
+
+        Raises:
+            ConfigError: If ``scale`` is negative or not finite.
+        """
         drawn = self.sample_many(1, generator, scale=scale)
         return Rigid(drawn.matrix[0], drawn.translation[0])
 
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
-        """So many of them at once, independent of each other, for as many rows."""
+        """Return ``count`` independent random elements, one for each of ``count`` rows. See `sample`."""
         if not (math.isfinite(scale) and scale >= 0):
             raise ConfigError(f"scale: expected a finite number >= 0, found {scale!r}")
         kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
@@ -170,8 +190,8 @@ class Euclidean:
             # A normalised Gaussian is uniform on the sphere of unit quaternions.
             quaternion = nn.functional.normalize(torch.randn(count, 4, **kind).cpu(), dim=1)
             w, (x, y, z) = quaternion[:, 0, None, None], quaternion[:, 1:].unbind(1)
-            nought = torch.zeros_like(x)
-            cross = torch.stack([nought, -z, y, z, nought, -x, -y, x, nought], 1).view(-1, 3, 3)
+            zero = torch.zeros_like(x)
+            cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
             matrix = _unit(3) + 2 * (w * cross + cross @ cross)
             mirror = _tensor([-1, -1, -1])
         else:
@@ -201,7 +221,11 @@ SO2 = Euclidean(2, reflections=False, translations=False)
 
 @dataclass(frozen=True)
 class Cyclic:
-    """C_n: the n rotations of the plane by multiples of 360/n degrees."""
+    """C_n: the n rotations of the plane by multiples of 360/n degrees.
+
+    Raises:
+        ConfigError: If n is not a whole number of at least 1.
+    """
 
     n: int
 
@@ -217,40 +241,41 @@ class Cyclic:
         return self.rotation(0)
 
     def rotation(self, k: int) -> Rigid:
-        """Counterclockwise by k/n of a full turn. Multiples of 90 degrees have whole numbers as entries."""
+        """Return the counterclockwise rotation by k/n of a full turn. Quarter turns have whole numbers as entries."""
         quarters, rest = divmod(4 * k, self.n)
         angle = math.pi / 2 * rest / self.n
         turn = torch.linalg.matrix_power(_rotation(0, 1), quarters % 4)
         return Rigid(turn @ _rotation(math.cos(angle), math.sin(angle)), _tensor([0, 0]))
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Uniform. There is nothing for ``scale`` to say."""
+        """Return a uniformly distributed element; ``scale`` has no effect."""
         return self.rotation(int(torch.randint(self.n, (), generator=generator, device=generator.device)))
 
 
 @dataclass(frozen=True)
 class Dihedral(Cyclic):
-    """D_n: the rotations of C_n, and n reflections. One of them is at the line through the origin whose angle to the
-    x axis is ``axis``, in radians; the others are at lines that divide the half turn from there into n parts."""
+    """D_n: the rotations of C_n and n reflections of the plane."""
 
     axis: float = 0.0
+    """Angle in radians between the x axis and the line of the first reflection. The lines of the other reflections
+    follow in steps of 180/n degrees."""
 
     @property
     def name(self) -> str:
         return f"D_{self.n}"
 
     def reflection(self, k: int) -> Rigid:
-        """At the line of ``axis``, then a rotation by k/n of a full turn."""
+        """Return the reflection in the line at ``axis``, followed by a rotation by k/n of a full turn."""
         cosine, sine = math.cos(2 * self.axis), math.sin(2 * self.axis)
         mirror = Rigid(_tensor([[cosine, sine], [sine, -cosine]]), _tensor([0, 0]))
         return self.rotation(k).compose(mirror)
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Uniform on all 2n elements."""
+        """Return one of the 2n elements, uniformly distributed; ``scale`` has no effect."""
         drawn = int(torch.randint(2 * self.n, (), generator=generator, device=generator.device))
         return self.rotation(drawn) if drawn < self.n else self.reflection(drawn - self.n)
 
 
 def _rotation(cosine: float, sine: float) -> Tensor:
-    """[2, 2]: counterclockwise."""
+    """Return the counterclockwise rotation matrix [2, 2]."""
     return _tensor([[cosine, -sine], [sine, cosine]])

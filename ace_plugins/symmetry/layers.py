@@ -1,9 +1,9 @@
-"""Where a model's symmetry breaks: how every submodule's output changes when the model's inputs are turned.
+"""Location of symmetry breaking: the change of every submodule's output when the model's inputs are transformed.
 
-How a group acts on hidden features is mostly unknown. Two things can be said all the same. Features that turn in an
-orthonormal basis (scalars, vectors, e3nn's irreps, images) are turned by one orthogonal matrix for all rows, whichever
-it is, and that is so exactly if the products of rows with each other, their Gram matrix, stay what they are. And when
-all positions are shifted, such features stay, or are shifted by one vector for all rows.
+The action of the group on hidden features is mostly unknown, but two tests work without it. Features that transform
+in an orthonormal basis (scalars, vectors, e3nn's irreps, images) are multiplied by one orthogonal matrix for all rows,
+which holds exactly if the Gram matrix of the rows does not change. And under a translation of all positions, such
+features stay the same or all rows shift by one vector.
 """
 
 from __future__ import annotations
@@ -19,64 +19,65 @@ from torch import Tensor, nn
 
 from .actions import Action, GroupAction
 from .groups import Element, Euclidean, Rigid
-from .measure import as_call, as_double, evaluate, forward_names, untouched
-from .parts import tensors_in
+from .measure import as_call, as_double, evaluate, forward_names, preserve_state
+from .parts import iterate_tensors
 
 ROWS = 256
-"""Rows of a tensor that are looked at: their products with each other are kept."""
+"""Largest number of rows of a tensor to compare; the Gram matrix has this size."""
 SHIFTS = 2
-"""Random translations that are tried, each by itself."""
+"""Number of random translations to try."""
 GROWTH = 100.0
-"""Rounding grows from layer to layer, but not so many times in one of them."""
+"""Largest growth of rounding errors within one layer."""
 ROUNDING = 1e-14
-"""What an error is taken for that is smaller."""
+"""Smaller errors count as this much."""
 NOISE = 1e-15
-"""Rounding, as a share of what goes into a layer, where the floor is that of float64."""
+"""Rounding error relative to a layer's input, in float64."""
+BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
 
 
-class Known(Protocol):
-    """A tensor that goes into or comes out of a submodule, and how the group acts on it."""
+class KnownTensor(Protocol):
+    """An input or output of a submodule with a known action."""
 
     @property
     def action(self) -> Action:
-        """How it turns."""
+        """The action of the group on the tensor."""
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """The tensor; None if this call has none."""
+        """Return the tensor, or None if this call has none."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """What is known of one submodule's features: of those it reads, and of those it gives."""
+    """The known tensors that a submodule reads and returns."""
 
-    reads: tuple[Known, ...] = ()
-    gives: tuple[Known, ...] = ()
+    reads: tuple[KnownTensor, ...] = ()
+    gives: tuple[KnownTensor, ...] = ()
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One call of a submodule, under all elements that were tried.
-
-    ``before`` and ``after`` are the largest relative errors of what goes in and what comes out; None where nothing
-    could be compared. ``behaviour`` says what the output does: "invariant", "turns" (as one orthogonal matrix does, or
-    as the site's action says), "shifts" (all rows by one vector), "changes" (none of these) or "unknown".
-    """
+class LayerSymmetry:
+    """One call of a submodule, compared under all group elements that were tried."""
 
     name: str
-    """The submodule's dotted path, with ``#2`` for its second call in a forward; "" is the model itself."""
+    """Dotted path of the submodule, with ``#2`` for its second call in a forward pass; "" is the model itself."""
     kind: str
+    """Class of the submodule."""
     behaviour: str
+    """Change of the output: "invariant", "turns" (multiplied by one orthogonal matrix, or by the site's known action),
+    "shifts" (all rows by one vector), "changes" (none of these) or "unknown"."""
     before: float | None
+    """Largest relative error of the inputs; None if they could not be compared."""
     after: float | None
+    """Largest relative error of the outputs; None if they could not be compared."""
     known: bool
-    """Judged by actions that are known, and not by the Gram matrix alone."""
+    """The actions are known, so the result does not rest on the Gram matrix alone."""
     begins: bool
-    """The error begins here: it is far above that of what goes in, and in none of the submodules inside."""
+    """The error begins here: it is far above the error of the inputs and does not begin in an inner submodule."""
 
 
 @dataclass
 class _Visit:
-    """One call of a submodule in one forward."""
+    """One call of a submodule in one forward pass."""
 
     module: str
     kind: str
@@ -87,8 +88,8 @@ class _Visit:
     gives: list[Tensor | None] = field(default_factory=list)
 
 
-class _Watch:
-    """Notes what goes into and comes out of every submodule in one forward."""
+class _Recorder:
+    """Records the inputs and outputs of every submodule in one forward pass."""
 
     def __init__(self, features: Mapping[str, Features]) -> None:
         self.features = features
@@ -96,29 +97,52 @@ class _Watch:
         self.open: list[int] = []
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        # Noted now: a module may write into what it is given.
+        # Copy the inputs now: a module may write to them.
         visit = _Visit(name, type(module).__name__, self.open[-1] if self.open else None, _rows((args, kwargs)))
-        visit.reads = _picked(self.features.get(name, Features()).reads, args, kwargs, None)
+        visit.reads = _pick(self.features.get(name, Features()).reads, args, kwargs, None)
         self.open.append(len(self.visits))
         self.visits.append(visit)
 
     def leave(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         visit = self.visits[self.open.pop()]
         visit.outputs = _rows(output)
-        visit.gives = _picked(self.features.get(name, Features()).gives, args, kwargs, output)
+        visit.gives = _pick(self.features.get(name, Features()).gives, args, kwargs, output)
+
+    @contextmanager
+    def watch(self, model: nn.Module, skip: Sequence[str]) -> Iterator[None]:
+        """Record the submodules of a model, except those below one of the paths in ``skip``."""
+
+        def enter(name: str) -> Any:
+            return lambda module, args, kwargs: self.enter(name, module, args, kwargs)
+
+        def leave(name: str) -> Any:
+            return lambda module, args, kwargs, output: self.leave(name, args, kwargs, output)
+
+        handles = []
+        for name, module in model.named_modules():
+            # TorchScript runs its submodules without hooks.
+            if isinstance(module, torch.jit.ScriptModule) or any(f"{name}.".startswith(f"{s}.") for s in skip):
+                continue
+            handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
-def _picked(
-    known: Sequence[Known], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
+def _pick(
+    known: Sequence[KnownTensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
 ) -> list[Tensor | None]:
     found = [each.pick(args, kwargs, output) for each in known]
     return [None if tensor is None else tensor.detach().clone() for tensor in found]
 
 
 def _rows(value: Any) -> list[Tensor]:
-    """The floating point tensors in it, each as a copy [rows, features] in float64 with ``ROWS`` rows at most."""
+    """Return copies of the floating point tensors, each [rows, features] in float64 with at most ``ROWS`` rows."""
     found = []
-    for _, tensor in tensors_in(value):
+    for _, tensor in iterate_tensors(value):
         if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
             x = tensor.detach()
             x = torch.view_as_real(x) if x.is_complex() else x
@@ -129,30 +153,10 @@ def _rows(value: Any) -> list[Tensor]:
     return found
 
 
-@contextmanager
-def _watched(model: nn.Module, watch: _Watch, skip: Sequence[str]) -> Iterator[None]:
-    def enter(name: str) -> Any:
-        return lambda module, args, kwargs: watch.enter(name, module, args, kwargs)
-
-    def leave(name: str) -> Any:
-        return lambda module, args, kwargs, output: watch.leave(name, args, kwargs, output)
-
-    handles = []
-    for name, module in model.named_modules():
-        # What TorchScript runs inside is nobody's layer.
-        if isinstance(module, torch.jit.ScriptModule) or any(f"{name}.".startswith(f"{s}.") for s in skip):
-            continue
-        handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
-        handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 @dataclass
-class _Judged:
+class _Worst:
+    """The largest errors of a layer so far. None means that some comparison was impossible."""
+
     before: float | None = 0.0
     after: float | None = 0.0
     behaviour: str = "invariant"
@@ -160,11 +164,10 @@ class _Judged:
     def add(self, before: float | None, after: float | None, behaviour: str) -> None:
         self.before = None if before is None or self.before is None else max(self.before, before)
         self.after = None if after is None or self.after is None else max(self.after, after)
-        order = ("invariant", "shifts", "turns", "changes", "unknown")
-        self.behaviour = max(self.behaviour, behaviour, key=order.index)
+        self.behaviour = max(self.behaviour, behaviour, key=BEHAVIOURS.index)
 
 
-def by_layer(
+def measure_layers(
     model: nn.Module,
     action: GroupAction,
     batch: Any,
@@ -174,46 +177,49 @@ def by_layer(
     floor: float,
     features: Mapping[str, Features] | None = None,
     skip: Sequence[str] = (),
-) -> list[Layer]:
-    """Every call of a submodule in one forward, in the order in which they begin.
+) -> list[LayerSymmetry]:
+    """Return the symmetry of every submodule call in one forward pass, in the order of the calls.
 
-    ``floor`` is the relative error that rounding may come to. Submodules whose path begins with one of ``skip`` are
-    passed over. Rotations and translations are tried apart from each other: a shift of all rows would hide a constant
-    that is added to vectors.
+    Rotations and translations are tried separately: a shift of all rows would hide a constant added to vectors.
+
+    Args:
+        model: The model.
+        action: The action of the group on its inputs and outputs.
+        batch: Arguments of one forward pass.
+        samples: Number of random elements without translation.
+        seed: Seed of the elements and of the forward passes.
+        floor: Largest relative error that counts as rounding.
+        features: Submodule path -> tensors with a known action.
+        skip: Paths of submodules to leave out, with everything below them.
+
+    Returns:
+        One entry per call.
     """
     args, kwargs = as_call(batch)
     names = forward_names(model)
     known = {"": Features(), **(features or {})}
-    with torch.inference_mode(False), untouched(model):
-        evaluate(model, args, kwargs, seed)  # whoever hangs hooks on a first forward has done so now
-        first = _forward(model, args, kwargs, seed, known, skip)
-        judged = [_Judged() for _ in first]
-        for element, shift in _elements(action, samples, seed):
-            turned = action.act_on_inputs(element, names, args, kwargs)
-            second = _forward(model, *turned, seed, known, skip)
-            if [visit.module for visit in first] != [visit.module for visit in second]:
-                second = [None] * len(first)  # another way through the model
-            for each, one, two in zip(judged, first, second, strict=True):
-                each.add(*_compared(one, two, element, shift, floor, known))
-    return _layers(first, judged, floor, known)
+
+    def run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Visit]:
+        recorder = _Recorder(known)
+        with recorder.watch(model, skip):
+            evaluate(model, args, kwargs, seed)
+        return recorder.visits
+
+    with torch.inference_mode(False), preserve_state(model):
+        evaluate(model, args, kwargs, seed)  # some models register hooks in their first forward pass
+        first = run(args, kwargs)
+        worst = [_Worst() for _ in first]
+        for element, shift in _sample_elements(action, samples, seed):
+            second: Sequence[_Visit | None] = run(*action.act_on_inputs(element, names, args, kwargs))
+            if [visit.module for visit in first] != [visit.module for visit in second if visit is not None]:
+                second = [None] * len(first)  # the model called other submodules
+            for each, one, two in zip(worst, first, second, strict=True):
+                each.add(*_compare(one, two, element, shift, floor, known.get(one.module, Features())))
+    return _summarise(first, worst, floor, known)
 
 
-def _forward(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    seed: int,
-    features: Mapping[str, Features],
-    skip: Sequence[str],
-) -> list[Any]:
-    watch = _Watch(features)
-    with _watched(model, watch, skip):
-        evaluate(model, args, kwargs, seed)
-    return watch.visits
-
-
-def _elements(action: GroupAction, samples: int, seed: int) -> Iterator[tuple[Element, bool]]:
-    """Random elements without translation, then translations alone."""
+def _sample_elements(action: GroupAction, samples: int, seed: int) -> Iterator[tuple[Element, bool]]:
+    """Yield random elements without translation, then pure translations; the flag marks translations."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(samples):
         yield action.group.sample(generator, scale=0.0), False
@@ -223,32 +229,31 @@ def _elements(action: GroupAction, samples: int, seed: int) -> Iterator[tuple[El
             yield Rigid(torch.eye(drawn.dimension, dtype=torch.float64), drawn.translation), True
 
 
-def _compared(
-    one: _Visit, two: _Visit | None, element: Element, shift: bool, floor: float, features: Mapping[str, Features]
+def _compare(
+    one: _Visit, two: _Visit | None, element: Element, shift: bool, floor: float, known: Features
 ) -> tuple[float | None, float | None, str]:
+    """Return the relative errors of inputs and outputs, and the behaviour of the outputs."""
     if two is None:
         return None, None, "unknown"
-    known = features.get(one.module, Features())
-    # What cancels out leaves rounding, of which a relative error would say nothing.
+    # Features that cancel to zero leave only rounding, which has no meaningful relative error.
     noise = NOISE if floor < 1e-6 else 1e-6
     least = noise / floor * max((float(x.norm()) for x in (*one.inputs, *one.outputs)), default=0.0)
-    before, _ = _worst(one.inputs, two.inputs, shift, floor, least)
-    after, behaviour = _worst(one.outputs, two.outputs, shift, floor, least)
-    read = _as_said(known.reads, one.reads, two.reads, element, least)
-    given = _as_said(known.gives, one.gives, two.gives, element, least)
-    if given > floor:
-        behaviour = "changes"
-    return _larger(before, read), _larger(after, given), behaviour
+    inputs = _compare_rows(one.inputs, two.inputs, shift, floor, least)
+    outputs = _compare_rows(one.outputs, two.outputs, shift, floor, least)
+    inputs.add(_known_error(known.reads, one.reads, two.reads, element, least), 0.0, "invariant")
+    given = _known_error(known.gives, one.gives, two.gives, element, least)
+    outputs.add(given, 0.0, "invariant")
+    return inputs.before, outputs.before, "changes" if given > floor else outputs.behaviour
 
 
-def _larger(found: float | None, said: float) -> float | None:
-    return None if found is None else max(found, said)
-
-
-def _as_said(
-    known: Sequence[Known], one: Sequence[Tensor | None], two: Sequence[Tensor | None], element: Element, least: float
+def _known_error(
+    known: Sequence[KnownTensor],
+    one: Sequence[Tensor | None],
+    two: Sequence[Tensor | None],
+    element: Element,
+    least: float,
 ) -> float:
-    """The relative error by actions that are known."""
+    """Return the largest relative error of tensors with a known action."""
     errors = [0.0]
     for each, x, y in zip(known, one, two, strict=True):
         if x is None or y is None:
@@ -258,20 +263,23 @@ def _as_said(
     return max(errors)
 
 
-def _worst(
-    one: Sequence[Tensor], two: Sequence[Tensor], shift: bool, floor: float, least: float
-) -> tuple[float | None, str]:
+def _compare_rows(one: Sequence[Tensor], two: Sequence[Tensor], shift: bool, floor: float, least: float) -> _Worst:
+    """Return the largest error over pairs of tensors, in ``before``."""
+    worst = _Worst()
     if [x.shape for x in one] != [x.shape for x in two]:
-        return None, "unknown"
-    judged = _Judged()
+        worst.add(None, None, "unknown")
+        return worst
     for x, y in zip(one, two, strict=True):
-        judged.add(0.0, *_change(x, y, shift, floor, least))
-    return judged.after, judged.behaviour
+        error, behaviour = _change(x, y, shift, floor, least)
+        worst.add(error, 0.0, behaviour)
+    return worst
 
 
 def _change(x: Tensor, y: Tensor, shift: bool, floor: float, least: float) -> tuple[float | None, str]:
-    """How far y [rows, features] is from x moved as a whole: relative error, and what it does. x counts as no smaller
-    than ``least``."""
+    """Return the relative distance of y [rows, features] from x up to a shift or rotation of all rows.
+
+    The norm of x counts as at least ``least``.
+    """
     if not (x.isfinite().all() and y.isfinite().all()):
         return None, "unknown"
     step = y - x
@@ -293,33 +301,28 @@ def _ratio(difference: Tensor, to: Tensor, least: float) -> float:
     return size / norm if norm else (math.inf if size else 0.0)
 
 
-def _layers(
-    visits: Sequence[_Visit], judged: Sequence[_Judged], floor: float, features: Mapping[str, Features]
-) -> list[Layer]:
-    begins = []
-    for each in judged:
-        known = each.before is not None and each.after is not None
-        begins.append(known and each.after > max(floor, GROWTH * max(each.before, ROUNDING)))  # type: ignore[type-var,operator]
-    inside = set()
+def _summarise(
+    visits: Sequence[_Visit], worst: Sequence[_Worst], floor: float, features: Mapping[str, Features]
+) -> list[LayerSymmetry]:
+    """Combine the calls with their errors, and find the calls in which an error begins."""
+    begins = [
+        each.before is not None
+        and each.after is not None
+        and each.after > max(floor, GROWTH * max(each.before, ROUNDING))
+        for each in worst
+    ]
+    outer = set()
     for number, visit in enumerate(visits):
-        if begins[number]:
-            above = visit.parent
-            while above is not None:
-                inside.add(above)
-                above = visits[above].parent
+        parent = visit.parent if begins[number] else None
+        while parent is not None:
+            outer.add(parent)
+            parent = visits[parent].parent
     calls: dict[str, int] = {}
     layers = []
-    for number, (visit, each) in enumerate(zip(visits, judged, strict=True)):
+    for number, (visit, each) in enumerate(zip(visits, worst, strict=True)):
         calls[visit.module] = count = calls.get(visit.module, 0) + 1
-        layers.append(
-            Layer(
-                name=visit.module if count == 1 else f"{visit.module}#{count}",
-                kind=visit.kind,
-                behaviour=each.behaviour,
-                before=each.before,
-                after=each.after,
-                known=bool(features.get(visit.module, Features()).gives),
-                begins=begins[number] and number not in inside,
-            )
-        )
+        name = visit.module if count == 1 else f"{visit.module}#{count}"
+        known = bool(features.get(visit.module, Features()).gives)
+        begin = begins[number] and number not in outer
+        layers.append(LayerSymmetry(name, visit.kind, each.behaviour, each.before, each.after, known, begin))
     return layers

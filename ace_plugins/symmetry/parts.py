@@ -1,4 +1,4 @@
-"""Parts of structured values by name: items of tuples, keys of dicts, attributes of graphs and other objects."""
+"""Access to parts of structured values by name: tuple items, dict keys, attributes of graphs and other objects."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def positional(names: Sequence[str]) -> list[str]:
-    """The parameters of a forward that can be given by position: those before ``*rest`` or a lone star."""
+def positional_names(names: Sequence[str]) -> list[str]:
+    """Return the parameters that can be passed by position: those before ``*rest`` or a lone star."""
     return list(takewhile(lambda name: not name.startswith("*"), names))
 
 
-def argument(name: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """An argument of a call by its parameter's name; None if the call leaves it out."""
+def get_argument(name: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return an argument of a call by its parameter's name, or None if the call does not pass it."""
     if name in kwargs:
         return kwargs[name]
-    place = positional(names).index(name) if name in positional(names) else len(args)
+    place = positional_names(names).index(name) if name in positional_names(names) else len(args)
     return args[place] if place < len(args) else None
 
 
-def part_of(value: Any, step: str, where: str) -> Any:
-    """One part; ``where`` says in errors what was being read."""
+def get_part(value: Any, step: str, where: str) -> Any:
+    """Return one part of a value; ``where`` names the value in errors."""
     found = _part(value, step)
     if found is _MISSING:
         known = value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", ())
@@ -43,19 +43,19 @@ def _part(value: Any, step: str) -> Any:
     if isinstance(value, (tuple, list)) and step.isdecimal() and int(step) < len(value):
         return value[int(step)]
     keys = getattr(value, "keys", None)
-    # a PyG graph answers None for x, pos and others it does not hold, so its keys are asked, not hasattr
+    # A PyG graph returns None for missing x, pos and so on, so look at its keys instead of using hasattr.
     if step not in keys() if callable(keys) else not hasattr(value, step):
         return _MISSING
     return value[step] if isinstance(value, Mapping) else getattr(value, step)
 
 
-def required(path: str) -> tuple[str, bool]:
-    """A path without the question mark that ends it where its part may be missing, and whether it must be there."""
+def parse_path(path: str) -> tuple[str, bool]:
+    """Return a path without its trailing question mark, and whether the part is required (no question mark)."""
     return path.removesuffix("?"), not path.endswith("?")
 
 
 def has_part(value: Any, steps: Sequence[str]) -> bool:
-    """Whether `part_of` finds something, step by step."""
+    """Return whether the part at these steps exists and is not None."""
     for step in steps:
         value = None if value is None else _part(value, step)
         if value is None or value is _MISSING:
@@ -63,8 +63,8 @@ def has_part(value: Any, steps: Sequence[str]) -> bool:
     return True
 
 
-def with_part(value: Any, step: str, new: Any, where: str) -> Any:
-    """A shallow copy of the container, one part replaced."""
+def replace_part(value: Any, step: str, new: Any, where: str) -> Any:
+    """Return a shallow copy of a container with one part replaced."""
     try:
         if isinstance(value, (tuple, list)) and step.isdecimal():
             items = [new if i == int(step) else item for i, item in enumerate(value)]
@@ -79,21 +79,20 @@ def with_part(value: Any, step: str, new: Any, where: str) -> Any:
         else:
             setattr(changed, step, new)
     except (AttributeError, TypeError, ValueError) as error:
-        raise AdapterError(f"{where}: a copy of {type(value).__name__} cannot take it: {error}") from error
+        raise AdapterError(f"{where}: cannot set it on a copy of {type(value).__name__}: {error}") from error
     return changed
 
 
-def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a structure with its dotted path, which `part_of` walks."""
+def iterate_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield every tensor of a structure with its dotted path."""
     parts: Mapping[Any, Any] = {}
     if hasattr(value, "is_floating_point"):
         yield path, value
     elif isinstance(value, (tuple, list)):
         parts = dict(enumerate(value))
     elif callable(getattr(value, "keys", None)):
-        keys = value.keys()  # asked for: iterating over a PyG graph gives pairs
-        parts = {key: value[key] for key in keys}
+        parts = {key: value[key] for key in value.keys()}  # noqa: SIM118 (iterating over a PyG graph gives pairs)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = vars(value)
     for name, part in parts.items():
-        yield from tensors_in(part, f"{path}.{name}" if path else str(name))
+        yield from iterate_tensors(part, f"{path}.{name}" if path else str(name))

@@ -23,9 +23,9 @@ from ..errors import AceError, AceWarning, AdapterError, CheckpointError, Config
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
 from ..symmetry.actions import Action, GroupAction
-from ..symmetry.layers import Features, Layer, by_layer
-from ..symmetry.measure import EquivarianceError, as_call, evaluate, forward_names, measure, untouched
-from ..symmetry.parts import positional, required, tensors_in
+from ..symmetry.layers import Features, LayerSymmetry, measure_layers
+from ..symmetry.measure import EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
+from ..symmetry.parts import iterate_tensors, parse_path, positional_names
 from .examples import attached_example, given_example
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -45,7 +45,7 @@ class Audit:
     """Why the model and the batch were not converted to float64; "" if they were."""
     uncovered: tuple[str, ...]
     """Floating point inputs without an action. They stay unchanged, which is correct only for invariants."""
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerSymmetry, ...]
     """Every call of a submodule, in the order in which they start; empty for a function."""
     floor: float
     """Largest relative error due to rounding in this precision."""
@@ -68,7 +68,7 @@ class Audit:
         return "symmetric to single precision" if self.relative <= SINGLE else "broken"
 
     @property
-    def culprits(self) -> tuple[Layer, ...]:
+    def culprits(self) -> tuple[LayerSymmetry, ...]:
         """Layers in which the error starts, in the order of the forward pass; empty for a symmetric model."""
         if self.verdict == "symmetric":
             return ()
@@ -146,12 +146,13 @@ def audit(
             error = measure(judged, action, batch, samples=samples, seed=seed)
             dtype = torch.float64 if not as_given else _output_dtype(judged, action, batch, seed)
             floor = FLOOR.get(dtype, 0.1)
-            found: list[Layer] = []
+            found: list[LayerSymmetry] = []
             if layers and is_model:
                 options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor}
                 # Branches are not meant to be equivariant; their sites are judged instead.
                 branches = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
-                found = by_layer(judged, action, batch, features=_features(judged, sites), skip=branches, **options)
+                options |= {"features": _features(judged, sites), "skip": branches}
+                found = measure_layers(judged, action, batch, **options)
                 found = _judge_whole(found, error, floor)
     uncovered = tuple(_uncovered(judged, action, batch))
     return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, tuple(found), floor)
@@ -167,9 +168,9 @@ class _Function(nn.Module):
 
 def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:
     """Return the shortest type among the compared outputs."""
-    with torch.inference_mode(False), untouched(model):
+    with torch.inference_mode(False), preserve_state(model):
         output = evaluate(model, *as_call(batch), seed)
-    dtypes = (tensor.dtype for tensor in action.compared(output).values())
+    dtypes = (tensor.dtype for tensor in action.tensors_to_compare(output).values())
     return min((dtype.to_real() if dtype.is_complex else dtype for dtype in dtypes), key=lambda dtype: dtype.itemsize)
 
 
@@ -200,7 +201,7 @@ def _gives(site: Site) -> _KnownFeature:
     return _KnownFeature(site.acts[1], lambda args, kwargs, output: select_output(output, site))
 
 
-def _judge_whole(layers: list[Layer], error: EquivarianceError, floor: float) -> list[Layer]:
+def _judge_whole(layers: list[LayerSymmetry], error: EquivarianceError, floor: float) -> list[LayerSymmetry]:
     """Judge the model itself by its action, and blame it if none of its layers is to blame."""
     level = SINGLE if error.relative > SINGLE else floor
     inside = any(layer.begins and layer.name and (layer.after or 0.0) > level for layer in layers)
@@ -217,11 +218,11 @@ def _judge_whole(layers: list[Layer], error: EquivarianceError, floor: float) ->
 
 def _uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterator[str]:
     args, kwargs = as_call(batch)
-    names = positional(forward_names(model))
+    names = positional_names(forward_names(model))
     names += [f"argument {number}" for number in range(len(names), len(args))]
-    covered = tuple(f"{required(path)[0]}." for path in action.inputs)
+    covered = tuple(f"{parse_path(path)[0]}." for path in action.inputs)
     for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
-        for path, tensor in tensors_in(value, name):
+        for path, tensor in iterate_tensors(value, name):
             if (tensor.is_floating_point() or tensor.is_complex()) and not f"{path}.".startswith(covered):
                 yield path
 

@@ -29,7 +29,7 @@ from ..engine.state import Ace, unwrap
 from ..errors import ConfigError
 from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
-from ..symmetry.measure import as_call, as_double, evaluate, forward_names, untouched
+from ..symmetry.measure import as_call, as_double, evaluate, forward_names, preserve_state
 
 
 def theorem_1(gammas: Sequence[float], B: float, M: float, norm: float) -> float:
@@ -172,7 +172,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, s
     model = unwrap(model)
     action: GroupAction = registry().adapter(get_ace(model).adapter).action(model)
     copied, batch, as_given = convert_to_double(model, batch, copied=True)
-    with torch.inference_mode(False), unwatched(copied), use_branches(copied, True), untouched(copied):
+    with torch.inference_mode(False), unwatched(copied), use_branches(copied, True), preserve_state(copied):
         run = _Passes(copied, get_ace(copied), action, as_call(batch), seed)
         seen = run.watch(run.names)
         order = seen.order
@@ -236,7 +236,7 @@ class _Passes:
 
     def compare(self, sites: Sequence[str]) -> dict[str, Tensor]:
         """Return the outputs with an action."""
-        return self.action.compared(self.output(sites))
+        return self.action.tensors_to_compare(self.output(sites))
 
     def watch(self, sites: Sequence[str]) -> _Seen:
         """Run the model and keep the tensors at the sites."""
@@ -353,9 +353,9 @@ def _equivariance(run: _Passes, samples: int) -> float:
     errors = []
     for _ in range(samples):
         element = run.action.group.sample(generator, scale=0.0)
-        expected = run.action.compared(run.action.act_on_outputs(element, output))
+        expected = run.action.tensors_to_compare(run.action.act_on_outputs(element, output))
         turned = run.action.act_on_inputs(element, names, *run.call)
-        errors.append(_distance(expected, run.action.compared(run.output(run.names, turned))))
+        errors.append(_distance(expected, run.action.tensors_to_compare(run.output(run.names, turned))))
     return max(errors)
 
 

@@ -17,7 +17,7 @@ from ..engine.state import resolve
 from ..errors import AceError
 from ..plugins.claims import claims
 from ..plugins.registry import recognises
-from ..symmetry.parts import part_of, tensors_in
+from ..symmetry.parts import get_part, iterate_tensors
 from .kit import CheckError, Kit, NotApplicable, different, few, node_field, require
 
 HEAVY = ("torch", "jax", "tensorflow")
@@ -71,7 +71,7 @@ def check_example_repeats(kit: Kit) -> None:
     require(unmoved, "ace_example advances the global random stream", fork)
     weights = different(one.model.state_dict(), two.model.state_dict())
     require(not weights, f"the same seed gives different weights: {few(weights)}", fork)
-    batches = [dict(tensors_in({"args": example.args, "kwargs": dict(example.kwargs)})) for example in (one, two)]
+    batches = [dict(iterate_tensors({"args": example.args, "kwargs": dict(example.kwargs)})) for example in (one, two)]
     changed = different(*batches)
     require(not changed, f"the same seed gives a different batch: {few(changed)}", "ace_example, args and kwargs")
     others = different(one.model.state_dict(), other.model.state_dict())
@@ -173,7 +173,7 @@ def _check_output(site: Site, calls: Calls, shape: tuple[int, ...] | None) -> No
     output = calls[site.module][2]
     if site.output is not None:
         try:
-            output = part_of(output, str(site.output), where)
+            output = get_part(output, str(site.output), where)
         except AceError as error:
             raise CheckError(str(error), field) from None
     reason = f"{where} returns a {type(output).__name__}, expected a tensor: choose one of its outputs"

@@ -16,7 +16,7 @@ from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
 from ..errors import AdapterError
 from ..patch.constructors import attach
-from ..symmetry.parts import part_of, tensors_in
+from ..symmetry.parts import get_part, iterate_tensors
 from .examples import prepare
 
 QUIET = {"trace": False, "tell": False}
@@ -113,7 +113,7 @@ class Kit:
 
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
         """Run the model and return its non-empty floating point outputs."""
-        tensors = (tensor for _, tensor in tensors_in(self.call(model, example)))
+        tensors = (tensor for _, tensor in iterate_tensors(self.call(model, example)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
             raise AdapterError(f"adapter {self.plugin.name!r}: its example has no floating point output")
@@ -178,7 +178,7 @@ def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, An
 
     def keep(site: Site) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found[site.name] = output if site.output is None else part_of(output, str(site.output), site.name)
+            found[site.name] = output if site.output is None else get_part(output, str(site.output), site.name)
 
         return hook
 

@@ -295,7 +295,7 @@ def check_frames_leave_upstream(kit: Kit) -> None:
         model.ace.gamma.zero_()
     action: GroupAction = model.ace.action
     expected, found = (
-        {name: tensor.detach() for name, tensor in action.compared(kit.call(side.train(), of)).items()}
+        {name: tensor.detach() for name, tensor in action.tensors_to_compare(kit.call(side.train(), of)).items()}
         for side, of in ((plain.model, plain), (model, example))
     )
     for name, tensor in expected.items():
@@ -333,7 +333,8 @@ def _worst_output(kit: Kit) -> str:
     action = kit.plugin.action(example.model)
     element = action.group.sample(torch.Generator().manual_seed(kit.seed))
     model, kwargs = example.model.eval(), dict(example.kwargs)
-    expected = action.compared(action.act_on_outputs(element, evaluate(model, example.args, kwargs, kit.seed)))
+    output = evaluate(model, example.args, kwargs, kit.seed)
+    expected = action.tensors_to_compare(action.act_on_outputs(element, output))
     turned = action.act_on_inputs(element, forward_names(model), example.args, kwargs)
-    found = action.compared(evaluate(model, *turned, kit.seed))
+    found = action.tensors_to_compare(evaluate(model, *turned, kit.seed))
     return max(expected, key=lambda name: float((found[name] - expected[name]).norm() / expected[name].norm()))

@@ -143,7 +143,7 @@ def test_field_schnet(field: str, group: str) -> None:
         errors.append(equivariance_error(model, (atoms,), branches_on=True))
     assert errors[0].relative < 1e-9 < 1e-3 < errors[1].relative
     assert errors[0].group == group
-    assert how_it_acts(model).compared(model(dict(atoms))).keys() == {f"output.{name}" for name in responses}
+    assert how_it_acts(model).tensors_to_compare(model(dict(atoms))).keys() == {f"output.{name}" for name in responses}
 
 
 def test_so3net() -> None:
@@ -189,7 +189,7 @@ def test_stress_changes_sign_with_the_volume() -> None:
 def test_each_structure_of_a_batch_has_a_frame_of_its_own() -> None:
     model, atoms = relaxed(), data()
     action = how_it_acts(model)
-    frame = action.frame(torch.Generator().manual_seed(0), ["inputs"], (atoms,), {})
+    frame = action.sample_frame(torch.Generator().manual_seed(0), ["inputs"], (atoms,), {})
     assert isinstance(frame, PerGraph)
     (turned,), _ = action.act_on_inputs(frame, ["inputs"], (atoms,), {})
     with use_branches(model, False):
@@ -281,7 +281,7 @@ def test_at_gamma_zero_energies_are_invariant_and_forces_turn(mode: str) -> None
     with use_branches(model, True):
         expected = action.act_on_outputs(moved, model(dict(atoms)))
         found = model(turned)
-    assert action.compared(found).keys() == {"output.forces", "output.stress"}
+    assert action.tensors_to_compare(found).keys() == {"output.forces", "output.stress"}
     for name in ("energy", "forces", "stress"):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-9)
     assert equivariance_error(model, (atoms,), branches_on=True).relative < 1e-9

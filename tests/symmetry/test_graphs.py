@@ -54,14 +54,14 @@ def test_each_row_gets_the_element_of_its_graph(name: str, seed: int) -> None:
     action, shape = ACTIONS[name]
     each = drawn(seed)
     x = torch.randn(len(NODES), *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    together = action(each.of(NODES), x)
+    together = action(each.with_index(NODES), x)
     for row, graph in enumerate(NODES.tolist()):
         alone = action(Rigid(each.matrix[graph], each.translation[graph]), x[row : row + 1])
         assert torch.allclose(together[row], alone[0], rtol=0, atol=1e-12)
-    back = action(each.of(NODES).inverse(), together)
+    back = action(each.with_index(NODES).inverse(), together)
     assert torch.allclose(back, x, atol=1e-11)
-    twice = action(each.of(NODES).compose(each.of(NODES)), x)
-    assert torch.allclose(twice, action(each.of(NODES), together), atol=1e-11)
+    twice = action(each.with_index(NODES).compose(each.with_index(NODES)), x)
+    assert torch.allclose(twice, action(each.with_index(NODES), together), atol=1e-11)
 
 
 def test_elements_are_uniform_and_independent() -> None:
@@ -97,7 +97,7 @@ ACTION = GroupAction(
 def test_a_batch_in_a_frame_per_graph() -> None:
     """Lengths of edges stay, edges stay differences of positions, and outputs of nodes and of graphs turn back."""
     graph = batch()
-    frame = ACTION.frame(torch.Generator().manual_seed(0), ["graph"], (graph,), {})
+    frame = ACTION.sample_frame(torch.Generator().manual_seed(0), ["graph"], (graph,), {})
     assert isinstance(frame, PerGraph)
     (turned,), _ = ACTION.act_on_inputs(frame, ["graph"], (graph,), {})
     one, two = turned.edge_index
@@ -117,7 +117,7 @@ def test_edges_may_be_told_by_one_of_their_ends(end: int) -> None:
     graph = batch()
     graph.ends = graph.edge_index[end]
     action = replace(ACTION, graphs=Graphs("graph.batch", edges={"graph.edge_vec": "graph.ends"}))
-    frame = action.frame(torch.Generator().manual_seed(0), ["graph"], (graph,), {})
+    frame = action.sample_frame(torch.Generator().manual_seed(0), ["graph"], (graph,), {})
     (turned,), _ = action.act_on_inputs(frame, ["graph"], (graph,), {})
     one, two = turned.edge_index
     assert torch.allclose(turned.edge_vec, turned.pos[two] - turned.pos[one], atol=1e-12)
@@ -129,7 +129,7 @@ def test_several_rows_for_each_graph() -> None:
     graph = batch(batch=torch.tensor([0, 0, 0, 0, 0, 1]), cell=torch.eye(3, dtype=torch.float64).repeat(2, 1))
     inputs = {"graph.pos": Positions(), "graph.cell": Vectors()}
     action = GroupAction(E3, inputs, Invariant(), Graphs("graph.batch", several={"graph.cell": 3}))
-    frame = action.frame(torch.Generator().manual_seed(0), ["graph"], (graph,), {})
+    frame = action.sample_frame(torch.Generator().manual_seed(0), ["graph"], (graph,), {})
     assert isinstance(frame, PerGraph)
     (turned,), _ = action.act_on_inputs(frame, ["graph"], (graph,), {})
     for number in range(2):
@@ -142,13 +142,13 @@ def test_several_rows_for_each_graph() -> None:
     [(batch(batch=None), "no batch vector"), ({"pos": torch.zeros(2, 3), "edge_vec": None}, "a dict without one")],
 )
 def test_one_element_where_the_batch_does_not_tell(graph: Any, why: str) -> None:
-    assert isinstance(ACTION.frame(torch.Generator(), ["graph"], (graph,), {}), Rigid), why
+    assert isinstance(ACTION.sample_frame(torch.Generator(), ["graph"], (graph,), {}), Rigid), why
 
 
 def test_a_dense_batch_has_a_graph_in_every_row() -> None:
     action = GroupAction(SO3, {"points": Vectors(axis=1)}, outputs=Invariant(), graphs=Graphs("points"))
     points = torch.randn(4, 3, 10)
-    frame = action.frame(torch.Generator().manual_seed(0), ["points"], (), {"points": points})
+    frame = action.sample_frame(torch.Generator().manual_seed(0), ["points"], (), {"points": points})
     _, turned = action.act_on_inputs(frame, ["points"], (), {"points": points})
     assert turned["points"].shape == points.shape
     gram = [torch.einsum("bin,bim->bnm", p, p) for p in (points, turned["points"])]
@@ -160,8 +160,8 @@ def test_a_dense_batch_has_a_graph_in_every_row() -> None:
 def test_rows_that_are_neither_nodes_nor_graphs_are_told() -> None:
     action = GroupAction(E3, {"graph.edge_vec": Vectors()}, outputs=Invariant(), graphs=Graphs("graph.batch"))
     graph = batch(edge_vec=torch.zeros(9, 3))
-    frame = action.frame(torch.Generator(), ["graph"], (graph,), {})
-    with pytest.raises(AdapterError, match=r"'graph.edge_vec'.*each of 6 nodes.*found 9; name .*Graphs\(edges="):
+    frame = action.sample_frame(torch.Generator(), ["graph"], (graph,), {})
+    with pytest.raises(AdapterError, match=r"'graph.edge_vec'.*each of 6 nodes.*found 9 rows.*Graphs\(edges="):
         action.act_on_inputs(frame, ["graph"], (graph,), {})
 
 

@@ -16,7 +16,7 @@ class Stress(ace.Tensors):
     """Stress [graphs, 3, 3]. SchNetPack divides by the volume of the cell with its sign, which reflections change."""
 
     def act_on_last(self, element: ace.Rigid, x: Tensor) -> Tensor:
-        turned: Tensor = element.times(element.sign * element.matrix, element.times(element.matrix, x).mT)
+        turned: Tensor = element.multiply(element.sign * element.matrix, element.multiply(element.matrix, x).mT)
         return turned.mT
 
 

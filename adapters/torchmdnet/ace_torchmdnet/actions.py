@@ -27,7 +27,7 @@ class TensorFeatures(ace.Tensors):
     def act_on_last(self, element: Any, x: Tensor) -> Tensor:
         odd = (x - x.mT) / 2
         reflected = element.sign * element.matrix
-        turned: Tensor = element.times(reflected, element.times(element.matrix, odd).mT).mT
+        turned: Tensor = element.multiply(reflected, element.multiply(element.matrix, odd).mT).mT
         return super().act_on_last(element, x - odd) + turned
 
 
