@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from .forward import ModelHooks, install, uninstall
 from .measure import get_ace
 from .scheduled import relaxed
 from .spectral_norm import bound, find_bounded, find_unbounded, settle
-from .state import NAME, Ace, Argument, find, find_conditions, key, resolve, tapped_module
+from .state import NAME, Ace, Argument, find, find_argument, key, tapped_module
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -88,7 +89,7 @@ def _check_through(site: Site, stem: Stem | None) -> Iterator[str]:
 def _find_argument(node: Node, tap: Tap, model: nn.Module) -> Argument:
     if tap.module is None and isinstance(node, Stem):
         raise AdapterError(f"stem {node.name!r} must say which module it reads from")
-    return resolve(tap, model.get_submodule(tapped_module(node, tap)), repr(node.name))
+    return find_argument(tap, model.get_submodule(tapped_module(node, tap)), repr(node.name))
 
 
 def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
@@ -152,6 +153,9 @@ def _build(
     script = plugin.call("ace_script", argv=tuple(sys.argv)) if plugin.has("ace_script") else None
     action = _find_action(plugin, model, config)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    evaluating = plugin.patches.evaluating
+    if not evaluating.keys() <= inspect.signature(model.forward).parameters.keys():
+        evaluating = {}
     with forked_random_stream(), torch.device("cpu"):
         branches = {node.name: _build_branch(plugin, node, model, config) for node in nodes}
         ace = Ace(
@@ -162,7 +166,7 @@ def _build(
             branches,
             script=script,
             action=action,
-            evaluating=find_conditions(plugin.patches.evaluating, model),
+            evaluating=[(find_argument(Tap(name), model, name), value) for name, value in evaluating.items()],
             # Steps of gamma and the duals are too small for half precision.
             dtype=torch.float64 if like.dtype == torch.float64 else torch.float32,
             device=torch.device("cpu"),

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..contract.sites import Node, Site, Tap
+from ..contract.sites import Node, Site
 from ..errors import AdapterError, AttachError
 from ..symmetry.measure import Call, clone, forward_names, map_tensors
 from ..symmetry.parts import get_part, replace_part
@@ -128,12 +128,11 @@ def select_output(output: Any, site: Site) -> Any:
     if isinstance(selected, Tensor):
         return selected
     kind = type(selected).__name__
-    if site.output is not None:
-        raise AdapterError(f"site {site.name!r}: output {site.output!r} of {site.module} is a {kind}, not a tensor")
-    if isinstance(selected, (tuple, list)):
-        raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind} of {len(selected)}; set output=0")
-    known = f" with {', '.join(map(repr, selected))}" if isinstance(selected, dict) else ""
-    raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind}{known}; set output= to what it adds to")
+    if site.output is None and isinstance(selected, (tuple, list, dict)):
+        parts = ", ".join(map(repr, selected if isinstance(selected, dict) else range(len(selected))))
+        raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind}; set output= to one of {parts}")
+    what = "output" if site.output is None else f"output {site.output!r}"
+    raise AdapterError(f"site {site.name!r}: {what} of {site.module} is a {kind}, expected a tensor; set output=")
 
 
 def replace_output(output: Any, site: Site, tensor: Tensor) -> Any:
@@ -304,11 +303,19 @@ class TouchHook:
 
 
 @dataclass(eq=False)
-class TapHook:
-    """Forward pre-hook of a submodule whose argument a branch reads, before the submodule can overwrite it."""
+class BranchHook:
+    """Hook of a submodule, for one site or stem."""
 
     ace: Ace
     name: str
+
+    def matches(self, other: Any) -> bool:
+        """Return whether another hook does the same for the same model."""
+        return type(other) is type(self) and other.ace is self.ace and other.name == self.name
+
+
+class TapHook(BranchHook):
+    """Forward pre-hook of a submodule whose argument a branch reads, before the submodule can overwrite it."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forward = OPEN.of(self.ace)
@@ -321,12 +328,8 @@ class TapHook:
         forward.take(self.name, self.ace.arguments[self.name].pick(args, kwargs))
 
 
-@dataclass(eq=False)
-class SiteHook:
+class SiteHook(BranchHook):
     """Forward hook of a site's module: adds ``gamma * branch`` to the output the site names."""
-
-    ace: Ace
-    site: str
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not self.ace.active():
@@ -336,7 +339,7 @@ class SiteHook:
             if OPEN.stack or self.ace.root is None:
                 return None  # another model runs this module, which it shares or was given a copy of
             forward = Forward(self.ace, alone=True)
-        site = forward.ace.nodes[self.site]
+        site = forward.ace.nodes[self.name]
         assert isinstance(site, Site)
         if not forward.alone:
             return forward.add(site, output)
@@ -348,20 +351,18 @@ class SiteHook:
                 OPEN.end(forward)
 
 
-@dataclass(eq=False)
-class RestoreHook:
-    """Forward hook of the layer around branches that add themselves: restores the memory order of its output."""
+class RestoreHook(BranchHook):
+    """Forward hook of the layer around branches that add themselves: restores the memory order of its output.
 
-    ace: Ace
-    site: str
-    """The first of the sites that share an input."""
+    Its name is that of the first site among those that share an input.
+    """
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         forward = OPEN.of(self.ace)
-        group = (name for name, first in self.ace.prepared_by.items() if first == self.site)
+        group = (name for name, first in self.ace.prepared_by.items() if first == self.name)
         if forward is None or forward.fired.isdisjoint(group):
             return None
-        return forward.ace.branch(self.site).restore(output)  # type: ignore[operator]
+        return forward.ace.branch(self.name).restore(output)  # type: ignore[operator]
 
 
 class ModelHooks:
@@ -420,36 +421,43 @@ class ModelHooks:
         self.verified = False
 
     def _in_place(self, ace: Ace, model: nn.Module) -> bool:
-        """Return whether every site and tapped module has this ace's hook, not one copied with a module."""
+        """Return whether all submodules have this ace's hooks, not ones that were copied with a module."""
         return all(
-            any(isinstance(h, SiteHook) and h.ace is ace and h.site == site.name for h in hooks.values())
-            for site in ace.live()
-            for hooks in [_get_module(site.name, site.module, model)._forward_hooks]
-        ) and all(
-            any(isinstance(h, TapHook) and h.ace is ace and h.name == name for h in hooks.values())
-            for name, path in _taps_in_use(ace).items()
-            for hooks in [_get_module(name, path, model)._forward_pre_hooks]
+            any(map(hook.matches, (module._forward_pre_hooks | module._forward_hooks).values()))
+            for hook, module in _plan(ace, model)
         )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "verified": False}
 
 
-def _register(ace: Ace, model: nn.Module) -> list[Any]:
-    """Register the hooks that the branches need now, and return their handles."""
+def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
+    """Return the hooks that the branches need now, with their modules."""
     live = ace.live()
-    handles: list[Any] = [model.register_forward_hook(CloseHook(), always_call=True)] if live else []
-    for name, path in _taps_in_use(ace).items():
-        module = _get_module(name, path, model)
-        handles.append(module.register_forward_pre_hook(TapHook(ace, name), with_kwargs=True))
-    for site in live:
-        module = _get_module(site.name, site.module, model)
-        handles.append(module.register_forward_hook(SiteHook(ace, site.name)))
-    for first in dict.fromkeys(ace.prepared_by[site.name] for site in live if site.name in ace.prepared_by):
-        reads = ace.nodes[first].reads
-        if isinstance(reads, Tap):
-            module = _get_module(first, reads.module or "", model)
-            handles.append(module.register_forward_hook(RestoreHook(ace, first)))
+    needed = ace.needed_by(live)
+    plan: list[tuple[BranchHook, str]] = []
+    plan += [(TapHook(ace, name), path) for name, path in ace.module_taps.items() if name in needed]
+    plan += [(SiteHook(ace, site.name), site.module) for site in live]
+    firsts = dict.fromkeys(ace.prepared_by[site.name] for site in live if site.name in ace.prepared_by)
+    plan += [(RestoreHook(ace, first), ace.module_taps[first]) for first in firsts]
+    for hook, path in plan:
+        try:
+            model.get_submodule(path)
+        except AttributeError:
+            raise AttachError(
+                f"site {hook.name!r}: {path} is gone from {type(model).__name__}; attach after the model is complete"
+            ) from None
+    return [(hook, model.get_submodule(path)) for hook, path in plan]
+
+
+def _register(ace: Ace, model: nn.Module) -> list[Any]:
+    """Register the hooks that are needed now, and return their handles."""
+    plan = _plan(ace, model)
+    handles: list[Any] = [model.register_forward_hook(CloseHook(), always_call=True)] if plan else []
+    for hook, module in plan:
+        pre = isinstance(hook, TapHook)
+        register: Any = module.register_forward_pre_hook if pre else module.register_forward_hook
+        handles.append(register(hook, with_kwargs=pre))
     if _needs_touch(ace):
         handles.append(model.register_forward_hook(TouchHook()))
     return handles
@@ -458,21 +466,6 @@ def _register(ace: Ace, model: nn.Module) -> list[Any]:
 def _needs_touch(ace: Ace) -> bool:
     """Return whether freed parameters must appear in the backward, for DistributedDataParallel."""
     return bool(ace.freed) and ace.training and is_distributed()
-
-
-def _taps_in_use(ace: Ace) -> dict[str, str]:
-    """Return the submodules that nodes read from, by node, for the nodes that take part now."""
-    needed = ace.needed_by(ace.live())
-    return {name: path for name, path in ace.module_taps.items() if name in needed}
-
-
-def _get_module(name: str, path: str, model: nn.Module) -> nn.Module:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        raise AttachError(
-            f"site {name!r}: {path} is gone from {type(model).__name__}; attach after the model is complete"
-        ) from None
 
 
 def install(ace: Ace, model: nn.Module) -> None:

@@ -38,11 +38,7 @@ def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn
     except AceError:
         raise
     except Exception as error:
-        why = f"not converted to float64: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    try:
-        return (_copy(model) if copied else model), batch, why
-    except Exception:
-        return model, batch, why
+        return model, batch, f"not converted to float64: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _widen(tensor: Tensor) -> Tensor:

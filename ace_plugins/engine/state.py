@@ -33,59 +33,40 @@ NAME = "ace"
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a forward method that a branch reads: its position, its name and attributes to follow."""
+    """An argument of a submodule's forward method: its position, its name and attributes to follow."""
 
     index: int
     name: str
     attributes: tuple[str, ...] = ()
+    default: Any = inspect.Parameter.empty
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the argument's value in a call."""
-        value = args[self.index] if 0 <= self.index < len(args) else kwargs[self.name]
+        value = args[self.index] if 0 <= self.index < len(args) else kwargs.get(self.name, self.default)
+        if value is inspect.Parameter.empty:
+            raise AdapterError(f"argument {self.name!r} was not given")
         for attribute in self.attributes:
             value = get_part(value, attribute, f"argument {self.name!r}")
         return value
 
 
-def resolve(tap: Tap, module: nn.Module, where: str) -> Argument:
+def find_argument(tap: Tap, module: nn.Module, where: str) -> Argument:
     """Return the argument that a tap names, checked against the signature of the module's forward method."""
     parameters = inspect.signature(module.forward).parameters
-    names = list(parameters)
-    first, *attributes = [tap.argument] if isinstance(tap.argument, int) else tap.argument.split(".")
-    kinds = {parameter.kind for parameter in parameters.values()}
-    if isinstance(first, int):
-        if first < len(names):
-            return Argument(first, names[first])
-        if inspect.Parameter.VAR_POSITIONAL in kinds:
-            return Argument(first, "")
-    elif first in names:
-        return Argument(names.index(first), first, tuple(map(str, attributes)))
-    elif inspect.Parameter.VAR_KEYWORD in kinds:
-        return Argument(-1, first, tuple(map(str, attributes)))
-    raise AdapterError(f"{where} reads argument {first!r} of a forward that takes ({', '.join(names)})")
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A value that an argument of the model's forward method has when the model only evaluates."""
-
-    argument: Argument
-    default: Any
-    value: Any
-
-    def holds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Return whether the argument has the value in a call, explicitly or by default."""
-        given = self.argument.index < len(args) or self.argument.name in kwargs
-        return bool((self.argument.pick(args, kwargs) if given else self.default) == self.value)
-
-
-def find_conditions(values: Mapping[str, Any], module: nn.Module) -> tuple[Condition, ...]:
-    """Return conditions for these argument values; none if the module's forward method lacks one of the arguments."""
-    parameters = inspect.signature(module.forward).parameters
-    if not values.keys() <= parameters.keys():
-        return ()
-    places = {name: Argument(index, name) for index, name in enumerate(parameters)}
-    return tuple(Condition(places[name], parameters[name].default, value) for name, value in values.items())
+    names, kinds = list(parameters), {parameter.kind for parameter in parameters.values()}
+    rest: list[str] = []
+    if isinstance(tap.argument, int):
+        index, name = tap.argument, names[tap.argument] if tap.argument < len(names) else ""
+        known = bool(name) or inspect.Parameter.VAR_POSITIONAL in kinds
+    else:
+        name, *rest = tap.argument.split(".")
+        index = names.index(name) if name in names else -1
+        known = name in names or inspect.Parameter.VAR_KEYWORD in kinds
+    if not known:
+        found = tap.argument if isinstance(tap.argument, int) else name
+        raise AdapterError(f"{where} reads argument {found!r} of a forward that takes ({', '.join(names)})")
+    default = parameters[name].default if name in parameters else inspect.Parameter.empty
+    return Argument(index, name, tuple(rest), default)
 
 
 class Live:
@@ -168,9 +149,9 @@ class Ace(nn.Module):
         arguments: Mapping[str, Argument],
         branches: Mapping[str, nn.Module],
         *,
-        script: Script | None = None,
-        action: GroupAction | None = None,
-        evaluating: tuple[Condition, ...] = (),
+        script: Script | None,
+        action: GroupAction | None,
+        evaluating: Sequence[tuple[Argument, Any]],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
@@ -201,7 +182,7 @@ class Ace(nn.Module):
         self.action = action
         """The group's action on the model, if training passes use random frames."""
         self.evaluating = evaluating
-        """Arguments that say a pass does not train, for upstreams that do not call ``model.eval()``."""
+        """Values of arguments in passes that do not train, for upstreams that do not call ``model.eval()``."""
         self.passes = PassState()
         self.session = Session()
         """Steps and ranks in this process."""
@@ -222,7 +203,8 @@ class Ace(nn.Module):
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Read from the arguments of a pass whether it trains. A change counts like ``model.train()``."""
-        evaluates = bool(self.evaluating) and all(each.holds(args, kwargs) for each in self.evaluating)
+        told = self.evaluating
+        evaluates = bool(told) and all(argument.pick(args, kwargs) == value for argument, value in told)
         if evaluates != self.passes.evaluates:
             self.passes.evaluates = evaluates
             self.budget.switched(self.learning, self.duals.count)

@@ -18,7 +18,7 @@ from ..contract.sites import Site, Tap
 from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import select_output
 from ..engine.measure import adapter_of, averaged, convert_to_double, unwatched, use_branches
-from ..engine.state import Ace, find, resolve, unwrap
+from ..engine.state import Ace, find, find_argument, unwrap
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
@@ -191,7 +191,7 @@ def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
 
 def _reads(model: nn.Module, site: Site) -> Iterator[_KnownFeature]:
     if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
-        argument = resolve(site.reads, model.get_submodule(site.module), f"site {site.name!r}")
+        argument = find_argument(site.reads, model.get_submodule(site.module), f"site {site.name!r}")
         assert site.acts is not None
         yield _KnownFeature(site.acts[0], lambda args, kwargs, output: argument.pick(args, kwargs))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..contract.sites import AddsItself, Node, Site, Stem, Tap
 from ..contract.upstreams import class_path
-from ..engine.state import resolve
+from ..engine.state import find_argument
 from ..errors import AceError
 from ..plugins.claims import claims
 from ..plugins.registry import recognises
@@ -157,7 +157,7 @@ def _check_input(node: Node, tap: Tap, model: nn.Module, calls: Calls, shape: tu
     require(path in calls, f"{what}, which is not called in the example's forward pass", reads)
     args, kwargs, _ = calls[path]
     try:
-        value = resolve(tap, model.get_submodule(path), repr(node.name)).pick(args, kwargs)
+        value = find_argument(tap, model.get_submodule(path), repr(node.name)).pick(args, kwargs)
     except (AceError, KeyError) as error:
         takes = ", ".join(inspect.signature(model.get_submodule(path).forward).parameters)
         reason = str(error) if isinstance(error, AceError) else f"{what}, which was not passed"
