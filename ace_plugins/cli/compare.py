@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ..compare.experiment import parse_metric, parse_runs, parse_seeds, read_experiments
+from ..compare.experiment import Experiment, parse_metric, parse_runs, parse_seeds, read_experiments
 from ..compare.plan import Comparison, plan_comparison
-from ..compare.results import RUNS, ComparisonResult, execute, open_store
-from ..compare.trial import Machine
+from ..compare.results import RUNS, ComparisonResult, execute
+from ..compare.store import Store
+from ..compare.trial import choose_jobs, count_processors, list_devices
 from ..errors import AceError
 from ..output import check_picture
-from ..plugins.registry import registry
 from ..report.tables import duration
 from ..report.trace import relative
 from .options import ScriptCommand, adapters_or_files, as_json, print_json
@@ -92,8 +94,23 @@ def compare(
     """
     if picture is not None:
         check_picture(picture)
+    given: dict[str, Any] = {}
+    if runs:
+        given["runs"] = parse_runs(runs)
+    if seeds:
+        given["seeds"] = parse_seeds(seeds)
+    if metrics:
+        given["metrics"] = tuple(parse_metric(text, higher=higher) for text in metrics)
+    if what.endswith(".toml"):
+        if words:
+            raise AceError(f"{what} contains the command: expected nothing after '--', found {words[0]!r}")
+        experiments = read_experiments(Path(what), budget_scale)
+    else:
+        experiments = [Experiment(what, words, parse_runs(RUNS))]
     results = []
-    for label, comparison in _plan(what, words, seeds, runs, metrics, higher, budget_scale):
+    # All comparisons are checked before the first one starts.
+    for comparison in [plan_comparison(replace(experiment, **given)) for experiment in experiments]:
+        label = comparison.label
         if label:
             click.echo(label, err=as_json)
         folder = out / label if out and label else out
@@ -105,52 +122,18 @@ def compare(
             result = execute(comparison, jobs=jobs, threads=threads, on=on, out=folder, picture=drawn)
         except KeyboardInterrupt:
             sys.exit(130)
-        results.append((label, result))
+        results.append(result)
         if not as_json:
             _print(result)
     if as_json and not dry_run:
-        outcome = [result.to_dict() | ({"label": label} if label else {}) for label, result in results]
-        print_json(outcome[0] if len(outcome) == 1 else outcome)
-    if any(result.failed for _, result in results):
+        printed = [result.to_dict() for result in results]
+        print_json(printed[0] if len(printed) == 1 else printed)
+    if any(result.failed for result in results):
         sys.exit(1)
 
 
-def _plan(
-    what: str,
-    words: tuple[str, ...],
-    seeds: str | None,
-    runs: str | None,
-    metrics: tuple[str, ...],
-    higher: bool,
-    scale: float,
-) -> list[tuple[str, Comparison]]:
-    """Return the comparisons to run, each with its label. All are checked before the first starts."""
-    given = tuple(parse_metric(text, higher=higher) for text in metrics)
-    chosen, numbers = parse_runs(runs) if runs else None, parse_seeds(seeds) if seeds else None
-    if not what.endswith(".toml"):
-        adapter = registry().adapter(what)
-        return [("", plan_comparison(adapter, words, chosen or parse_runs(RUNS), numbers or (1, 2, 3), given))]
-    if words:
-        raise AceError(f"{what} contains the command: expected nothing after '--', found {words[0]!r}")
-    return [
-        (
-            each.label,
-            plan_comparison(
-                registry().adapter(each.adapter),
-                each.words,
-                chosen or each.runs,
-                numbers or each.seeds,
-                given or each.metrics,
-                each.about,
-            ),
-        )
-        for each in read_experiments(Path(what), scale)
-    ]
-
-
 def _list(comparison: Comparison, out: Path | None, jobs: int | None) -> None:
-    machine, store = Machine.detect(), open_store(comparison, out)
-    jobs = min(machine.jobs(jobs), len(comparison.trials))
+    store, jobs = Store(comparison, out), choose_jobs(jobs, len(comparison.trials))
     finished = store.load()
     for trial in comparison.trials:
         state = f"finished, {duration(finished[trial].seconds)}" if trial in finished else "to run"
@@ -161,7 +144,7 @@ def _list(comparison: Comparison, out: Path | None, jobs: int | None) -> None:
     click.echo(f"command: {' '.join(comparison.command(first))} (seed: {seeded})")
     copied, linked = len(contents.copied), len(contents.linked)
     click.echo(f"each in a copy of {contents.root}: {copied} files copied, {linked} linked")
-    available = f"{machine.processors} processors and {len(machine.devices)} GPUs"
+    available = f"{count_processors()} processors and {len(list_devices())} GPUs"
     click.echo(f"{jobs} at a time, on {available}; in {store.folder}")
     if finished:
         mean = sum(result.seconds for result in finished.values()) / len(finished)

@@ -50,7 +50,6 @@ class RayBackend:
                 waiting[options.remote(task, shared, links)] = task.trial
             while waiting:
                 done, _ = ray.wait(list(waiting), timeout=TICK)
-                yield Event()
                 for reference in done:
                     yield self._receive(store, waiting.pop(reference), reference)
         finally:

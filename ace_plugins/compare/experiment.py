@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     **{preset: {"preset": preset} for preset in PRESETS},
 }
 """Settings of the runs that need only a name."""
-EPOCHS, HERE = "{epochs}", "{here}"
 KEYS = ("adapter", "command", "epochs", "seeds", "vary", "runs", "metrics", "paper", "title", "needs", "hours")
 SEEDS_AT_MOST = 10_000
 
@@ -133,18 +132,20 @@ def compile_pattern(pattern: str, name: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One comparison described in an experiment file."""
+    """A script, the runs to compare, their seeds and metrics."""
 
     adapter: str
     words: tuple[str, ...]
     """The script's command."""
-    runs: dict[str, dict[str, Any]]
-    seeds: tuple[int, ...]
-    metrics: tuple[Metric, ...]
-    about: Mapping[str, Any]
+    runs: Mapping[str, Mapping[str, Any]]
+    """Settings by name. The first run is the baseline."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    metrics: tuple[Metric, ...] = ()
+    """The first metric is compared. Default: the adapter's metrics."""
+    about: Mapping[str, Any] = field(default_factory=dict)
     """Title, needs, hours, and the paper's results by run."""
     label: str = ""
-    """Name and value of the parameter that varies within the file."""
+    """Name and value of the parameter that varies within a file."""
 
 
 def read_experiments(path: Path, scale: float = 1.0) -> list[Experiment]:
@@ -167,16 +168,15 @@ def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> 
     for key in ("adapter", "command", "runs"):
         if key not in table:
             raise AceError(f"the key {key!r} is missing; found {', '.join(table)}")
-    command, epochs = str(table["command"]), table.get("epochs")
-    if (EPOCHS in command) != (epochs is not None):
-        raise AceError(f"expected both epochs and {EPOCHS} in the command, or neither")
-    if scale != 1.0 and epochs is None:
-        raise AceError("there are no epochs to scale; leave out --budget-scale")
+    command, epochs = str(table["command"]).replace("{here}", shlex.quote(str(folder))), table.get("epochs")
+    if ("{epochs}" in command) != (epochs is not None):
+        raise AceError("expected both epochs and {epochs} in the command, or neither")
     if epochs is not None:
         if not isinstance(epochs, int) or epochs < 1:
             raise AceError(f"epochs: expected a whole number of at least 1, found {epochs!r}")
-        command = command.replace(EPOCHS, str(max(1, round(scale * epochs))))
-    command = command.replace(HERE, shlex.quote(str(folder)))
+        command = command.replace("{epochs}", str(max(1, round(scale * epochs))))
+    elif scale != 1.0:
+        raise AceError("there are no epochs to scale; leave out --budget-scale")
     vary = table.get("vary", {})
     if len(vary) > 1 or not all(isinstance(values, list) and values for values in vary.values()):
         raise AceError(f"vary: expected one name with a list of values, found {vary}")

@@ -1,8 +1,7 @@
-"""Progress of a comparison on stderr: a live table in a terminal, one line per finished trial elsewhere."""
+"""Show the progress of a comparison on stderr: a live table in a terminal, one line per finished trial elsewhere."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """State of all trials, and the estimated time left."""
+    """State of all trials. Prints a line when a trial ends."""
 
     def __init__(self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int) -> None:
         self.comparison = comparison
@@ -26,45 +25,9 @@ class Progress:
         self.failed: dict[Trial, str] = {}
         self.running: dict[Trial, MetricReader] = {}
         self.jobs = jobs
-        self.began = time.monotonic()
         self.metric = comparison.metrics[0].name
 
-    @property
-    def ended(self) -> int:
-        return len(self.done) + len(self.failed)
-
-    def update(self, event: Event) -> None:
-        if event.trial is None:
-            return
-        if event.reader is not None:
-            self.running[event.trial] = event.reader
-            return
-        self.running.pop(event.trial, None)
-        if event.result is not None:
-            self.done[event.trial] = event.result
-        else:
-            self.failed[event.trial] = event.failed
-
-    def share(self, trial: Trial) -> float:
-        """Return the finished share of a running trial, 0 while it is unknown."""
-        reader, script = self.running.get(trial), self.comparison.script
-        return min(1.0, reader.epoch / script.epochs) if reader and script and script.epochs else 0.0
-
-    def seconds_left(self) -> float | None:
-        """Estimate the seconds until all trials have ended, or None before the first epoch."""
-        lengths = [result.seconds for result in self.done.values()]
-        lengths += [reader.seconds / share for trial, reader in self.running.items() if (share := self.share(trial))]
-        if not lengths:
-            return None
-        left = len(self.comparison.trials) - self.ended
-        open_ = max(0.0, left - sum(map(self.share, self.running)))
-        return open_ * sum(lengths) / len(lengths) / max(1, min(self.jobs, left))
-
-
-class Lines(Progress):
-    """Prints a line when a trial ends."""
-
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> Progress:
         for trial, result in self.reused.items():
             say(f"{trial}: finished before, {self._describe(result)}", anyway=True)
         return self
@@ -73,19 +36,49 @@ class Lines(Progress):
         pass
 
     def update(self, event: Event) -> None:
-        super().update(event)
-        if event.trial is not None and event.reader is None:
-            left = self.seconds_left()
-            until = f"; about {duration(left)} to go" if left else ""
+        """Record an event and show it."""
+        self.running.pop(event.trial, None)
+        if event.reader is not None:
+            self.running[event.trial] = event.reader
+        elif event.result is not None:
+            self.done[event.trial] = event.result
+        else:
+            self.failed[event.trial] = event.failed
+        self.show(event)
+
+    def show(self, event: Event) -> None:
+        if event.reader is None:
             text = event.failed or f"{event.trial}: {self._describe(self.done[event.trial])}"
-            say(f"{text} ({self.ended} of {len(self.comparison.trials)}{until})", anyway=True)
+            say(f"{text} ({self.summary()})", anyway=True)
 
     def _describe(self, result: TrialResult) -> str:
         return f"{self.metric} {result.metrics[self.metric]:.4g} after {duration(result.seconds)}"
 
+    @property
+    def ended(self) -> int:
+        return len(self.done) + len(self.failed)
+
+    def share(self, trial: Trial) -> float:
+        """Return the finished share of a running trial, 0 while it is unknown."""
+        reader, script = self.running[trial], self.comparison.script
+        return min(1.0, reader.epoch / script.epochs) if script and script.epochs else 0.0
+
+    def seconds_left(self) -> float | None:
+        """Estimate the seconds until all trials have ended, or None before the first epoch."""
+        lengths = [result.seconds for result in self.done.values()]
+        lengths += [reader.seconds / share for trial, reader in self.running.items() if (share := self.share(trial))]
+        left = len(self.comparison.trials) - self.ended
+        open_ = max(0.0, left - sum(map(self.share, self.running)))
+        return open_ * sum(lengths) / len(lengths) / max(1, min(self.jobs, left)) if lengths else None
+
+    def summary(self) -> str:
+        left = self.seconds_left()
+        until = f"; about {duration(left)} to go" if left else ""
+        return f"{self.ended} of {len(self.comparison.trials)} runs{until}"
+
 
 class Screen(Progress):
-    """Draws a table of runs by seeds, each cell a result or a share, and a progress bar."""
+    """Live table of runs by seeds, each cell a result or a share, with a progress bar."""
 
     def __enter__(self) -> Screen:
         from rich.console import Console
@@ -96,11 +89,9 @@ class Screen(Progress):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._live.update(self.draw())
         self._live.__exit__(*error)
 
-    def update(self, event: Event) -> None:
-        super().update(event)
+    def show(self, event: Event) -> None:
         self._live.update(self.draw())
 
     def draw(self) -> Group:
@@ -115,17 +106,15 @@ class Screen(Progress):
             table.add_column(f"seed {seed}", justify="right")
         for run in self.comparison.runs:
             table.add_row(run, *(self._cell(Trial(run, seed)) for seed in self.comparison.seeds))
-        total, left = len(self.comparison.trials), self.seconds_left()
-        until = "" if left is None else f", about {duration(left)} to go"
-        text = f"{self.ended} of {total} runs, {duration(time.monotonic() - self.began)}{until}"
+        done = self.ended + sum(map(self.share, self.running))
         bar = Table.grid(padding=(0, 1))
-        bar.add_row(ProgressBar(total=total, completed=self.ended + sum(map(self.share, self.running)), width=40), text)
+        bar.add_row(ProgressBar(total=len(self.comparison.trials), completed=done, width=40), self.summary())
         return Group(table, bar)
 
     def _cell(self, trial: Trial) -> str:
         if trial in self.done:
-            value = f"{self.done[trial].metrics[self.metric]:.4g}"
-            return f"[dim]{value}[/dim]" if trial in self.reused else f"[bold]{value}[/bold]"
+            style = "dim" if trial in self.reused else "bold"
+            return f"[{style}]{self.done[trial].metrics[self.metric]:.4g}[/]"
         if trial in self.failed:
             return "[red]failed[/red]"
         if trial not in self.running:

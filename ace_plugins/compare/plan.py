@@ -11,16 +11,16 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ..contract.upstreams import Metric, Script
+from ..contract.upstreams import Script
 from ..errors import AceError
 from ..plugins.plugin import Plugin
+from ..plugins.registry import registry
 from ..run.launch import find_checkout
-from .experiment import compile_pattern
+from .experiment import Experiment, compile_pattern
 
 LARGE = 2**20
 """Size in bytes from which a file counts as data and is linked."""
@@ -139,24 +139,14 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A script, the runs to compare, their seeds and metrics."""
+class Comparison(Experiment):
+    """An experiment that was checked and can be run."""
 
-    adapter: str
-    words: tuple[str, ...]
-    """The script's command."""
-    runs: Mapping[str, Mapping[str, Any]]
-    """Settings by name. The first run is the baseline."""
-    seeds: tuple[int, ...]
-    metrics: tuple[Metric, ...]
-    """The first metric decides."""
-    contents: Contents
-    below: str
+    contents: Contents = field(default_factory=lambda: Contents(Path()))
+    below: str = "."
     """Working directory of the command, relative to the root of the contents."""
     script: Script | None = None
     """The adapter's description of the script."""
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """Title, needs, hours and published results, from an experiment file."""
 
     @property
     def trials(self) -> list[Trial]:
@@ -193,27 +183,21 @@ class Comparison:
         return hashlib.sha256(settings.encode()).hexdigest()[:6]
 
 
-def plan_comparison(
-    plugin: Plugin,
-    words: Sequence[str],
-    runs: Mapping[str, Mapping[str, Any]],
-    seeds: Sequence[int],
-    metrics: Sequence[Metric] = (),
-    about: Mapping[str, Any] | None = None,
-) -> Comparison:
-    """Create a comparison after checking everything that can be checked before training."""
+def plan_comparison(experiment: Experiment) -> Comparison:
+    """Check everything that can be checked before training, and list the files of the script."""
+    plugin, words = registry().adapter(experiment.adapter), experiment.words
     if not words:
         raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
-    for name, settings in runs.items():
+    for name, settings in experiment.runs.items():
         try:
             plugin.resolve(options=settings)
         except AceError as error:
             raise AceError(f"run {name!r}: {error}") from None
     root, below = _find_root(plugin, words)
     # An absolute path would run the original script instead of the trial's copy.
-    words = [os.path.relpath(word) if os.path.isabs(word) and root in Path(word).parents else word for word in words]
-    script: Script | None = plugin.call("ace_script", argv=tuple(words)) if plugin.has("ace_script") else None
-    metrics = tuple(metrics) or (script.metrics if script else ())
+    words = tuple(os.path.relpath(w) if os.path.isabs(w) and root in Path(w).parents else w for w in words)
+    script: Script | None = plugin.call("ace_script", argv=words) if plugin.has("ace_script") else None
+    metrics = experiment.metrics or (script.metrics if script else ())
     if not metrics:
         raise AceError(
             f"adapter {plugin.name!r} has no metrics for {words[0]}: add one, as in "
@@ -225,9 +209,8 @@ def plan_comparison(
     for metric in metrics:
         for pattern in filter(None, (metric.pattern, metric.curve)):
             compile_pattern(pattern, metric.name)
-    return Comparison(
-        plugin.name, tuple(words), dict(runs), tuple(seeds), metrics, Contents.of(root), below, script, about or {}
-    )
+    fields = vars(experiment) | {"words": words, "metrics": metrics}
+    return Comparison(**fields, contents=Contents.of(root), below=below, script=script)
 
 
 def _find_root(plugin: Plugin, words: Sequence[str]) -> tuple[Path, str]:

@@ -17,24 +17,22 @@ from typing import TYPE_CHECKING, Any
 from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..output import check_picture, say
-from ..plugins.registry import registry
 from ..report.runs import newest
 from ..report.tables import number
 from ..report.trace import relative
-from .experiment import check_runs, parse_metric, parse_runs, parse_seeds
-from .live import Lines, Screen
+from .experiment import Experiment, check_runs, parse_metric, parse_runs, parse_seeds
+from .live import Progress, Screen
 from .page import draw_curves
-from .plan import DESCRIPTION, Comparison, Contents, plan_comparison
+from .plan import DESCRIPTION, Comparison, plan_comparison
 from .statistics import Difference, Row, compare_runs, summarise
 from .store import Store, TrialResult
-from .trial import LocalBackend, Machine, Task
+from .trial import LocalBackend, Task, choose_jobs, count_processors, list_devices
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from .cluster import RayBackend
 
-FOLDER = Path(".ace/compare")
 RUNS = "off,strict,resilient"
 
 
@@ -81,7 +79,7 @@ class ComparisonResult:
 
     def traces(self) -> dict[str, Path]:
         """Return one trace folder per run, by trial name: that of the first seed that has one."""
-        store, traces = Store(self.folder, self.comparison), {}
+        store, traces = Store(self.comparison, self.folder), {}
         for trial in reversed(self.comparison.trials):
             attempts = sorted(store.trial_folder(trial).glob("work-*/ace-runs"), key=lambda path: path.stat().st_mtime)
             found = [trace for attempt in attempts if (trace := newest(attempt))]
@@ -92,23 +90,23 @@ class ComparisonResult:
     def cells(self, *, by_seed: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return the column names and the rows of the table as text, optionally with a column per seed."""
         first, *others = self.comparison.metrics
-        paper = self.comparison.about.get("paper", {})
+        rows, paper = self.rows, self.comparison.about.get("paper", {})
         changes = {difference.run: difference.cell() for difference in self.differences}
-        seeds = self.comparison.seeds if by_seed else ()
-        columns: dict[str, list[str]] = {"run": [row.run for row in self.rows]}
-        columns["seeds"] = [str(len(row.values)) for row in self.rows]
-        spreads = ["" if row.spread is None else f" ± {number(row.spread, 2)}" for row in self.rows]
-        columns[first.name] = [number(row.mean) + spread for row, spread in zip(self.rows, spreads, strict=True)]
-        columns["change"] = [changes.get(row.run, "") for row in self.rows]
-        for seed in seeds:
-            columns[f"seed {seed}"] = [number(row.values[seed]) if seed in row.values else "" for row in self.rows]
-        for metric in others:
-            columns[metric.name] = [number(row.others[metric.name]) for row in self.rows]
-        columns["time"] = ["" if row.time_ratio is None else f"× {row.time_ratio:.2f}" for row in self.rows]
-        columns["equiv. error"] = ["" if row.error is None else number(row.error, 2) for row in self.rows]
-        columns["paper"] = [str(paper.get(row.run, "")) for row in self.rows]
-        shown = {name: cells for name, cells in columns.items() if any(cells) or name == "change"}
-        return list(shown), [list(cells) for cells in zip(*shown.values(), strict=True)]
+        spreads = ["" if row.spread is None else f" ± {number(row.spread, 2)}" for row in rows]
+        columns = [
+            ("run", [row.run for row in rows]),
+            ("seeds", [str(len(row.values)) for row in rows]),
+            (first.name, [number(row.mean) + spread for row, spread in zip(rows, spreads, strict=True)]),
+            ("change", [changes.get(row.run, "") for row in rows]),
+        ]
+        for seed in self.comparison.seeds if by_seed else ():
+            columns.append((f"seed {seed}", [_format(row.values.get(seed)) for row in rows]))
+        columns += [(metric.name, [number(row.others[metric.name]) for row in rows]) for metric in others]
+        columns.append(("time", ["" if row.time is None else f"× {row.time:.2f}" for row in rows]))
+        columns.append(("equiv. error", [_format(row.equivariance_error, 2) for row in rows]))
+        columns.append(("paper", [str(paper.get(row.run, "")) for row in rows]))
+        columns = [(name, cells) for name, cells in columns if any(cells) or name == "change"]
+        return [name for name, _ in columns], [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
 
     @property
     def caption(self) -> str:
@@ -136,36 +134,18 @@ class ComparisonResult:
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
             "metrics": [{"name": m.name, "higher": m.higher} for m in self.comparison.metrics],
-            "runs": [
-                {
-                    "run": row.run,
-                    "settings": dict(self.comparison.runs[row.run]),
-                    "values": {str(seed): value for seed, value in row.values.items()},
-                    "mean": row.mean,
-                    "spread": row.spread,
-                    "others": row.others,
-                    "time": row.time_ratio,
-                    "equivariance_error": row.error,
-                }
-                for row in self.rows
-            ],
-            "differences": [
-                {
-                    "run": each.run,
-                    "to": each.base,
-                    "changes": list(each.changes),
-                    "mean": each.mean,
-                    "low": each.low,
-                    "high": each.high,
-                    "better": each.better,
-                }
-                for each in self.differences
-            ],
+            "runs": [row.to_dict() | {"settings": dict(self.comparison.runs[row.run])} for row in self.rows],
+            "differences": [difference.to_dict() for difference in self.differences],
             "sentences": self.sentences,
             "failed": dict(self.failed),
             "folder": str(self.folder),
             "picture": None if self.picture is None else str(self.picture),
+            **({"label": self.comparison.label} if self.comparison.label else {}),
         }
+
+
+def _format(value: float | None, digits: int = 4) -> str:
+    return "" if value is None else number(value, digits)
 
 
 def run_comparison(
@@ -216,14 +196,14 @@ def run_comparison(
     """
     if picture is not None:
         check_picture(Path(picture))
-    comparison = plan_comparison(
-        registry().adapter(adapter),
-        command,
+    experiment = Experiment(
+        adapter,
+        tuple(command),
         parse_runs(runs) if isinstance(runs, str) else check_runs(runs),
         parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","),
-        [parse_metric(metric) if isinstance(metric, str) else metric for metric in metrics],
+        tuple(parse_metric(metric) if isinstance(metric, str) else metric for metric in metrics),
     )
-    return execute(comparison, jobs=jobs, threads=threads, on=on, out=out, picture=picture)
+    return execute(plan_comparison(experiment), jobs=jobs, threads=threads, on=on, out=out, picture=picture)
 
 
 def execute(
@@ -236,20 +216,20 @@ def execute(
     picture: str | os.PathLike[str] | None = None,
 ) -> ComparisonResult:
     """Run the missing trials of a comparison and return its outcome."""
-    machine, store = Machine.detect(), open_store(comparison, out)
-    jobs = min(machine.jobs(jobs), len(comparison.trials))
+    store = Store(comparison, out)
+    jobs = choose_jobs(jobs, len(comparison.trials))
     finished = store.load()
     missing = [trial for trial in comparison.trials if trial not in finished]
     store.folder.mkdir(parents=True, exist_ok=True)
     comparison.contents.check_space(store.folder, len(missing))
-    first_threads = store.describe(threads or max(1, machine.processors // jobs))
-    tasks = [Task.of(comparison, trial, threads or first_threads) for trial in missing]
+    first_threads = store.describe(threads or max(1, count_processors() // jobs))
+    tasks = [Task(comparison, trial, threads or first_threads) for trial in missing]
     if finished:
         total = len(comparison.trials)
         say(f"{len(finished)} of {total} runs were finished before, in {relative(store.folder)}", anyway=True)
     before = comparison.contents.data_state()
-    progress = (Screen if sys.stderr.isatty() else Lines)(comparison, finished, jobs)
-    _run_tasks(store, tasks, progress, machine, on)
+    progress = (Screen if sys.stderr.isatty() else Progress)(comparison, finished, jobs)
+    _run_tasks(store, tasks, progress, on)
     if comparison.contents.data_state() != before:
         say(f"a run changed data in {comparison.contents.root}, which all runs share: check it", anyway=True)
     results = list(progress.done.values())
@@ -258,13 +238,8 @@ def execute(
     return ComparisonResult(comparison, results, failed, store.folder, path)
 
 
-def open_store(comparison: Comparison, out: str | os.PathLike[str] | None) -> Store:
-    """Return the result folder of a comparison: ``out``, or a default one."""
-    return Store(Path(out or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute(), comparison)
-
-
-def _run_tasks(store: Store, tasks: Sequence[Task], progress: Lines | Screen, machine: Machine, on: str) -> None:
-    backend: LocalBackend | RayBackend = LocalBackend(progress.jobs, machine.devices)
+def _run_tasks(store: Store, tasks: Sequence[Task], progress: Progress, on: str) -> None:
+    backend: LocalBackend | RayBackend = LocalBackend(progress.jobs, list_devices())
     if on != "here":
         from .cluster import RayBackend
 
@@ -307,11 +282,9 @@ def read_comparison(folder: Path) -> ComparisonResult:
             {str(name): dict(settings) for name, settings in described["runs"].items()},
             tuple(int(seed) for seed in described["seeds"]),
             tuple(Metric(str(each["name"]), "", higher=bool(each["higher"])) for each in described["metrics"]),
-            Contents(folder),
-            ".",
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AceError(f"{path} is invalid ({type(error).__name__}: {error}): run 'ace-patch compare' again") from None
     if not (comparison.runs and comparison.metrics):
         raise AceError(f"{path} is invalid (no runs or no metrics): run 'ace-patch compare' again")
-    return ComparisonResult(comparison, list(Store(folder, comparison).load().values()), folder=folder)
+    return ComparisonResult(comparison, list(Store(comparison, folder).load().values()), folder=folder)

@@ -7,6 +7,7 @@ import random
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..contract.upstreams import Metric
 from .store import TrialResult
@@ -24,9 +25,9 @@ class Row:
     """First metric by seed."""
     others: dict[str, float]
     """Mean of each other metric."""
-    time_ratio: float | None
+    time: float | None
     """Time between two evaluations, relative to the first run; None if it is unknown."""
-    error: float | None
+    equivariance_error: float | None
     """Mean relative equivariance error; None if it was not measured."""
 
     @property
@@ -37,6 +38,10 @@ class Row:
     def spread(self) -> float | None:
         """Standard deviation over seeds; None for a single seed."""
         return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        values = {str(seed): value for seed, value in self.values.items()}
+        return vars(self) | {"values": values, "mean": self.mean, "spread": self.spread}
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,10 @@ class Difference:
     def better(self) -> int:
         """Number of seeds in which the run is better."""
         return sum(change < 0 for change in self.changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        changes = {"changes": list(self.changes), "low": self.low, "high": self.high}
+        return {"run": self.run, "to": self.base, **changes, "mean": self.mean, "better": self.better}
 
     def sentence(self) -> str:
         """Describe the difference without claiming more than the seeds show."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from ..output import publish
 from .plan import DESCRIPTION, Comparison, Trial
 
+FOLDER = Path(".ace/compare")
 RESULT, LOG = "result.json", "log.txt"
 
 
@@ -39,9 +41,9 @@ class TrialResult:
 class Store:
     """Reads and writes the result folder of one comparison."""
 
-    def __init__(self, folder: Path, comparison: Comparison) -> None:
-        self.folder = folder
+    def __init__(self, comparison: Comparison, folder: str | os.PathLike[str] | None = None) -> None:
         self.comparison = comparison
+        self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute()
 
     def trial_folder(self, trial: Trial) -> Path:
         return self.folder / f"{trial.run}-{self.comparison.settings_key(trial)}" / f"seed-{trial.seed}"

@@ -11,11 +11,10 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..contract.upstreams import Metric
 from ..errors import AceError
@@ -29,7 +28,7 @@ _EPOCH = re.compile(r"epoch\D{0,3}(\d+)", re.IGNORECASE)
 LAST_LINES = 8
 """Lines at the end of a log that an error quotes."""
 TICK = 0.5
-"""Seconds between two events while nothing happens."""
+"""Seconds between two looks at the running trials."""
 
 
 class MetricReader:
@@ -79,33 +78,30 @@ def _parse_number(text: str, name: str, line: str) -> float:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything a process needs to run one trial, also on another machine."""
+    """A trial to run, here or on another machine."""
 
+    comparison: Comparison
     trial: Trial
-    arguments: tuple[str, ...]
-    """Command line of ``ace-patch run``."""
-    metrics: tuple[Metric, ...]
-    below: str
-    seed_shift: int | None
     threads: int
 
-    @classmethod
-    def of(cls, comparison: Comparison, trial: Trial, threads: int) -> Task:
+    def command(self) -> list[str]:
+        """Return the command line of ``ace-patch run`` with the run's settings."""
         options: list[str] = []
-        for name, value in comparison.runs[trial.run].items():
+        for name, value in self.comparison.runs[self.trial.run].items():
             if isinstance(value, bool):
                 options.append(option(name) if value else f"--no-{option(name)[2:]}")
             else:
                 options += [option(name), str(value)]
-        arguments = ("run", comparison.adapter, *options, "--", *comparison.command(trial))
-        return cls(trial, arguments, comparison.metrics, comparison.below, comparison.seed_shift(trial), threads)
+        ace_patch = [sys.executable, "-m", "ace_plugins", "run", self.comparison.adapter, *options]
+        return [*ace_patch, "--", *self.comparison.command(self.trial)]
 
     def environment(self, traces: Path, device: str | None) -> dict[str, str]:
         """Return the environment without variables of ACE, which would affect all runs, plus the trial's own ones."""
         kept = {name: value for name, value in os.environ.items() if name not in VARIABLES and name != SHIFT}
         kept |= {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1", "ACE_RUNS": str(traces)}
-        if self.seed_shift is not None:
-            kept[SHIFT] = str(self.seed_shift)
+        shift = self.comparison.seed_shift(self.trial)
+        if shift is not None:
+            kept[SHIFT] = str(shift)
         if device is not None:
             kept["CUDA_VISIBLE_DEVICES"] = device
         return kept
@@ -127,11 +123,11 @@ def perform(
         shutil.rmtree(old, ignore_errors=True)
     work = folder / f"work-{os.getpid()}-{time.time_ns():x}"
     lay_out(work)
-    reader = MetricReader(task.metrics)
+    reader = MetricReader(task.comparison.metrics)
     began = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "ace_plugins", *task.arguments],
-        cwd=work / task.below,
+        task.command(),
+        cwd=work / task.comparison.below,
         env=task.environment(work / "ace-runs", device),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -170,7 +166,7 @@ def _read_last_error(traces: Path) -> float | None:
     last = None
     for trace in sorted(traces.glob("*/trace.jsonl")):
         for line in trace.read_text(encoding="utf-8").splitlines():
-            entry: Mapping[str, Any] = json.loads(line) if '"error"' in line else {}
+            entry = json.loads(line) if '"error"' in line else {}
             value = (entry.get("error") or {}).get("relative")
             last = value if isinstance(value, (int, float)) else last
     return last
@@ -178,33 +174,22 @@ def _read_last_error(traces: Path) -> float | None:
 
 @dataclass
 class Event:
-    """News of a trial; without a trial, time has passed."""
+    """News of a trial: a line was printed, it ended, or it failed."""
 
-    trial: Trial | None = None
+    trial: Trial
     reader: MetricReader | None = None
     result: TrialResult | None = None
     failed: str = ""
     """Error message."""
 
 
-@dataclass
-class Machine:
-    """Processors and GPUs available to trials."""
-
-    processors: int
-    devices: tuple[str, ...] = ()
-
-    @classmethod
-    def detect(cls) -> Machine:
-        affinity = getattr(os, "sched_getaffinity", None)
-        return cls(len(affinity(0)) if affinity else os.cpu_count() or 1, _detect_devices())
-
-    def jobs(self, given: int | None) -> int:
-        """Return the number of simultaneous trials: as given, or one per GPU, or one per two processors."""
-        return given or len(self.devices) or max(1, self.processors // 2)
+def count_processors() -> int:
+    """Return the number of processors this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _detect_devices() -> tuple[str, ...]:
+def list_devices() -> tuple[str, ...]:
     """List the visible GPUs. Calls nvidia-smi, since importing torch takes seconds."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -214,6 +199,11 @@ def _detect_devices() -> tuple[str, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(str(number) for number, line in enumerate(done.stdout.splitlines()) if line.startswith("GPU"))
+
+
+def choose_jobs(given: int | None, trials: int) -> int:
+    """Return the number of simultaneous trials: as given, or one per GPU, or one per two processors."""
+    return min(trials, given or len(list_devices()) or max(1, count_processors() // 2))
 
 
 class LocalBackend:
@@ -237,7 +227,6 @@ class LocalBackend:
                     done, waiting = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
                     for future in done:
                         future.result()
-                    yield Event()
                     while not self._events.empty():
                         yield self._events.get()
             finally:

@@ -127,8 +127,8 @@ def answer_to(*command: str) -> dict[str, Any]:
     return told
 
 
-def test_the_option_that_an_adapter_names(tmp_path: Path) -> None:
-    made = Comparison("egno", ("main.py",), {"off": {}}, (1, 2), (), Contents(tmp_path), ".", Script(seed="--seed"))
+def test_the_option_that_an_adapter_names() -> None:
+    made = Comparison("egno", ("main.py",), {"off": {}}, (1, 2), script=Script(seed="--seed"))
     assert made.command(Trial("off", 2)) == ["main.py", "--seed", "2"]
     assert made.seed_shift(Trial("off", 2)) is None
 

@@ -13,7 +13,7 @@ from ace_plugins import AceError
 from ace_plugins.adapter import Metric
 from ace_plugins.cli.main import cli
 from ace_plugins.compare.page import comparison_section
-from ace_plugins.compare.plan import Comparison, Contents, Trial
+from ace_plugins.compare.plan import Comparison, Trial
 from ace_plugins.compare.results import is_comparison, read_comparison
 from ace_plugins.compare.store import Store, TrialResult
 
@@ -22,7 +22,7 @@ def written(folder: Path, *, higher: bool = False, traces: bool = True) -> Path:
     """Two runs over three seeds, one of which never came to an end."""
     runs = {"off": {"mode": "off"}, "fit<b": {"preset": "fit"}}
     metrics = (Metric("test", r"t (\S+)", higher=higher), Metric("validation", r"v (\S+)"))
-    store = Store(folder, Comparison("egno", ("main.py", "a b"), runs, (1, 2, 3), metrics, Contents(folder), "."))
+    store = Store(Comparison("egno", ("main.py", "a b"), runs, (1, 2, 3), metrics), folder)
     store.describe(threads=1)
     for trial in store.comparison.trials[:-1]:
         value = 1.0 + 0.1 * trial.seed - (0.5 if trial.run == "fit<b" else 0.0)
@@ -70,9 +70,9 @@ def test_a_folder_that_is_broken_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_comparison_without_results_says_so(tmp_path: Path) -> None:
-    comparison = Comparison("egno", ("m.py",), {"off": {}}, (1,), (Metric("test", ""),), Contents(tmp_path), ".")
-    Store(tmp_path, comparison).describe(threads=1)
-    assert Trial("off", 1) not in Store(tmp_path, comparison).load()
+    comparison = Comparison("egno", ("m.py",), {"off": {}}, (1,), (Metric("test", ""),))
+    Store(comparison, tmp_path).describe(threads=1)
+    assert Trial("off", 1) not in Store(comparison, tmp_path).load()
     assert "No run has finished yet." in comparison_section(read_comparison(tmp_path))
 
 

@@ -97,9 +97,9 @@ def test_time_is_a_ratio_of_gaps_between_evaluations() -> None:
         TrialResult("strict", 1, {"test": 1.0}, {"test": [[20.0, 1], [23.0, 1], [26.0, 1], [29.0, 1]]}, error=0.25),
     ]
     off, strict = summarise(made, ["off", "strict"], [TEST])
-    assert off.time_ratio == 1
-    assert strict.time_ratio == 1.5
-    assert (off.error, strict.error) == (None, 0.25)
+    assert off.time == 1
+    assert strict.time == 1.5
+    assert (off.equivariance_error, strict.equivariance_error) == (None, 0.25)
 
 
 def test_changes_are_told_as_the_metric_shows_them() -> None:

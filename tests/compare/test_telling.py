@@ -9,12 +9,13 @@ from rich.console import Console
 
 from ace_plugins import AceError
 from ace_plugins.adapter import Metric, Script, check_picture
-from ace_plugins.compare.live import Lines, Progress, Screen
+from ace_plugins.compare import trial
+from ace_plugins.compare.live import Progress, Screen
 from ace_plugins.compare.page import draw_curves
-from ace_plugins.compare.plan import Comparison, Contents, Trial
+from ace_plugins.compare.plan import Comparison, Trial
 from ace_plugins.compare.results import ComparisonResult
 from ace_plugins.compare.store import TrialResult
-from ace_plugins.compare.trial import Event, Machine, MetricReader
+from ace_plugins.compare.trial import Event, MetricReader, choose_jobs
 from ace_plugins.report.tables import duration
 
 METRICS = (Metric("test", r"test (\S+)"), Metric("validation", r"val (\S+)"))
@@ -23,7 +24,7 @@ METRICS = (Metric("test", r"test (\S+)"), Metric("validation", r"val (\S+)"))
 def comparison(**about: object) -> Comparison:
     runs = {"off": {"mode": "off"}, "strict": {"mode": "strict"}}
     script = Script(epochs=10)
-    return Comparison("segnn", ("main.py",), runs, (1, 2), METRICS, Contents(Path()), ".", script, about)
+    return Comparison("segnn", ("main.py",), runs, (1, 2), METRICS, about, script=script)
 
 
 def result(run: str, seed: int, value: float, *, error: float | None = None) -> TrialResult:
@@ -45,33 +46,37 @@ def text_of(renderable: object) -> str:
 
 
 def test_the_end_is_estimated_from_the_first_epoch_on() -> None:
-    screen = Screen(comparison(), {}, jobs=1)
+    with Screen(comparison(), {}, jobs=1) as screen:
+        check_estimates(screen)
+
+
+def check_estimates(screen: Screen) -> None:
     assert screen.seconds_left() is None
-    Progress.update(screen, Event(Trial("off", 1), reading(1, 6.0)))
+    screen.update(Event(Trial("off", 1), reading(1, 6.0)))
     assert screen.seconds_left() == pytest.approx(6.0 * 10 * 4 - 6.0, rel=0.05), (
         "four runs of ten epochs, one epoch done"
     )
-    Progress.update(screen, Event(Trial("off", 1), result=result("off", 1, 0.5)))
+    screen.update(Event(Trial("off", 1), result=result("off", 1, 0.5)))
     assert screen.seconds_left() == pytest.approx(180)
     drawn = text_of(screen.draw())
     assert "1 of 4 runs" in drawn
     assert "about 3 min to go" in drawn
-    Progress.update(screen, Event(Trial("strict", 1), failed="strict seed 1: out of luck"))
-    Progress.update(screen, Event(Trial("off", 2), reading(5, 30.0)))
+    screen.update(Event(Trial("strict", 1), failed="strict seed 1: out of luck"))
+    screen.update(Event(Trial("off", 2), reading(5, 30.0)))
     drawn = text_of(screen.draw())
     assert "failed" in drawn
     assert "0.5 50 %" in drawn
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2) as lines:
+    with Progress(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2) as lines:
         lines.update(Event(Trial("strict", 1), result=result("strict", 1, 0.25)))
         lines.update(Event(Trial("off", 2), failed="off seed 2 ended with exit code 1"))
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "ace: off seed 1: finished before, test 0.5 after 60 s",
-        "ace: strict seed 1: test 0.25 after 60 s (2 of 4; about 60 s to go)",
-        "ace: off seed 2 ended with exit code 1 (3 of 4; about 60 s to go)",
+        "ace: strict seed 1: test 0.25 after 60 s (2 of 4 runs; about 60 s to go)",
+        "ace: off seed 2 ended with exit code 1 (3 of 4 runs; about 60 s to go)",
     ]
 
 
@@ -107,13 +112,25 @@ def test_the_picture(tmp_path: Path) -> None:
         check_picture(tmp_path / "x.gif")
 
 
-def test_machines_are_shared_out() -> None:
-    assert Machine(8).jobs(None) == 4
-    assert Machine(1).jobs(None) == 1
-    assert Machine(8, ("0", "1")).jobs(None) == 2
-    assert Machine(8, ("0", "1")).jobs(5) == 5
+def test_the_number_of_simultaneous_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "count_processors", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert (choose_jobs(None, 100), choose_jobs(None, 3), choose_jobs(5, 100)) == (4, 3, 5)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, 1")
+    assert choose_jobs(None, 100) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setattr(trial, "count_processors", lambda: 1)
+    assert choose_jobs(None, 100) == 1
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(42, "42 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_durations(seconds: float, told: str) -> None:
     assert duration(seconds) == told
+
+
+def test_a_metric_may_have_the_name_of_another_column() -> None:
+    metrics = (Metric("time", r"t (\S+)"), Metric("seeds", r"s (\S+)"))
+    results = [TrialResult("off", seed, {"time": 0.5, "seeds": 7.0}) for seed in (1, 2)]
+    columns, (row,) = ComparisonResult(Comparison("a", (), {"off": {}}, (1, 2), metrics), results).cells()
+    assert columns == ["run", "seeds", "time", "change", "seeds"]
+    assert row == ["off", "2", "0.5 ± 0", "", "7"]
