@@ -156,7 +156,7 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
         (["schnet", *METRIC, "--runs", "a:mode=strict,rho=-1", "--", "train.py"], "run 'a': .*rho"),
         (
             ["schnet", *METRIC, "--runs", "a:dual_lr=1", "--", "train.py"],
-            "run 'a': .*dual_lr belongs to the paper's loop",
+            "run 'a': .*dual_lr",
         ),
         (["schnet", *METRIC, "--picture", "x.gif", "--", "train.py"], "expected a name that ends in .png"),
         (["schnet", *METRIC, "--picture", "no/x.png", "--", "train.py"], "expected an existing folder"),
