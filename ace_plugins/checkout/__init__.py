@@ -1,1 +1,1 @@
-"""A clone of somebody's repository: its layout, the marked line, patch, status and revert."""
+"""A clone of an upstream: its layout, the marked line, and planning to patch, revert and inspect it."""

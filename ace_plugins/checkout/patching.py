@@ -1,13 +1,11 @@
-"""Patching a checkout in place, and undoing it.
-
-One marked line goes into each entry script and an ``ace.toml`` beside them; there is no other state. Everything is
-planned from what was read, and then written all or not at all.
-"""
+"""Patching, reverting and inspecting a checkout. Changes are planned first and made afterwards."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,25 +13,28 @@ from typing import Any
 from ..contract.upstreams import Checkout
 from ..errors import AceError, CheckoutError
 from ..plugins.plugin import Plugin
+from ..plugins.registry import registry
 from ..settings.config import Config
+from ..settings.sources import RUNS, find_misspelt, read_environment, variable
 from ..settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, update, write
-from .layout import Layout, fits, layout
-from .marking import Change, apply, content_of, diff, is_marked, mark, unmark
+from .changes import Change, apply, diff, read_content
+from .layout import Layout, fits, read_layout
+from .marking import is_marked, mark, unmark
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be changed in a checkout, and nothing changed yet."""
+    """Planned changes to a checkout. Nothing has changed yet."""
 
     root: Path
     changes: tuple[Change, ...]
     kept: tuple[str, ...] = ()
-    """What stays although one might expect it to go, and why."""
+    """Files that the user may expect to be removed but that stay, with the reason."""
 
     def diff(self) -> str:
         return diff(self.changes, self.root)
 
-    def carry_out(self) -> None:
+    def apply(self) -> None:
         apply(self.changes)
 
     @property
@@ -41,73 +42,83 @@ class Plan:
         return tuple(change for change in self.changes if change.before != change.after)
 
     def name(self, change: Change) -> str:
+        """Return the path of a changed file relative to the checkout."""
         return change.path.relative_to(self.root).as_posix()
 
 
 @dataclass(frozen=True)
-class Patching(Plan):
-    """A plan that patches: what the folder was found to be, and the settings it gets."""
+class PatchPlan(Plan):
+    """A plan that patches a checkout, with its layout and settings."""
 
     layout: Layout = field(kw_only=True)
     settings: SettingsFile = field(kw_only=True)
     config: Config = field(kw_only=True)
 
 
-def patching(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patching:
-    """Plan to patch a checkout, or to set settings in one that is patched."""
-    root = folder(root)
-    checkout = checkout_of(plugin)
+def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> PatchPlan:
+    """Plan to patch a checkout, or to change settings of a patched one.
+
+    Args:
+        root: The checkout.
+        plugin: The adapter of its upstream.
+        settings: Settings for ace.toml, as options of the command.
+
+    Raises:
+        CheckoutError: If the folder is not a checkout of that upstream, or files link out of it.
+        ConfigError: If a setting is unknown or invalid.
+    """
+    root = check_folder(root)
+    checkout = require_checkout(plugin)
     for name in (NAME, *checkout.scripts):
-        outside = leads_out(root, root / name)
+        outside = find_target_outside(root, root / name)
         if outside is not None:
             raise CheckoutError(
-                f"{name} is a link that leads out of {root}, to {str(outside)!r}: patching would change a file that is "
-                "not the checkout's; put a copy in its place. Nothing was changed"
+                f"{name} is a link that leads out of {root}, to {str(outside)!r}: patching would change a file outside "
+                "the checkout; replace the link by a copy. Nothing was changed"
             )
-    before = content_of(root / NAME)
-    present = None if before is None else _read_own(root / NAME, before, plugin)
+    before = read_content(root / NAME)
+    file = None if before is None else read(root / NAME, before)
+    if file is not None and file.adapter != plugin.name:
+        raise CheckoutError(
+            f"{root} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: "
+            "one checkout has one adapter; run 'ace-patch revert' there first"
+        )
     presets = plugin.presets
-    config = plugin.resolve(presets, file=present, options=settings).config
-    if present is None:
+    config = plugin.resolve(presets, file=file, options=settings).config
+    if file is None:
         file = write(root / NAME, plugin.name, checkout.scripts[0], settings, presets)
     else:
-        file = update(present, settings, checkout.scripts[0], presets)
-    found = layout(root, checkout)
+        file = update(file, settings, checkout.scripts[0], presets)
+    found = read_layout(root, checkout)
     if not found.fits:
-        raise _refusal(root, plugin, checkout, found)
+        raise _refuse(root, plugin, checkout, found)
     # The settings first: a process killed half-way must not leave a marked script without them.
     changes = [Change(file.path, before, file.text.encode())]
     for script in checkout.scripts:
         source = (root / script).read_bytes()
         changes.append(Change(root / script, source, mark(source, script)))
-    return Patching(root, tuple(changes), layout=found, settings=file, config=config)
+    return PatchPlan(root, tuple(changes), layout=found, settings=file, config=config)
 
 
-def _read_own(path: Path, content: bytes, plugin: Plugin) -> SettingsFile:
-    """Read the settings file of a checkout that is patched; refuse one of another adapter."""
-    file = read(path, content)
-    if file.adapter != plugin.name:
-        raise CheckoutError(
-            f"{path.parent} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: "
-            "one checkout has one adapter; run 'ace-patch revert' there first"
-        )
-    return file
+def plan_revert(root: Path, *, purge: bool = False) -> Plan:
+    """Plan to remove the marked lines, and ``ace.toml`` unless it was edited.
 
-
-def reverting(root: Path, *, purge: bool = False) -> Plan:
-    """Plan to take the marked lines out, and ``ace.toml`` away unless somebody edited it."""
-    root = folder(root)
+    Args:
+        root: The checkout.
+        purge: Remove an edited ``ace.toml`` too.
+    """
+    root = check_folder(root)
     changes, kept = [], []
-    for path in scripts_in(root):
-        if leads_out(root, path) is not None:
-            continue  # never ours to change
-        source = content_of(path) or b""
-        if b"ace_plugins" in source and is_marked(source):  # most files are not, and parsing them takes long
+    for path in _find_scripts(root):
+        if find_target_outside(root, path) is not None:
+            continue
+        source = read_content(path) or b""
+        if b"ace_plugins" in source and is_marked(source):  # the quick test first: parsing is slow
             changes.append(Change(path, source, unmark(source, path.relative_to(root).as_posix())))
-    content = content_of(root / NAME)
+    content = read_content(root / NAME)
     if content is not None:
         text = content.decode("utf-8-sig", "replace")
-        outside = leads_out(root, root / NAME)
+        outside = find_target_outside(root, root / NAME)
         if outside is not None:
             kept.append(f"{NAME}: it is a link that leads out of the checkout, to {str(outside)!r}")
         elif is_as_written(text) or (purge and is_ours(text)):
@@ -123,7 +134,114 @@ def reverting(root: Path, *, purge: bool = False) -> Plan:
     return Plan(root, tuple(changes), tuple(kept))
 
 
-def checkout_of(plugin: Plugin) -> Checkout:
+@dataclass(frozen=True)
+class State:
+    """The state of a checkout, with all problems, as ``ace-patch status`` prints it."""
+
+    root: Path
+    adapter: Plugin
+    layout: Layout
+    scripts: Mapping[str, str]
+    """Per entry script "patched", "not patched", or why it cannot be read."""
+    settings: SettingsFile | None
+    config: Config | None
+    environment: Mapping[str, str]
+    """Environment variables that override the settings file in this shell."""
+    problems: tuple[str, ...]
+    """Problems that would stop a run."""
+    runs: tuple[str, ...]
+    """Names of the folders with traces."""
+
+    @property
+    def patched(self) -> bool:
+        return self.settings is not None and set(self.scripts.values()) == {"patched"}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the state as JSON data."""
+        return {
+            "checkout": str(self.root),
+            "adapter": self.adapter.name,
+            "commit": self.layout.commit,
+            "tried": self.layout.tried,
+            "patched": self.patched,
+            "scripts": dict(self.scripts),
+            "settings": None if self.settings is None else dict(self.settings.settings),
+            "edited": None if self.settings is None else not self.settings.as_written,
+            "config": None if self.config is None else dataclasses.asdict(self.config),
+            "environment": dict(self.environment),
+            "problems": list(self.problems),
+            "warnings": [] if self.config is None else list(self.config.cautions),
+            "runs": list(self.runs),
+        }
+
+
+def read_state(root: Path) -> State:
+    """Find the adapter of a checkout and inspect it."""
+    root = check_folder(root)
+    problems = find_misspelt(os.environ)
+    settings, config, variables = None, None, {}
+    exists = (root / NAME).is_file()
+    with _collect(problems):
+        settings = read(root / NAME) if exists else None
+    plugin = registry().adapter(settings.adapter) if settings else _find_adapter(root)
+    checkout = require_checkout(plugin)
+    with _collect(problems):
+        config = None if settings is None else plugin.resolve(file=settings).config
+    with _collect(problems):
+        variables = {variable(name): os.environ[variable(name)] for name in read_environment(os.environ)}
+    scripts = {script: _read_script_state(root / script) for script in checkout.scripts}
+    if "patched" in scripts.values() and not exists:
+        problems.append(
+            f"{NAME}: missing, so patched scripts stop; 'ace-patch {plugin.name}' writes it again, 'ace-patch revert' "
+            "removes their marked lines"
+        )
+    found = read_layout(root, checkout)
+    return State(
+        root=root,
+        adapter=plugin,
+        layout=found,
+        scripts=scripts,
+        settings=settings,
+        config=config,
+        environment=variables,
+        problems=(*problems, *(f"does not fit: {difference}" for difference in found.differences)),
+        runs=tuple(sorted(each.name for each in (root / RUNS).glob("*") if each.is_dir())),
+    )
+
+
+@contextmanager
+def _collect(problems: list[str]) -> Iterator[None]:
+    """Add an AceError to the problems and continue."""
+    try:
+        yield
+    except AceError as error:
+        problems.append(str(error))
+
+
+def _read_script_state(path: Path) -> str:
+    try:
+        return "patched" if is_marked(path.read_bytes()) else "not patched"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+
+
+def _find_adapter(root: Path) -> Plugin:
+    """Return the adapter for a checkout by its layout."""
+    known = registry().with_checkouts
+    fitting = [p for p in known if fits(root, require_checkout(p))]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        names = ", ".join(f"{p.name} ({p.distribution})" for p in fitting)
+        raise CheckoutError(f"several adapters claim {root}: {names}; name one, as 'ace-patch {fitting[0].name}'")
+    near = next((found for p in known if (found := _find_nearby(root, require_checkout(p))) is not None), None)
+    expected = ", ".join(f"{p.name} ({require_checkout(p).repository})" for p in known) or "none, as none is installed"
+    hint = f"did you mean {str(near)!r}?" if near else f"expected one of {expected}"
+    raise CheckoutError(f"{root} is not a checkout that an adapter patches: {hint}")
+
+
+def require_checkout(plugin: Plugin) -> Checkout:
+    """Return the checkout that an adapter patches; raise an AceError if its upstream is installed instead."""
     if plugin.upstream is None or plugin.upstream.checkout is None:
         raise AceError(
             f"'ace-patch {plugin.name}' does not exist: {plugin.name} has no checkout to patch; run 'ace-patch run "
@@ -132,38 +250,36 @@ def checkout_of(plugin: Plugin) -> Checkout:
     return plugin.upstream.checkout
 
 
-def leads_out(root: Path, path: Path) -> Path | None:
-    """Where a link leads that leaves the checkout; None for everything else."""
+def find_target_outside(root: Path, path: Path) -> Path | None:
+    """Return the target of a link that leads out of the checkout; None for any other path."""
     target = Path(os.path.realpath(path))
     return None if target.is_relative_to(os.path.realpath(root)) else target
 
 
-def folder(root: Path) -> Path:
-    """As the user wrote it, made absolute; links are left alone."""
+def check_folder(root: Path) -> Path:
+    """Return the absolute path of a folder, links not resolved; raise a CheckoutError if it is not a folder."""
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing there"
         raise CheckoutError(f"checkout {str(root)!r}: expected a folder, found {found}; give the folder of the clone")
     return root.absolute()
 
 
-def _refusal(root: Path, plugin: Plugin, checkout: Checkout, found: Layout) -> CheckoutError:
+def _refuse(root: Path, plugin: Plugin, checkout: Checkout, found: Layout) -> CheckoutError:
     files = (*checkout.scripts, *checkout.shape)
-    of = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
-    near = nearby(root, checkout)
+    expected = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
+    near = _find_nearby(root, checkout)
     if near is not None:
-        return CheckoutError(f"{root} is not {of}: did you mean {str(near)!r}?")
+        return CheckoutError(f"{root} is not {expected}: did you mean {str(near)!r}?")
     if not any((root / file).is_file() for file in files):
         return CheckoutError(
-            f"{root} is not {of}: expected {', '.join(files)}, found none of them; run it in the folder of the "
+            f"{root} is not {expected}: expected {', '.join(files)}, found none of them; run it in the folder of the "
             "clone, or give its path"
         )
-    return CheckoutError(
-        f"{root} has not the shape of {of}; nothing was changed. Expected and not found as such", found.differences
-    )
+    return CheckoutError(f"{root} does not have the layout of {expected}; nothing was changed", found.differences)
 
 
-def nearby(root: Path, checkout: Checkout) -> Path | None:
-    """A folder above or right below this one that is a checkout of that kind."""
+def _find_nearby(root: Path, checkout: Checkout) -> Path | None:
+    """Return a folder above or directly below this one that is such a checkout."""
     try:
         below = sorted(each for each in root.iterdir() if each.is_dir())
     except OSError:
@@ -171,14 +287,14 @@ def nearby(root: Path, checkout: Checkout) -> Path | None:
     return next((each for each in (*root.parents, *below) if fits(each, checkout)), None)
 
 
-def scripts_in(root: Path) -> Iterator[Path]:
-    """Every Python file of a checkout; not those of hidden folders, environments, or a checkout inside it."""
+def _find_scripts(root: Path) -> Iterator[Path]:
+    """Yield all Python files of a checkout, except in hidden folders, environments and nested checkouts."""
     for where, folders, files in os.walk(root):
         here = Path(where)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_apart(here / name))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_separate(here / name))
         yield from (here / file for file in sorted(files) if file.endswith(".py") and (here / file).is_file())
 
 
-def _is_apart(path: Path) -> bool:
+def _is_separate(path: Path) -> bool:
     own = (NAME, ".git", "pyvenv.cfg", "conda-meta")
     return path.name == "site-packages" or any((path / each).exists() for each in own)

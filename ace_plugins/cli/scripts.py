@@ -10,8 +10,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from ..checkout.patching import Patching, Plan, checkout_of, patching, reverting
-from ..checkout.state import State, state
+from ..checkout.patching import PatchPlan, Plan, State, plan_patch, plan_revert, read_state, require_checkout
 from ..contract.upstreams import StandIn
 from ..errors import AceError
 from ..patch.shims import would_act
@@ -30,7 +29,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes as a d
 def patch_command(name: str) -> click.Command:
     """Make the command of an adapter with a cloned upstream, such as ``ace-patch segnn``."""
     adapter = registry().adapter(name)
-    clone = checkout_of(adapter)
+    clone = require_checkout(adapter)
 
     @click.command(
         name,
@@ -43,14 +42,14 @@ def patch_command(name: str) -> click.Command:
     @DRY_RUN
     @as_json
     def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
-        plan = patching(checkout, adapter, given_settings(options))
+        plan = plan_patch(checkout, adapter, given_settings(options))
         if dry_run and not as_json:
             click.echo(plan.diff(), nl=False)
             if not plan.changed:
                 click.echo(f"nothing to change: {plan.root} is already patched", err=True)
             return
         if not dry_run:
-            plan.carry_out()
+            plan.apply()
         if as_json:
             about = {"commit": plan.layout.commit, "tried": plan.layout.tried, "warnings": list(plan.config.cautions)}
             print_json(_describe(plan, dry_run) | about)
@@ -66,7 +65,7 @@ def _describe(plan: Plan, dry_run: bool) -> dict[str, Any]:
     return {**about, "diff": plan.diff(), "dry_run": dry_run}
 
 
-def _print_patching(adapter: Plugin, plan: Patching) -> None:
+def _print_patching(adapter: Plugin, plan: PatchPlan) -> None:
     out = console()
     out.print(escape(f"{adapter.patches.title} {plan.layout}"))
     for change in plan.changes:
@@ -105,9 +104,9 @@ def _print_cautions(out: Console, config: Config) -> None:
 @as_json
 def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
     """Remove ACE from CHECKOUT: the marked lines and ace.toml. Your own edits stay."""
-    plan = reverting(checkout, purge=purge)
+    plan = plan_revert(checkout, purge=purge)
     if not dry_run:
-        plan.carry_out()
+        plan.apply()
     if as_json:
         print_json(_describe(plan, dry_run))
         return
@@ -117,7 +116,7 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
         click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'marked line removed'}")
     if not plan.changed:
         if not plan.kept:
-            state(checkout)  # raises an error if this is not a checkout
+            read_state(checkout)  # raises an error if this is not a checkout
         click.echo(f"nothing to revert in {plan.root}", err=dry_run)
     for kept in plan.kept:
         click.echo(f"kept {kept}", err=True)
@@ -128,7 +127,7 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
 @as_json
 def status(checkout: Path, as_json: bool) -> None:
     """Show the upstream and commit of CHECKOUT, whether it is patched, and with which settings."""
-    found = state(checkout)
+    found = read_state(checkout)
     if as_json:
         print_json(found.to_dict())
     else:

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checkout.layout import layout
+from ..checkout.layout import read_layout
 from ..contract.hookspecs import hookimpl
 from ..engine.distributed import rank
 from ..errors import AceError, AceWarning
@@ -73,7 +73,7 @@ class ProcessRun:
         checkout = self.patch.upstream.checkout
         if self.root is None or checkout is None:
             return ""
-        found = layout(self.root, checkout)
+        found = read_layout(self.root, checkout)
         for difference in found.differences:
             say(f"this checkout has changed: {difference}")
         return f" at commit {found.commit[:7]}" if found.commit else " without a git commit"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..checkout.layout import fits, layout
+from ..checkout.layout import fits, read_layout
 from ..contract.sites import Site
 from ..contract.upstreams import Checkout, Example, class_path
 from ..engine.state import find
@@ -53,7 +53,7 @@ def _find_checkout(plugin: Plugin, expected: Checkout, given: Path | None) -> Pa
     variable = f"ACE_UPSTREAM_{plugin.name.upper()}"
     given = given or (Path(os.environ[variable]) if os.environ.get(variable) else None)
     if given is not None:
-        found = layout(given, expected)
+        found = read_layout(given, expected)
         if not found.fits:
             raise CheckoutError(f"{given} does not look like a checkout of {expected.repository}", found.differences)
         return given
@@ -103,7 +103,7 @@ class Built:
         upstream = self.plugin.patches
         if self.root is None or upstream.checkout is None:
             return upstream.title
-        return f"{upstream.title} {layout(self.root, upstream.checkout)}"
+        return f"{upstream.title} {read_layout(self.root, upstream.checkout)}"
 
 
 def attached_example(name: str, seed: int = 0, *, checkout: Path | None = None) -> Built:

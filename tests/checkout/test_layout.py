@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ace_plugins.adapter import Checkout
-from ace_plugins.checkout.layout import Layout, commit, differences, fits, layout
+from ace_plugins.checkout.layout import Layout, find_differences, fits, read_commit, read_layout
 
 STUB = """
 class Net(Module):
@@ -34,7 +34,7 @@ async def train(gpu, model, epochs=10, **options): ...
 
 
 def told(stub: str, source: str) -> list[str]:
-    return list(differences(stub, source.encode()))
+    return list(find_differences(stub, source.encode()))
 
 
 def test_a_source_may_hold_more_than_its_stub() -> None:
@@ -180,45 +180,45 @@ def committed(root: Path) -> str:
 
 
 def test_a_checkout_and_its_commit(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert layout(root, CHECKOUT) == Layout(None, False, ())
+    assert read_layout(root, CHECKOUT) == Layout(None, False, ())
     head = committed(root)
     tried = Checkout(CHECKOUT.repository, CHECKOUT.scripts, CHECKOUT.shape, (head,))
-    assert layout(root, CHECKOUT) == Layout(head, False, ())
-    assert layout(root, tried) == Layout(head, True, ())
-    assert commit(root / "models") is None, "a folder of the checkout is not its top"
+    assert read_layout(root, CHECKOUT) == Layout(head, False, ())
+    assert read_layout(root, tried) == Layout(head, True, ())
+    assert read_commit(root / "models") is None, "a folder of the checkout is not its top"
     git(root, "worktree", "add", "-q", "--detach", str(tmp_path / "linked"))
-    assert commit(tmp_path / "linked") == head
-    assert commit(tmp_path) is None
+    assert read_commit(tmp_path / "linked") == head
+    assert read_commit(tmp_path) is None
     with monkeypatch.context() as hook:  # as in a hook of another repository
         hook.setenv("GIT_DIR", str(tmp_path / "other"))
-        assert commit(root) == head
+        assert read_commit(root) == head
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit(root) is None, "git is not installed"
+    assert read_commit(root) is None, "git is not installed"
 
 
 def test_a_repository_without_a_commit(root: Path) -> None:
     git(root, "init", "-q")
-    assert commit(root) is None
+    assert read_commit(root) is None
 
 
 def test_in_words() -> None:
     head = "abcdef0123456789"
     assert str(Layout(head, True, ())) == "at commit abcdef0"
-    assert str(Layout(head, True, ("x",))) == "at commit abcdef0: another shape"
-    assert str(Layout(head, False, ())) == "at commit abcdef0, which the adapter was not tried on: the same shape"
-    assert str(Layout(None, False, ())) == "without a git commit, which the adapter was not tried on: the same shape"
+    assert str(Layout(head, True, ("x",))) == "at commit abcdef0: another layout"
+    assert str(Layout(head, False, ())) == "at commit abcdef0, which the adapter was not tested on: the same layout"
+    assert str(Layout(None, False, ())) == "without a git commit, which the adapter was not tested on: the same layout"
 
 
 def test_files_that_are_not_as_expected(root: Path, tmp_path: Path) -> None:
     missing = ("main.py: expected, not found", "models/net.py: expected, not found")
-    assert layout(tmp_path, CHECKOUT).differences == missing
-    assert layout(tmp_path / "nowhere", CHECKOUT).differences == missing
-    assert layout(root / "main.py", CHECKOUT).differences == missing
+    assert read_layout(tmp_path, CHECKOUT).differences == missing
+    assert read_layout(tmp_path / "nowhere", CHECKOUT).differences == missing
+    assert read_layout(root / "main.py", CHECKOUT).differences == missing
     assert fits(root, CHECKOUT)
     (root / "main.py").unlink()
     (root / "main.py").mkdir()
     (root / "models" / "net.py").write_text("class Other: ...\n")
-    assert layout(root, CHECKOUT).differences == (
+    assert read_layout(root, CHECKOUT).differences == (
         "main.py: cannot be read (Is a directory)",
         "models/net.py: class Net(Module): expected, not found",
     )

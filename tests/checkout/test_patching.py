@@ -102,7 +102,7 @@ def test_a_patch_is_one_line_and_a_file(patched: tuple[Path, Result], clone: Pat
     at = after.index(LINE)
     assert after[:at] + after[at + 1 :] == before
     assert "from __future__ import annotations" in after[:at]
-    assert re.search("at commit .*, which the adapter was not tried on: the same shape", done.output)
+    assert re.search("at commit .*, which the adapter was not tested on: the same layout", done.output)
     assert "main.py: marked (one line)" in done.output
     assert "ace.toml: written (mode resilient" in done.output
     assert read(root / "ace.toml").settings == {"mode": "resilient"}
@@ -301,7 +301,7 @@ def test_status_of_what_was_edited(root: Path) -> None:
     told = call("status", root)
     assert told.exit_code == 1
     assert "main.py: patched" in told.output
-    assert "problem: ace.toml: missing, so that patched scripts stop; 'ace-patch segnn' writes it again" in told.output
+    assert "problem: ace.toml: missing, so patched scripts stop; 'ace-patch segnn' writes it again" in told.output
 
 
 def test_status_tells_of_the_environment(patched: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_not_a_checkout(clone: Path, tmp_path: Path) -> None:
     told = refused("segnn", tmp_path)
     assert "is not a checkout of RobDHess/Steerable-E3-GNN" in told
     assert "expected main.py, models/segnn/segnn.py" in told
-    assert "upstream that an adapter patches: expected one of" in refused("status", tmp_path)
+    assert "is not a checkout that an adapter patches: expected one of" in refused("status", tmp_path)
     for near in (clone.parent, clone / "models"):
         assert f"did you mean {str(clone)!r}?" in refused("segnn", near)
     assert f"did you mean {str(clone)!r}?" in refused("status", clone / "nbody")
@@ -334,7 +334,7 @@ def test_another_layout_is_refused_difference_by_difference(root: Path) -> None:
     (root / "main.py").write_text("import torch\ndef broken(:\n")
     before = files(root)
     told = refused("segnn", root).splitlines()
-    assert "has not the shape of a checkout of RobDHess/Steerable-E3-GNN" in told[0]
+    assert "does not have the layout of a checkout of RobDHess/Steerable-E3-GNN" in told[0]
     assert "  main.py: not valid Python in line 2: invalid syntax" in told
     assert "  models/segnn/segnn.py: class SEGNN: expected bases (Module), found ()" in told
     assert "  models/segnn/segnn.py: class SEGNNLayer(MessagePassing): expected, not found" in told

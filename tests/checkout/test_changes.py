@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace_plugins.checkout.marking import Change, apply, diff
+from ace_plugins.checkout.changes import Change, apply, diff
 from ace_plugins.errors import AceError
 from ace_plugins.output import publish
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_put_back_is_named(
     monkeypatch.setattr(os, "replace", fails)
     with pytest.raises((AceError, KeyboardInterrupt)) as caught:
         apply(changes)
-    assert str(caught.value) == f"KeyboardInterrupt; {tmp_path / 'main.py'} could not be put back"
+    assert str(caught.value) == f"KeyboardInterrupt; {tmp_path / 'main.py'} could not be restored"
     assert contents(tmp_path) == {"main.py": b"marked\nold\n", "gone.py": b"away\n"}
 
 

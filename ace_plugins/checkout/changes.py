@@ -1,0 +1,107 @@
+"""Changing several files, all of them or none, and showing the changes beforehand."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import AceError
+from ..output import publish
+
+
+@dataclass(frozen=True)
+class Change:
+    """The old and the new content of a file. For a link, those of the file it points to."""
+
+    path: Path
+    before: bytes | None
+    """None: the file must not exist."""
+    after: bytes | None
+    """None: the file is removed."""
+
+
+def apply(changes: Sequence[Change]) -> None:
+    """Make the changes. After an error or an interrupt, every file gets its old content back."""
+    try:
+        for change in changes:
+            _check(change)
+    except AceError as error:
+        raise AceError(f"{error}; nothing was changed") from error
+    begun: list[Change] = []
+    try:
+        for change in changes:
+            if change.before != change.after:
+                begun.append(change)  # first, in case an interrupt follows the write
+                _write(change.path, change.after)
+    except BaseException as error:
+        changed = [str(change.path) for change in reversed(begun) if not _restore(change)]
+        outcome = f"{', '.join(changed)} could not be restored" if changed else "nothing was changed"
+        if isinstance(error, AceError) or changed:
+            raise AceError(f"{str(error) or type(error).__name__}; {outcome}") from error
+        raise
+
+
+def diff(changes: Sequence[Change], root: Path) -> str:
+    """Return the changes as a unified diff, with paths relative to ``root``."""
+    return "".join(line for change in changes for line in _diff(change, root))
+
+
+def read_content(path: Path) -> bytes | None:
+    """Return a file's content; None if there is no such file."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AceError(f"{path} cannot be read, {error.strerror}; expected a file") from error
+
+
+def _check(change: Change) -> None:
+    """Raise an AceError if the file has changed since it was read, or is read-only, even for the superuser."""
+    path = change.path
+    if read_content(path) != change.before:
+        raise AceError(f"{path} has changed since it was read; run the command again")
+    if change.before == change.after:
+        return
+    target = Path(os.path.realpath(path))
+    places = {target.parent: f"its folder {target.parent}"} | ({} if change.before is None else {target: "it"})
+    for place, what in places.items():
+        if not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
+            raise AceError(f"{path} cannot be changed, {what} is read-only; make it writable or work on a copy")
+
+
+def _write(path: Path, content: bytes | None) -> None:
+    if content is not None:
+        publish(path, content)
+        return
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise AceError(f"{path} cannot be removed, {error.strerror}; make its folder writable") from error
+
+
+def _restore(change: Change) -> bool:
+    """Return whether the file has its old content again."""
+    try:
+        if read_content(change.path) != change.before:
+            _write(change.path, change.before)
+    except AceError:
+        return False
+    return True
+
+
+def _diff(change: Change, root: Path) -> Iterator[str]:
+    name = Path(os.path.relpath(change.path, root)).as_posix()
+    old = "/dev/null" if change.before is None else f"a/{name}"
+    new = "/dev/null" if change.after is None else f"b/{name}"
+    for line in difflib.unified_diff(_lines(change.before), _lines(change.after), old, new):
+        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _lines(content: bytes | None) -> list[str]:
+    # Split at \n only, as git does; str.splitlines splits at many more characters.
+    lines = (content or b"").decode("utf-8", "backslashreplace").split("\n")
+    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
