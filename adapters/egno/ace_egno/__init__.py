@@ -1,1 +1,1 @@
-"""ACE for EGNO."""
+"""ACE for EGNO, the Equivariant Graph Neural Operator."""

@@ -1,4 +1,4 @@
-"""EGNO's command line: what its scripts say of epochs, in options or in a file that goes over them."""
+"""Reads epochs and seed from the command lines of EGNO's scripts."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from .upstream import CHECKOUT
 
 DEFAULT = 10_000
 OPTION = "--config_by_file"
-_NUMBER = r"([-+.\de]+|nan|inf)"
 METRICS = (
-    ace.Metric("test", f"Best Test Loss: {_NUMBER}", rf"==> test epoch \d+ avg loss: {_NUMBER}"),
-    ace.Metric("validation", f"Best Val Loss: {_NUMBER}", rf"==> val epoch \d+ avg loss: {_NUMBER}"),
+    ace.Metric("test", r"Best Test Loss: {number}", r"==> test epoch \d+ avg loss: {number}"),
+    ace.Metric("validation", r"Best Val Loss: {number}", r"==> val epoch \d+ avg loss: {number}"),
 )
 
 
 def script(argv: Sequence[str]) -> ace.Script | None:
-    """What a file of settings says goes over the options, as upstream has it."""
+    """Return the facts about a script of upstream. Values in the configuration file override the options."""
     found = ace.Script.with_option(argv, CHECKOUT.scripts, "--epochs", default=DEFAULT, metrics=METRICS, seed="--seed")
     words = list(argv[1:])
     joined = next((word for word in words if word.startswith(f"{OPTION}=")), None)
     if found is None or (joined is None and OPTION not in words):
         return found
     after = joined.partition("=")[2] if joined else (words[words.index(OPTION) + 1 :] or [""])[0]
-    # Without a name upstream takes the one of the script: main_mocap_no.py, configs/config_mocap_no.json.
+    # Without a path upstream derives it from the script: main_mocap_no.py reads configs/config_mocap_no.json.
     name = os.path.basename(argv[0]).replace("main_", "config_").replace(".py", ".json")
     path = os.path.join("configs", name) if not after or after.startswith("-") else after
     try:
         with open(path, encoding="utf-8") as file:
             given = dict(json.load(file))
     except (OSError, ValueError, TypeError):
-        return found  # the script's own to complain about
+        return found  # the script reports the error itself
     if "seed" in given:
         found = replace(found, seed="")
     return replace(found, epochs=given["epochs"], source=path) if isinstance(given.get("epochs"), int) else found

@@ -1,4 +1,4 @@
-"""The paper's motion capture model, and a batch of two moving skeletons made from a seed instead of recorded."""
+"""The paper's motion capture model and random moving skeletons."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ TIMES = 5
 
 
 def mocap_example(seed: int, **options: Any) -> Example:
+    """Return the paper's model and two random skeletons."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Example(mocap_model(**options), *mocap_batch())
 
 
 def mocap_model(**options: Any) -> nn.Module:
-    """Six layers, 128 features, five times: as upstream's configuration for motion capture has it."""
+    """Build the model of upstream's configuration for motion capture: six layers, 128 features, five time steps."""
     from importlib import import_module
 
     paper = {"n_layers": 6, "in_node_nf": 2, "in_edge_nf": 2, "hidden_nf": 128, "with_v": True, "num_timesteps": TIMES}
@@ -28,7 +29,7 @@ def mocap_model(**options: Any) -> nn.Module:
 
 
 def mocap_batch(skeletons: int = 2, joints: int = 8) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
-    """Chains of joints, with the features that upstream's training makes of them."""
+    """Return chains of joints with the features that upstream's training computes, as args and kwargs."""
     x, v = torch.randn(2, skeletons, joints, 3).cumsum(2)
     mean = x.mean(1, keepdim=True).expand_as(x)
     x, v, mean = (tensor.reshape(-1, 3) for tensor in (x, 0.1 * v, mean))

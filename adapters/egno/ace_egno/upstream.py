@@ -1,4 +1,4 @@
-"""What a checkout of EGNO looks like: names and signatures, as facts."""
+"""Layout of a checkout of EGNO: the names and signatures that the adapter relies on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The paper's N-body model, and a batch of five charged particles made from a seed instead of a simulation."""
+"""The paper's N-body model and random graphs of five charged particles."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ PARTICLES = 5
 
 
 def nbody_example(seed: int, name: str = "SEGNN", **options: Any) -> Example:
+    """Return the paper's model and three random graphs."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Example(nbody_model(name, **options), (nbody_batch(),))
 
 
 def nbody_model(name: str = "SEGNN", *, layers: int = 4, norm: str = "none", **options: Any) -> Any:
-    """lmax_h = 1, lmax_attr = 1, hidden 64: 32x0e+32x1o in upstream's weight-balanced irreps."""
+    """Build a model with lmax_h = 1, lmax_attr = 1 and 64 hidden features (32x0e+32x1o)."""
     from importlib import import_module
 
     model = getattr(import_module(f"models.segnn.{name.lower()}"), name)
@@ -41,7 +42,7 @@ def nbody_model(name: str = "SEGNN", *, layers: int = 4, norm: str = "none", **o
 
 
 def nbody_batch(graphs: int = 3) -> Data:
-    """Fully connected graphs with the features that upstream's N-body training makes."""
+    """Return fully connected graphs with the features that upstream's N-body training computes."""
     pos, vel = torch.randn(2, PARTICLES * graphs, 3)
     charges = torch.randint(0, 2, (PARTICLES * graphs, 1)) * 2.0 - 1
     start, end = _pairs(graphs)

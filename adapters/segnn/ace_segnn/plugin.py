@@ -1,21 +1,18 @@
-"""Steerable-E3-GNN: where ACE goes in, and how E(3) acts on it.
+"""Adapter for SEGNN and SEConv of Steerable-E3-GNN.
 
-A layer of SEGNN updates its nodes by ``update_layer_2(update_layer_1(cat(x, message)))``. Both are sites, and their
-branches, the host's MLP, read what they read. A layer of SEConv, which the paper leaves out, updates by a gate of the
-message: that gate is its site.
+A layer of SEGNN updates its nodes by ``update_layer_2(update_layer_1(cat(x, message)))``. Both are sites, with the
+host's MLP on their input as branch. A layer of SEConv, which the paper does not cover, updates by a gate of the
+message; that gate is its site.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ace_plugins import adapter as ace
 
 from .upstream import CHECKOUT, METRICS, MODELS
-
-if TYPE_CHECKING:
-    import click
 
 
 @ace.hookimpl
@@ -29,10 +26,9 @@ def ace_layers(model: Any) -> Sequence[ace.Node]:
     for number, layer in enumerate(model.layers):
         convolution = hasattr(layer, "irreps_g")
         for name in ("gate",) if convolution else ("update_layer_1", "update_layer_2"):
-            irreps_in = layer.irreps_g if convolution else getattr(layer, name).irreps_in1
-            path = f"layers.{number}.{name}"
-            acts = ace.Irreps(irreps_in), ace.Irreps(layer.hidden_irreps)
-            sites.append(ace.Site(path, path, (irreps_in.dim,), (layer.hidden_irreps.dim,), acts=acts))
+            into, out = layer.irreps_g if convolution else getattr(layer, name).irreps_in1, layer.hidden_irreps
+            acts = ace.Irreps(into), ace.Irreps(out)
+            sites.append(ace.Site(f"layers.{number}.{name}", shape_in=(into.dim,), shape_out=(out.dim,), acts=acts))
     return sites
 
 
@@ -54,7 +50,7 @@ def ace_group_action(model: Any) -> ace.GroupAction:
 @ace.hookimpl
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:
     return {
-        # The authors' runs: dual Adam, at rates from their grids for N-body and QM9.
+        # The authors' runs: dual Adam, with rates from their grids for N-body and QM9.
         "paper": {"dual_optimizer": "adam", "dual_lr": 8e-4},
         "qm9": {"dual_optimizer": "adam", "dual_lr": 1e-2},
     }
@@ -65,22 +61,6 @@ def ace_script(argv: Sequence[str]) -> ace.Script | None:
     return ace.Script.with_option(argv, CHECKOUT.scripts, "--epochs", default=1000, metrics=METRICS)
 
 
-@ace.hookimpl
-def ace_shims() -> Sequence[ace.AnyShim]:
-    from .shims import SHIMS
-
-    return SHIMS
-
-
-@ace.hookimpl
-def ace_example(seed: int) -> ace.Example:
-    from .example import nbody_example
-
-    return nbody_example(seed)
-
-
-@ace.hookimpl
-def ace_datasets() -> Mapping[str, click.Command]:
-    from .data.nbody import nbody
-
-    return {"nbody": nbody}
+ace_shims = ace.LazyHook("ace_segnn.shims:SHIMS")
+ace_example = ace.LazyHook("ace_segnn.example:nbody_example")
+ace_datasets = ace.LazyHook("ace_segnn.data.nbody:DATASETS")

@@ -1,4 +1,4 @@
-"""What upstream, of 2021, needs and today's stack has not."""
+"""Compatibility shims: upstream is of 2021, and some of its dependencies are gone or have to be compiled."""
 
 from __future__ import annotations
 
@@ -12,63 +12,33 @@ from ace_plugins.adapter import Shim, StandIn, whenever_imported
 
 INSTANCE_NORM = "models/segnn/instance_norm.py"
 
-SHIMS = (
-    StandIn(
-        "torch_scatter",
-        "needs a compiler, and upstream only takes scatter from it, which PyTorch Geometric has too",
-        lambda: _torch_scatter(),
-    ),
-    StandIn("wandb", "upstream imports it even where nothing is logged", lambda: _wandb()),
-    Shim(
-        "contains_isolated_nodes",
-        "PyTorch Geometric calls it has_isolated_nodes",
-        lambda: not hasattr(_data(), "contains_isolated_nodes"),
-        lambda: setattr(_data(), "contains_isolated_nodes", _contains_isolated_nodes),
-    ),
-    Shim(
-        "scheduler_verbose",
-        "torch's schedulers no longer take verbose, which upstream's QM9 training passes",
-        lambda: "verbose" not in signature(_scheduler().__init__).parameters,
-        lambda: _accept_verbose(_scheduler()),
-    ),
-    Shim(
-        "pool_over_nodes",
-        "PyTorch Geometric's pooling takes the last but one dimension for the nodes, upstream's InstanceNorm the first",
-        lambda: not _pools_over_the_first(),
-        lambda: _pool_over_the_first(),
-    ),
-)
-
 
 def _torch_scatter() -> ModuleType:
-    # First of all: PyTorch Geometric looks for torch_scatter once, and must not take this for it.
+    # Import this first: PyTorch Geometric looks for torch_scatter once, and must not find the stub.
     from torch_geometric.utils import scatter as pyg_scatter
 
     def scatter(
         src: Any, index: Any, dim: int = -1, out: Any = None, dim_size: int | None = None, reduce: str = "sum"
     ) -> Any:
         if out is not None:
-            raise AceError("torch_scatter is not installed and its stand-in knows no out=; pip install torch-scatter")
+            raise AceError("torch_scatter's stub does not support out=; pip install torch-scatter")
         return pyg_scatter(src, index, dim, dim_size, reduce)
 
-    module = ModuleType("torch_scatter", "Stands in for torch_scatter, which is not installed, with scatter alone.")
+    module = ModuleType("torch_scatter", "Stub of torch_scatter, which is not installed. It only has scatter.")
     vars(module)["scatter"] = scatter
     return module
 
 
 def _wandb() -> ModuleType:
-    """Everything in it can be asked for, and calling it says that it is not there."""
-    module = ModuleType("wandb", "Stands in for wandb, which is not installed.")
+    """Return a stub in which every name exists and raises when it is called."""
+    module = ModuleType("wandb", "Stub of wandb, which is not installed.")
 
     def missing(attribute: str) -> Callable[..., NoReturn]:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
 
         def called(*args: Any, **kwargs: Any) -> NoReturn:
-            raise AceError(
-                f"wandb.{attribute} was called, but wandb is not installed and its stand-in does nothing; "
-                "pip install wandb, or run without --log"
-            )
+            raise AceError(f"wandb.{attribute}: wandb is not installed; pip install wandb, or run without --log")
 
         return called
 
@@ -92,7 +62,16 @@ def _scheduler() -> Any:
     return MultiStepLR
 
 
-def _pools_over_the_first() -> bool:
+def _accept_verbose(scheduler: Any) -> None:
+    init = scheduler.__init__
+
+    def __init__(self: Any, *args: Any, verbose: Any = None, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+
+    scheduler.__init__ = __init__
+
+
+def _pools_over_first_dimension() -> bool:
     import torch
     from torch_geometric.nn import global_mean_pool
 
@@ -103,8 +82,8 @@ def _pools_over_the_first() -> bool:
     return tuple(pooled.shape) == (1, 3, 1)
 
 
-def _pool_over_the_first() -> None:
-    """In upstream's module alone, where it has these functions under names of its own."""
+def _pool_over_first_dimension() -> None:
+    """Replace the pooling functions in upstream's module only."""
     from torch_geometric.utils import scatter
 
     def pooling(reduce: str) -> Callable[..., Any]:
@@ -113,17 +92,36 @@ def _pool_over_the_first() -> None:
 
         return pool
 
-    def repair(module: Any) -> None:
+    def replace(module: Any) -> None:
         module.global_mean_pool = pooling("mean")
         module.global_max_pool = pooling("max")
 
-    whenever_imported(repair, file=INSTANCE_NORM)
+    whenever_imported(replace, file=INSTANCE_NORM)
 
 
-def _accept_verbose(scheduler: Any) -> None:
-    init = scheduler.__init__
-
-    def __init__(self: Any, *args: Any, verbose: Any = None, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-
-    scheduler.__init__ = __init__
+SHIMS = (
+    StandIn(
+        "torch_scatter",
+        "has to be compiled, and upstream only uses its scatter, which PyTorch Geometric has too",
+        _torch_scatter,
+    ),
+    StandIn("wandb", "upstream imports it even if nothing is logged", _wandb),
+    Shim(
+        "contains_isolated_nodes",
+        "PyTorch Geometric has renamed it to has_isolated_nodes",
+        lambda: not hasattr(_data(), "contains_isolated_nodes"),
+        lambda: setattr(_data(), "contains_isolated_nodes", _contains_isolated_nodes),
+    ),
+    Shim(
+        "scheduler_verbose",
+        "torch's schedulers no longer accept verbose, which upstream's QM9 training passes",
+        lambda: "verbose" not in signature(_scheduler().__init__).parameters,
+        lambda: _accept_verbose(_scheduler()),
+    ),
+    Shim(
+        "pool_over_nodes",
+        "PyTorch Geometric pools over the last dimension but one, upstream's InstanceNorm expects the first",
+        lambda: not _pools_over_first_dimension(),
+        _pool_over_first_dimension,
+    ),
+)

@@ -1,4 +1,4 @@
-"""What a checkout of Steerable-E3-GNN looks like: names and signatures, as facts."""
+"""Layout of a checkout of Steerable-E3-GNN: the names and signatures that the adapter relies on."""
 
 from __future__ import annotations
 
@@ -42,17 +42,16 @@ CHECKOUT = Checkout(
     commits=("1b95898f6f18204b510ae127d7f38cd29f610f4d",),
 )
 
-_NUMBER = r"([-+.\de]+|nan|inf)"
 METRICS = (
-    # N-body tells the best so far and every evaluation; QM9 every validation, and the test at the end.
+    # N-body prints every evaluation and the best so far; QM9 prints every validation, and the test at the end.
     Metric(
         "test",
-        rf"(?:Best Test Loss: |TEST: epoch:.*-MAE:){_NUMBER}",
-        rf"(?:==> test epoch \d+ avg loss: |TEST: epoch:.*-MAE:){_NUMBER}",
+        r"(?:Best Test Loss: |TEST: epoch:.*-MAE:){number}",
+        r"(?:==> test epoch \d+ avg loss: |TEST: epoch:.*-MAE:){number}",
     ),
     Metric(
         "validation",
-        rf"(?:Best Val Loss: |VALIDATION: epoch:.*-MAE:){_NUMBER}",
-        rf"(?:==> val epoch \d+ avg loss: |VALIDATION: epoch:.*-MAE:){_NUMBER}",
+        r"(?:Best Val Loss: |VALIDATION: epoch:.*-MAE:){number}",
+        r"(?:==> val epoch \d+ avg loss: |VALIDATION: epoch:.*-MAE:){number}",
     ),
 )

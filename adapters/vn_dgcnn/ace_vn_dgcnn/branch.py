@@ -1,11 +1,13 @@
-"""The branch of a vector neuron: one affine map of all channels of a point, at as little cost as can be.
+"""The branch of a vector neuron: one affine map of all channels of a point.
 
-Measured on a CPU, passes over the points cost as much as products, and a pass in an awkward order costs several.
-Upstream's linear maps leave their outputs with the channels innermost in memory. So what they give is laid out anew, as
-the points are, once; the products are added up in it without a copy of the points, with gamma in the weights; the rest
-of upstream's layer runs on it, faster than on its own; and what the layer gives is put back as upstream has it, so that
-nothing after it is summed in another order. Half of what some layers read is the same for all neighbours of a point, or
-for all points of a cloud: upstream repeats the centre, or the mean, beside each of them. That half is mapped once.
+It adds itself to upstream's output (`AddsItself`), since on a CPU a pass over the points costs as much as the matrix
+product, and a pass in an unfavourable memory order several times as much. Upstream's linear maps return tensors with
+the channels innermost in memory. The branch copies that output once into the order of the points and accumulates its
+products there, with gamma multiplied into the weights. The rest of upstream's layer then runs on the reordered tensor,
+and ``restore`` puts the layer's output back into upstream's order, so that later sums keep their order.
+
+In some layers half of the input is the same for all neighbours of a point, or for all points of a cloud: upstream
+repeats the centre, or the mean, for each of them. That half is mapped once.
 """
 
 from __future__ import annotations
@@ -22,34 +24,37 @@ from ace_plugins.adapter import Bounded
 
 @dataclass(frozen=True)
 class Points:
-    """What a layer reads."""
+    """The input of a layer."""
 
     x: Tensor
     """[B, C, 3, *points], contiguous."""
     repeats: bool
-    """The second half of the channels is one and the same along the last dimension."""
+    """Whether the second half of the channels is constant along the last dimension."""
 
 
 class VectorLinear(nn.Linear):
-    """[B, C, 3, *points] -> C' vectors per point, laid out as upstream's linear maps give them: dimensions 1 and -1 of
-    [B, C', 3, *points] swapped. Rows and columns of the weight run over the channels and, within one, over x, y, z."""
+    """An affine map of points [B, C, 3, *points] to C' vectors per point.
+
+    The output has dimensions 1 and -1 of [B, C', 3, *points] swapped, like upstream's linear maps. Rows and columns of
+    the weight run over the channels and, within a channel, over x, y and z.
+    """
 
     def __init__(self, width_in: int, width_out: int, *, repeats: bool = False) -> None:
         super().__init__(width_in, width_out)
         self.repeats = repeats
-        """The second half of the channels is made by repeating, along the last dimension."""
+        """Whether upstream makes the second half of the channels by repeating along the last dimension."""
 
     def forward(self, x: Tensor) -> Tensor:
         nothing = x.new_zeros(x.shape[0], self.out_features // 3, 3, *x.shape[3:]).transpose(1, -1)
         return self.add_to(nothing, x.new_ones(()), self.prepare(x))
 
     def prepare(self, x: Tensor) -> Points:
-        """For all branches that read this."""
+        """Prepare the input, once for all branches that read it."""
         return Points(x.contiguous(), self.repeats and _repeats(x))
 
     def add_to(self, output: Tensor, gamma: Tensor, points: Points) -> Tensor:
-        """Upstream's output and gamma times the map of the points."""
-        # Under autocast upstream's output is in half precision: this is then, too.
+        """Return upstream's output plus gamma times the map of the points."""
+        # Under autocast upstream's output has half precision, and so has the result.
         weight, bias, x = (t.to(output.dtype) for t in (gamma * self.matrix(), gamma * self.bias, points.x))
         if torch.compiler.is_compiling():
             made = torch.matmul(weight, _columns(x)) + bias[:, None]
@@ -61,16 +66,16 @@ class VectorLinear(nn.Linear):
         return self.weight
 
     def bounded(self) -> SNVectorLinear:
-        """The same map, of spectral norm 1."""
+        """Return the same map with spectral norm 1."""
         return SNVectorLinear(self)
 
     def restore(self, output: Tensor) -> Tensor:
-        """What the layer gives, in the order in memory that upstream has it in."""
+        """Return the layer's output in upstream's memory order."""
         return output.transpose(1, -1).contiguous().transpose(1, -1)
 
 
 class SNVectorLinear(Bounded, VectorLinear):
-    """A map of spectral norm 1."""
+    """A `VectorLinear` with spectral norm 1."""
 
     def __init__(self, plain: VectorLinear) -> None:
         nn.Module.__init__(self)
@@ -80,7 +85,7 @@ class SNVectorLinear(Bounded, VectorLinear):
 
 
 def _repeats(x: Tensor) -> bool:
-    """Looked at, not taken on trust, where looking is cheap beside the product: elsewhere it would be a wait."""
+    """Return whether the second half of the channels repeats. Only tested where the test is cheap: on the CPU."""
     if x.dim() < 4 or x.shape[1] % 2 or x.shape[-1] == 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     second = x.detach()[:, x.shape[1] // 2 :]
@@ -88,17 +93,16 @@ def _repeats(x: Tensor) -> bool:
 
 
 class _Add(torch.autograd.Function):
-    """output + weight @ x + bias, for the channels [3 C] of every point.
+    """Computes output + weight @ x + bias for the channels [3 C] of every point.
 
-    Of what is repeated only the first is read, and the gradient goes to that one: upstream, which repeated it, sums
-    over all.
+    Of repeated values only the first is read and gets the gradient. Upstream sums the gradient over all of them.
     """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, x: Tensor, weight: Tensor, bias: Tensor, repeats: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.repeats = repeats
-        # A copy in any case: what upstream made stays as it is.
+        # Always a copy: upstream's tensor must not change.
         made = output.transpose(1, -1).clone(memory_format=torch.contiguous_format)
         columns = made.view(len(x), len(weight), -1)
         if repeats:
@@ -133,7 +137,7 @@ class _Add(torch.autograd.Function):
 
 
 def _columns(x: Tensor) -> Tensor:
-    """[B, C, 3, *points] as [B, 3 C, all points]."""
+    """Return [B, C, 3, *points] as [B, 3 C, all points]."""
     return x.view(x.shape[0], 3 * x.shape[1], -1)
 
 
@@ -143,7 +147,7 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inner(grad: Tensor, columns: Tensor) -> Tensor:
-    """The sum of grad @ columns.T over the batch, without one matrix for each."""
+    """Return the sum of grad @ columns.T over the batch, without a matrix per sample."""
     found = grad.new_zeros(grad.shape[1], columns.shape[1])
     for one, two in zip(grad, columns, strict=True):
         found.addmm_(one, two.T)

@@ -1,4 +1,4 @@
-"""The paper's classifier, and a batch of two point clouds made from a seed instead of scanned."""
+"""The paper's classifier and two random point clouds."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ POINTS, NEIGHBOURS, KINDS = 32, 5, 16
 
 
 def shapes_example(seed: int, name: str = "vn_dgcnn_cls", **options: Any) -> Example:
+    """Return one of upstream's models and two random clouds of points."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = shapes_model(name, **options)
@@ -23,6 +24,7 @@ def shapes_example(seed: int, name: str = "vn_dgcnn_cls", **options: Any) -> Exa
 
 
 def shapes_model(name: str = "vn_dgcnn_cls", *, pooling: str = "mean", n_knn: int = NEIGHBOURS) -> nn.Module:
+    """Build a model as upstream's scripts do."""
     from importlib import import_module
 
     args = Namespace(n_knn=n_knn, pooling=pooling)

@@ -1,8 +1,8 @@
-"""Vector neurons: where ACE goes in, and how SO(3) acts on them.
+"""Adapter for VN-DGCNN and VN-PointNet of vnn (vector neurons).
 
-A layer ``VNLinearLeakyReLU`` maps its vector channels twice, to features and to the directions its nonlinearity goes
-by. Both maps are sites, and both branches read the layer's input: an affine map of all channels of a point, which
-mixes x, y and z.
+A layer ``VNLinearLeakyReLU`` has two linear maps of its vector channels: to features, and to the directions of its
+nonlinearity. Both maps are sites, and both branches read the layer's input. A branch is an affine map of all channels
+of a point, which mixes x, y and z.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ace_plugins import adapter as ace
 from .upstream import CHECKOUT, METRICS, MODELS
 
 if TYPE_CHECKING:
-    import click
     from torch import nn
 
 LAYER, MAPS = "VNLinearLeakyReLU", ("map_to_feat", "map_to_dir")
@@ -34,8 +33,8 @@ def ace_layers(model: Any) -> Sequence[ace.Node]:
     for path, layer in model.named_modules():
         for name in MAPS if type(layer).__name__ == LAYER else ():
             linear = getattr(layer, name)
-            shapes = (linear.in_features, 3), (linear.out_features, 3)
-            sites.append(ace.Site(f"{path}.{name}", f"{path}.{name}", *shapes, reads=ace.Tap("x", path)))
+            into, out = (linear.in_features, 3), (linear.out_features, 3)
+            sites.append(ace.Site(f"{path}.{name}", shape_in=into, shape_out=out, reads=ace.Tap("x", path)))
     return sites
 
 
@@ -44,7 +43,7 @@ def ace_branch(site: ace.Node, model: Any) -> nn.Module:
     from .branch import VectorLinear
 
     path = site.name.rpartition(".")[0]
-    # Graphs have a point beside each of its neighbours, and the last layers a mean beside each point.
+    # Graph layers repeat a point for each of its neighbours, and the last layers repeat the mean for each point.
     repeats = model.get_submodule(path).dim == 5 or path.endswith("std_feature.vn1")
     return VectorLinear(site.width_in, site.width_out, repeats=repeats)
 
@@ -52,15 +51,14 @@ def ace_branch(site: ace.Node, model: Any) -> nn.Module:
 @ace.hookimpl
 def ace_group_action(model: Any) -> ace.GroupAction:
     points = next(iter(signature(model.forward).parameters))
-    # Logits, of the shape or of each point, and a second output that upstream leaves empty.
-    return ace.GroupAction(
-        ace.SO3, {points: ace.Vectors(axis=1)}, outputs=(ace.Invariant(), None), graphs=ace.Graphs(points)
-    )
+    # The outputs are logits, per shape or per point, and a second one that upstream does not use.
+    outputs = (ace.Invariant(), None)
+    return ace.GroupAction(ace.SO3, {points: ace.Vectors(axis=1)}, outputs, graphs=ace.Graphs(points))
 
 
 @ace.hookimpl
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:
-    # From the authors' grid for ModelNet40, beside upstream's SGD.
+    # From the authors' grid for ModelNet40, with upstream's SGD.
     return {"paper": {"dual_optimizer": "adam", "dual_lr": 1e-4}}
 
 
@@ -69,22 +67,6 @@ def ace_script(argv: Sequence[str]) -> ace.Script | None:
     return ace.Script.with_option(argv, CHECKOUT.scripts, "--epoch", default=250, metrics=METRICS)
 
 
-@ace.hookimpl
-def ace_shims() -> Sequence[ace.AnyShim]:
-    from .shims import SHIMS
-
-    return SHIMS
-
-
-@ace.hookimpl
-def ace_example(seed: int) -> ace.Example:
-    from .example import shapes_example
-
-    return shapes_example(seed)
-
-
-@ace.hookimpl
-def ace_datasets() -> Mapping[str, click.Command]:
-    from .data.shapes import shapes
-
-    return {"shapes": shapes}
+ace_shims = ace.LazyHook("ace_vn_dgcnn.shims:SHIMS")
+ace_example = ace.LazyHook("ace_vn_dgcnn.example:shapes_example")
+ace_datasets = ace.LazyHook("ace_vn_dgcnn.data.shapes:DATASETS")

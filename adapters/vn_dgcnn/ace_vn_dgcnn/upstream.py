@@ -1,4 +1,4 @@
-"""What a checkout of vnn looks like: names and signatures, as facts."""
+"""Layout of a checkout of vnn: the names and signatures that the adapter relies on."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ CHECKOUT = Checkout(
 METRICS = (
     Metric(
         "accuracy",
-        r"(?:Best Instance Accuracy|Best accuracy is): ([.\d]+|nan)",
-        r"(?:Test Instance Accuracy|Epoch \d+ test Accuracy): ([.\d]+|nan)",
+        r"(?:Best Instance Accuracy|Best accuracy is): {number}",
+        r"(?:Test Instance Accuracy|Epoch \d+ test Accuracy): {number}",
         higher=True,
     ),
 )

@@ -1,7 +1,7 @@
-"""``ace-patch data nbody``: the charged N-body data set of SEGNN, all trajectories at once.
+"""The command ``ace-patch data nbody``: SEGNN's data set of charged particles, all trajectories at once.
 
-A seed gives the data set that upstream's own generator gives for it, up to rounding, which close encounters
-amplify. Only elementwise operations are used, so that neither the block size nor a BLAS changes a bit of it.
+A seed gives the same data set as upstream's generator, up to rounding errors, which close encounters amplify. Only
+elementwise operations are used, so that the result does not depend on the block size or on the BLAS library.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ STEPS = 5000
 EVERY = 100
 
 BLOCK = 1024
-"""Trajectories integrated together: enough to hide NumPy's overhead, few enough to stay in the cache."""
+"""Trajectories integrated together: enough to hide NumPy's overhead, few enough to fit into the cache."""
 
 
 @dataclass(frozen=True)
 class Trajectories:
-    """One part of the data set, laid out as upstream saves it."""
+    """One part of the data set, in upstream's layout."""
 
     loc: Array
     """[n, frames, 3, particles]"""
     vel: Array
     """[n, frames, 3, particles], half a step behind ``loc``"""
     edges: Array
-    """[n, particles, particles]: the products of the charges"""
+    """[n, particles, particles], products of the charges"""
     charges: Array
-    """[n, particles, 1]: -1 or 1"""
+    """[n, particles, 1], -1 or 1"""
 
 
 def frames_of(steps: int, every: int) -> int:
-    """How many frames are kept: one every so many steps, neither at the start nor at the end."""
+    """Return the number of frames that are kept: one every so many steps, without the first and the last."""
     if every < 1 or steps % every or steps < 2 * every:
-        raise AceError(f"steps {steps}: expected a multiple of every {every}, at least twice it")
+        raise AceError(f"steps {steps}: expected a multiple of every ({every}), at least {2 * every}")
     return steps // every - 1
 
 
 def simulate(loc: Array, vel: Array, charges: Array, *, steps: int = STEPS, every: int = EVERY) -> tuple[Array, Array]:
-    """Positions and velocities [n, frames, 3, p] from those at the start [n, 3, p] and charges [n, p, 1]."""
+    """Return positions and velocities [n, frames, 3, p] from initial ones [n, 3, p] and charges [n, p, 1]."""
     shape = (len(loc), frames_of(steps, every), *loc.shape[1:])
     locs, vels = np.empty(shape), np.empty(shape)
     for start in range(0, len(loc), BLOCK):
@@ -68,7 +68,7 @@ def simulate(loc: Array, vel: Array, charges: Array, *, steps: int = STEPS, ever
 
 
 def _integrate(loc: Array, vel: Array, charges: Array, every: int, locs: Array, vels: Array) -> None:
-    """Leapfrog for one block, into ``locs`` and ``vels``; the trajectories are the last, contiguous axis."""
+    """Integrate one block with leapfrog into ``locs`` and ``vels``. Trajectories are the last, contiguous axis."""
     count, _, particles = loc.shape
     loc, vel = (np.array(state.transpose(1, 2, 0), order="C") for state in (loc, vel))
     left, right = np.triu_indices(particles, 1)
@@ -78,7 +78,7 @@ def _integrate(loc: Array, vel: Array, charges: Array, every: int, locs: Array, 
     squares = np.empty_like(pairs)
     square, cube = np.empty_like(strength), np.empty_like(strength)
     force, moved = np.zeros_like(loc), np.empty_like(loc)
-    # One row for each particle but the last: itself, the particles after it, and its pairs with them.
+    # For each particle except the last: its index, the particles after it, and its pairs with them.
     starts = np.searchsorted(left, range(particles)).tolist()
     rows = [(i, slice(i + 1, None), slice(*ends)) for i, ends in enumerate(pairwise(starts))]
     separations = [(loc[:, i : i + 1], loc[:, after], pairs[:, row]) for i, after, row in rows]
@@ -111,12 +111,13 @@ def _integrate(loc: Array, vel: Array, charges: Array, every: int, locs: Array, 
         vels[:, frame] = vel.transpose(2, 0, 1)
 
 
-def initial(
+def draw_initial(
     count: int, random: np.random.RandomState, *, particles: int = PARTICLES, frames: int = STEPS // EVERY - 1
 ) -> tuple[Array, Array, Array]:
-    """Positions and velocities [n, 3, p] and charges [n, p, 1], drawn trajectory by trajectory like upstream.
+    """Draw positions and velocities [n, 3, p] and charges [n, p, 1] in upstream's order.
 
-    Upstream ends a trajectory with noise for all frames, of variance zero; drawing it keeps the stream in step.
+    Upstream draws noise for all frames of a trajectory and scales it by zero. Drawing it too keeps the random streams
+    in step.
     """
     charges, normal = np.empty((count, particles, 1)), np.empty((count, 2, 3, particles))
     for place in range(count):
@@ -141,14 +142,14 @@ def sample(
     every: int = EVERY,
     progress: Progress | None = None,
 ) -> Trajectories:
-    """The next ``count`` trajectories of a random stream; ``progress`` is told how many more are done."""
+    """Simulate the next ``count`` trajectories of a random stream. ``progress`` is called with numbers finished."""
     frames = frames_of(steps, every)
     locs, vels = (np.empty((count, frames, 3, particles)) for _ in range(2))
     charges = np.empty((count, particles, 1))
     for start in range(0, count, BLOCK):
         part = slice(start, min(start + BLOCK, count))
         size = part.stop - start
-        loc, vel, charges[part] = initial(size, random, particles=particles, frames=frames)
+        loc, vel, charges[part] = draw_initial(size, random, particles=particles, frames=frames)
         locs[part], vels[part] = simulate(loc, vel, charges[part], steps=steps, every=every)
         if progress is not None:
             progress(size)
@@ -158,7 +159,7 @@ def sample(
 def check(
     out: Path, *, train: int, valid: int, test: int, seed: int, suffix: str, overwrite: bool, steps: int, every: int
 ) -> None:
-    """Everything that can be wrong with a data set to be generated; nothing is written."""
+    """Raise an AceError if the data set cannot be generated. Writes nothing."""
     for part, count in (("train", train), ("valid", valid), ("test", test)):
         if count < 1:
             raise AceError(f"{part} {count}: expected at least 1 trajectory")
@@ -166,21 +167,21 @@ def check(
     if not 0 <= seed < 2**32:
         raise AceError(f"seed {seed}: expected 0 to {2**32 - 1}")
     if set(suffix) & {"/", "\\", "\0"}:
-        raise AceError(f"suffix {suffix!r}: expected the end of a file's name, found a path")
+        raise AceError(f"suffix {suffix!r}: expected the end of a file name, found a path")
     nearest = next(folder for folder in (out, *out.absolute().parents) if os.path.lexists(folder))
     if not nearest.is_dir():
-        raise AceError(f"out {str(out)!r}: expected a folder, found that {str(nearest)!r} is none")
+        raise AceError(f"out {str(out)!r}: expected a folder, but {str(nearest)!r} is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise AceError(f"out {str(out)!r}: expected a folder to write to, {str(nearest)!r} is not writable")
+        raise AceError(f"out {str(out)!r}: expected a writable folder, but {str(nearest)!r} is not writable")
     for path in paths_of(out, suffix).values():
         if os.path.lexists(path) and not overwrite:
-            raise AceError(f"{str(path)!r} exists already: choose another folder, or --overwrite")
+            raise AceError(f"{str(path)!r} exists already; choose another folder, or use --overwrite")
         if path.is_dir():
-            raise AceError(f"{str(path)!r}: expected a file to overwrite, found a folder")
+            raise AceError(f"{str(path)!r}: expected a file, found a folder")
 
 
 def paths_of(out: Path, suffix: str) -> dict[tuple[str, str], Path]:
-    """The file of every part and array, named as upstream reads it."""
+    """Return the file of every part and array, with the names that upstream expects."""
     return {
         (part, field.name): out / f"{field.name}_{part}_charged{PARTICLES}_initvel1{suffix}.npy"
         for part in ("train", "valid", "test")
@@ -201,7 +202,7 @@ def generate(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write the twelve files that upstream reads into ``out``: all of them or none."""
+    """Write the twelve files that upstream reads into ``out``, or none of them."""
     counts = {"train": train, "valid": valid, "test": test}
     check(out, **counts, seed=seed, suffix=suffix, overwrite=overwrite, steps=steps, every=every)
     random = np.random.RandomState(seed)
@@ -221,7 +222,7 @@ def generate(
 
 
 def _publish(fresh: Path, paths: list[Path]) -> None:
-    """Move the files to where they belong. Stopped halfway, those moved go again: old and new must not mix."""
+    """Move the files into place. If that fails halfway, remove those moved, so that old and new files do not mix."""
     try:
         for path in paths:
             os.replace(fresh / path.name, path)
@@ -237,26 +238,29 @@ def _publish(fresh: Path, paths: list[Path]) -> None:
     "--out",
     required=True,
     type=click.Path(path_type=Path),
-    help="Folder for the files, made if missing; upstream reads nbody/dataset in its checkout.",
+    help="Folder for the files, created if missing; upstream reads nbody/dataset in its checkout.",
 )
-@click.option("--train", default=10000, show_default=True, help="Trajectories to train on.")
-@click.option("--valid", default=2000, show_default=True, help="Trajectories to validate on.")
-@click.option("--test", default=2000, show_default=True, help="Trajectories to test on.")
-@click.option("--seed", default=43, show_default=True, help="The same as upstream's: the same data set.")
-@click.option("--suffix", default="small", show_default=True, help="End of the files' names, as upstream expects it.")
-@click.option("--overwrite", is_flag=True, help="Replace files that exist.")
+@click.option("--train", default=10000, show_default=True, help="Number of training trajectories.")
+@click.option("--valid", default=2000, show_default=True, help="Number of validation trajectories.")
+@click.option("--test", default=2000, show_default=True, help="Number of test trajectories.")
+@click.option("--seed", default=43, show_default=True, help="Seed; upstream makes the same data set from it.")
+@click.option("--suffix", default="small", show_default=True, help="End of the file names, as upstream expects it.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def nbody(out: Path, **settings: Any) -> None:
-    """The data set of SEGNN's N-body experiment: five charged particles, simulated.
+    """Generate the data set of SEGNN's N-body experiment: simulations of five charged particles.
 
-    Writes what upstream's generate_dataset.py writes for the same seed and numbers, in a small part of the time.
+    Writes the same files as upstream's generate_dataset.py for the same seed and numbers, many times faster.
     """
     settings |= {"steps": STEPS, "every": EVERY}
     check(out, **settings)
     counts = {part: settings[part] for part in ("train", "valid", "test")}
     with progress(sum(counts.values()), "trajectories") as done:
         written = generate(out, **settings, progress=done)
-    told = ", ".join(f"{count:,} {part}" for part, count in counts.items())
+    listed = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     click.echo(
-        f"wrote {len(written)} files to {out}: {told} trajectories of {PARTICLES} charged particles, "
+        f"wrote {len(written)} files to {out}: {listed} trajectories of {PARTICLES} charged particles, "
         f"{frames_of(STEPS, EVERY)} frames each"
     )
+
+
+DATASETS = {"nbody": nbody}

@@ -1,8 +1,7 @@
-"""``ace-patch data shapes``: solids of a dozen families in the text layout of ModelNet40, in seconds and offline.
+"""The command ``ace-patch data shapes``: solids of a dozen families in the text layout of ModelNet40.
 
-ModelNet40 is a download of gigabytes; a few hundred solids show within minutes whether a script trains, and what
-dropping points does to it. They all stand upright about z, so that upstream's ``--rot aligned`` and ``--rot z`` mean
-something.
+ModelNet40 is a download of gigabytes. A few hundred solids, generated in seconds, show whether a script trains and how
+it reacts to missing points. All shapes are upright, so upstream's ``--rot aligned`` and ``--rot z`` are meaningful.
 """
 
 from __future__ import annotations
@@ -28,16 +27,19 @@ Progress = Callable[[int], None]
 NAMES = "modelnet40_shape_names.txt"
 INDEX = {"train": "modelnet40_train.txt", "test": "modelnet40_test.txt"}
 RECORD = "shapes.json"
-"""Beside what upstream reads: how the folder was made, by which it is known as ours."""
+"""Settings of the data set. The file marks the folder as written by this command."""
 DROP_SPLITS = {"train": ("train",), "test": ("test",), "both": ("train", "test")}
 NEIGHBOURS = 20
-"""Upstream's --n_knn: it fails on clouds of fewer points."""
+"""Default of upstream's --n_knn. Upstream fails on clouds with fewer points."""
 LINE = "%.6f,%.6f,%.6f,%.6f,%.6f,%.6f\n"
 
 
 def shape(name: str, split: str, number: int, *, points: int, noise: float = 0.0, seed: int = 0) -> Array:
-    """One shape [points, 6], positions and normals. It has a random stream of its own, so that it stays the same
-    whatever else is made, dropped or left out. ``noise`` moves its points, not its normals."""
+    """Return one shape [points, 6]: positions and normals.
+
+    Each shape has its own random stream, so it does not depend on the other shapes or on dropped points. ``noise``
+    moves the points, not the normals.
+    """
     random = np.random.default_rng([seed, list(FAMILIES).index(name), list(INDEX).index(split), number])
     positions, normals = FAMILIES[name].sample(random, points)
     if noise:
@@ -46,15 +48,15 @@ def shape(name: str, split: str, number: int, *, points: int, noise: float = 0.0
 
 
 def kept_of(points: int, drop: float) -> int:
-    """How many points remain, the same number for every shape: upstream's loader stacks a batch as it is.
+    """Return the number of points that remain in every shape of a split.
 
-    It takes the first ``--num_point`` lines of a file, and of a shorter file all of them. So the shapes of one split
-    must be equally long, and may be shorter than that: a batch is then [B, kept, 3], which the models take as well.
+    Upstream's loader reads the first ``--num_point`` lines of a file, or all lines of a shorter one, and stacks the
+    shapes of a batch. So all shapes of a split must have the same length, which may be less than ``--num_point``.
     """
     if points < 1:
         raise AceError(f"points {points}: expected at least 1")
     if not 0 <= drop < 1:
-        raise AceError(f"drop {drop}: expected a fraction of the points, at least 0 and less than 1")
+        raise AceError(f"drop {drop}: expected a fraction from 0 up to, not including, 1")
     kept = round(points * (1 - drop))
     if kept < 1:
         raise AceError(f"drop {drop}: expected at least 1 of {points} points to remain, found 0")
@@ -62,13 +64,13 @@ def kept_of(points: int, drop: float) -> int:
 
 
 def ids_of(name: str, split: str, train: int, test: int) -> list[str]:
-    """As ModelNet40 numbers them: from 1, those to train on first."""
+    """Return the ids of a class in a split, numbered like ModelNet40: from 1, training shapes first."""
     numbers = range(1, train + 1) if split == "train" else range(train + 1, train + test + 1)
     return [f"{name}_{number:04d}" for number in numbers]
 
 
 def files_of(names: Sequence[str], train: int, test: int) -> list[str]:
-    """Every file of a data set, relative to its folder."""
+    """Return all files of a data set, relative to its folder."""
     shapes = [f"{name}/{each}.txt" for name in names for split in INDEX for each in ids_of(name, split, train, test)]
     return [RECORD, NAMES, *INDEX.values(), *shapes]
 
@@ -85,34 +87,34 @@ def check(
     drop_split: str,
     seed: int,
 ) -> None:
-    """Everything that can be wrong with a data set to be generated; nothing is written."""
+    """Raise an AceError if the data set cannot be generated. Writes nothing."""
     if not 1 <= classes <= len(FAMILIES):
-        raise AceError(f"classes {classes}: expected 1 to {len(FAMILIES)}, there are {', '.join(FAMILIES)}")
+        raise AceError(f"classes {classes}: expected 1 to {len(FAMILIES)} ({', '.join(FAMILIES)})")
     for part, count in (("train", train), ("test", test)):
         if count < 1:
-            raise AceError(f"{part} {count}: expected at least 1 shape of each class")
+            raise AceError(f"{part} {count}: expected at least 1 shape per class")
     kept_of(points, drop)
     if drop_split not in DROP_SPLITS:
         raise AceError(one_of("drop split", drop_split, DROP_SPLITS))
     if not 0 <= noise <= 1e3:
-        raise AceError(f"noise {noise}: expected a standard deviation, from 0 to 1000")
+        raise AceError(f"noise {noise}: expected a standard deviation from 0 to 1000")
     if not 0 <= seed < 2**32:
         raise AceError(f"seed {seed}: expected 0 to {2**32 - 1}")
     nearest = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
     if not nearest.is_dir():
-        raise AceError(f"out {str(folder)!r}: expected a folder, found that {str(nearest)!r} is none")
+        raise AceError(f"out {str(folder)!r}: expected a folder, but {str(nearest)!r} is not a folder")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise AceError(f"out {str(folder)!r}: expected a folder to write to, {str(nearest)!r} is not writable")
+        raise AceError(f"out {str(folder)!r}: expected a writable folder, but {str(nearest)!r} is not writable")
     foreign = _foreign(folder)
     if foreign is not None:
         raise AceError(
-            f"out {str(folder)!r}: expected a folder that is new, empty or made by this command, found {foreign!r} "
-            "in it; choose another folder, or move that away"
+            f"out {str(folder)!r}: expected a new or empty folder, or one written by this command, found {foreign!r} "
+            "in it; choose another folder, or move that file"
         )
 
 
 def _recorded(folder: Path) -> set[str]:
-    """What this command has put into a folder, by the record it left there: files and folders."""
+    """Return the files and folders that this command has written into a folder, according to its record."""
     try:
         record = json.loads((folder / RECORD).read_text())
         names = [name for name in FAMILIES if name in record["classes"]]
@@ -123,7 +125,7 @@ def _recorded(folder: Path) -> set[str]:
 
 
 def _foreign(folder: Path) -> str | None:
-    """The first thing in a folder that this command has not put there."""
+    """Return the first path in a folder that this command has not written; None if there is none."""
     if not folder.is_dir():
         return None
     ours = _recorded(folder)
@@ -144,10 +146,10 @@ def generate(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Write the data set into ``folder``: all of it or nothing. A data set made by this before is replaced.
+    """Write the data set into ``folder``, all of it or nothing, and return its files. Replaces an earlier data set.
 
-    The points of a shape come in random order, and dropping takes them from the end: any first lines of a file are a
-    uniform sample of the shape, and a smaller ``drop`` keeps all that a larger one keeps.
+    The points of a shape are in random order and are dropped from the end. So the first lines of a file are a uniform
+    sample of the shape, and a smaller ``drop`` keeps all points that a larger one keeps.
     """
     folder = Path(folder)
     settings: dict[str, Any] = {"train": train, "test": test, "points": points, "noise": noise, "drop": drop}
@@ -166,7 +168,7 @@ def generate(
             _publish(fresh, old, folder)
     except BaseException as error:
         for each in made:
-            with suppress(OSError):  # somebody has put something there meanwhile
+            with suppress(OSError):  # not empty any more
                 each.rmdir()
         if isinstance(error, OSError):
             raise AceError(f"out {str(folder)!r}: could not write the data set: {error}") from error
@@ -203,12 +205,12 @@ def _write(
 
 
 def _text(rows: Array) -> str:
-    """One format for the whole file: several times faster than ``np.savetxt``. Adding 0 takes the sign off -0."""
+    """Format all rows at once, which is several times faster than ``np.savetxt``. Adding 0 turns -0 into 0."""
     return LINE * len(rows) % tuple((rows.round(6) + 0.0).ravel().tolist())
 
 
 def _publish(fresh: Path, old: Path, folder: Path) -> None:
-    """The old data set out, the new one in. Stopped halfway, every move is taken back: old and new must not mix."""
+    """Replace the old data set by the new one. If that fails halfway, undo every move, so that they do not mix."""
     ours = sorted(path for path in _recorded(folder) if "/" not in path and (folder / path).exists())
     moves = [(folder / name, old / name) for name in ours]
     moves += [(entry, folder / entry.name) for entry in sorted(fresh.iterdir())]
@@ -229,33 +231,38 @@ def _publish(fresh: Path, old: Path, folder: Path) -> None:
     "--out",
     required=True,
     type=click.Path(path_type=Path),
-    help="Folder for the data, made if missing; upstream reads data/modelnet40_normal_resampled in its checkout.",
+    help="Folder for the data, created if missing; upstream reads data/modelnet40_normal_resampled in its checkout.",
 )
-@click.option("--classes", default=8, show_default=True, help=f"Families of shapes, up to {len(FAMILIES)}.")
-@click.option("--train", default=40, show_default=True, help="Shapes of each class to train on.")
-@click.option("--test", default=10, show_default=True, help="Shapes of each class to test on.")
+@click.option("--classes", default=8, show_default=True, help=f"Number of classes of shapes, up to {len(FAMILIES)}.")
+@click.option("--train", default=40, show_default=True, help="Training shapes per class.")
+@click.option("--test", default=10, show_default=True, help="Test shapes per class.")
 @click.option(
     "--points",
     default=1024,
     show_default=True,
-    help="Points of a shape; upstream takes the first --num_point, so more of them hide what is dropped.",
+    help="Points per shape. Upstream reads the first --num_point, so with more points, dropping may have no effect.",
 )
-@click.option("--noise", default=0.0, show_default=True, help="Gaussian noise on the points, of shapes of radius 1.")
-@click.option("--drop", default=0.0, show_default=True, help="Fraction of the points to drop from every shape.")
+@click.option(
+    "--noise",
+    default=0.0,
+    show_default=True,
+    help="Standard deviation of noise on the points.",
+)
+@click.option("--drop", default=0.0, show_default=True, help="Fraction of points to drop from every shape.")
 @click.option(
     "--drop-split",
     default="train",
     show_default=True,
     type=click.Choice(list(DROP_SPLITS)),
-    help="Where to drop them.",
+    help="Split to drop points from.",
 )
-@click.option("--seed", default=0, show_default=True, help="The same seed: the same shapes, whatever is dropped.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the shapes; they do not depend on what is dropped.")
 def shapes(out: Path, **settings: Any) -> None:
-    """Solids in the layout of ModelNet40: spheres, cones, tori, brackets and others, with normals.
+    """Generate solids in the layout of ModelNet40: spheres, cones, tori, brackets and others, with normals.
 
-    A stand-in for the download, made in seconds. With --drop the shapes to train on have fewer points, as in the
-    experiment on robustness (0 to 0.85), all of them equally many: upstream's loader takes a file that is shorter
-    than --num_point as it is, and stacks what has one length. Its graphs need at least --n_knn points, 20 by default.
+    A substitute for the download, made in seconds. With --drop the training shapes have fewer points, as in the
+    paper's robustness experiment (0 to 0.85). All shapes of a split keep the same number of points, since upstream's
+    loader stacks them. Upstream's graphs need at least --n_knn points, 20 by default.
     """
     check(out, **settings)
     counts = {split: settings["classes"] * settings[split] for split in INDEX}
@@ -263,7 +270,10 @@ def shapes(out: Path, **settings: Any) -> None:
         generate(out, **settings, progress=done)
     dropped = DROP_SPLITS[settings["drop_split"]]
     kept = {split: kept_of(settings["points"], settings["drop"] if split in dropped else 0.0) for split in INDEX}
-    told = ", ".join(f"{count:,} {split} of {kept[split]:,} points" for split, count in counts.items())
-    click.echo(f"wrote {sum(counts.values()):,} shapes of {settings['classes']} classes to {out}: {told}")
+    listed = ", ".join(f"{count:,} {split} of {kept[split]:,} points" for split, count in counts.items())
+    click.echo(f"wrote {sum(counts.values()):,} shapes of {settings['classes']} classes to {out}: {listed}")
     if min(kept.values()) < NEIGHBOURS:
-        click.echo(f"fewer than {NEIGHBOURS} points: give upstream's scripts a smaller --n_knn", err=True)
+        click.echo(f"fewer than {NEIGHBOURS} points per shape: use a smaller --n_knn in upstream's scripts", err=True)
+
+
+DATASETS = {"shapes": shapes}

@@ -1,6 +1,6 @@
-"""Solids: families of closed surfaces, sampled uniformly by area, with outward normals.
+"""Families of closed surfaces, sampled uniformly by area, with outward normals.
 
-Families differ in what rotations leave alone, so that they can be told apart in any pose. They stand upright about z.
+Families can be distinguished in any orientation. They are generated upright, with z as axis.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def sphere(random: Generator, count: int) -> Surface:
 
 
 def ellipsoid(random: Generator, count: int, middle: float, short: float) -> Surface:
-    """Half axes 1, ``middle`` and ``short``, the last along z."""
+    """An ellipsoid with half axes 1, ``middle`` and ``short``, the last along z."""
     axes = np.array([1.0, middle, short])
     found = np.empty((0, 3))
     while len(found) < count:
         directions, _ = sphere(random, 2 * count)
-        # Where the sphere is stretched most, its points must be kept most.
+        # Rejection sampling by the local increase of area.
         stretch = np.linalg.norm(directions / axes, axis=1) * axes.min()
         found = np.concatenate([found, directions[random.random(len(directions)) < stretch]])
     normals = found[:count] / axes
@@ -40,13 +40,13 @@ def ellipsoid(random: Generator, count: int, middle: float, short: float) -> Sur
 
 
 def cylinder(random: Generator, count: int, height: float) -> Surface:
-    """Radius 1, closed at both ends."""
+    """A cylinder of radius 1, closed at both ends."""
     ends = [(math.pi, partial(_disc, random, height=up * height / 2, up=up)) for up in (-1.0, 1.0)]
     return _mixed(random, count, [(2 * math.pi * height, partial(_wall, random, height=height)), *ends])
 
 
 def capsule(random: Generator, count: int, length: float) -> Surface:
-    """A cylinder of radius 1 and this length between two half spheres."""
+    """A cylinder of radius 1 and this length between two hemispheres."""
 
     def ends(n: int) -> Surface:
         points, normals = sphere(random, n)
@@ -58,7 +58,7 @@ def capsule(random: Generator, count: int, length: float) -> Surface:
 
 
 def cone(random: Generator, count: int, height: float) -> Surface:
-    """Radius 1, closed below, its centre of mass at the origin."""
+    """A cone of radius 1, closed below, with its centre of mass at the origin."""
     slant = math.hypot(1.0, height)
 
     def side(n: int) -> Surface:
@@ -81,13 +81,13 @@ def torus(random: Generator, count: int, tube: float) -> Surface:
 
 
 def helix(random: Generator, count: int, tube: float, rise: float, turns: float) -> Surface:
-    """A tube around a right-handed helix of radius 1 that rises so much a turn, with flat ends."""
+    """A tube around a right-handed helix of radius 1 that rises by ``rise`` per turn, with flat ends."""
     slope = rise / (2 * math.pi)
     speed = math.hypot(1.0, slope)
     end = math.pi * turns
 
     def frame(angle: Array) -> tuple[Array, Array, Array, Array]:
-        """Centre line, tangent, normal (to the axis) and binormal."""
+        """Return centre line, tangent, normal (towards the axis) and binormal."""
         cos, sin, zero = np.cos(angle), np.sin(angle), np.zeros_like(angle)
         line = np.stack([cos, sin, slope * angle], axis=1)
         tangent = np.stack([-sin, cos, np.full_like(angle, slope)], axis=1) / speed
@@ -111,7 +111,7 @@ def helix(random: Generator, count: int, tube: float, rise: float, turns: float)
 
 
 def tetrahedron(random: Generator, count: int, height: float) -> Surface:
-    """On a regular triangle of circumradius 1, its centre of mass at the origin."""
+    """A pyramid on a regular triangle of circumradius 1, with its centre of mass at the origin."""
     angles = 2 * math.pi / 3 * np.arange(3)
     base = np.stack([np.cos(angles), np.sin(angles), np.full(3, -height / 4)], axis=1)
     apex = np.array([0.0, 0.0, 0.75 * height])
@@ -123,36 +123,36 @@ def tetrahedron(random: Generator, count: int, height: float) -> Surface:
 
 
 def cuboid(random: Generator, count: int, width: float, height: float) -> Surface:
-    """2 long, the other edges of these lengths."""
+    """A box of length 2, with this width and height."""
     return _extruded(random, count, [-1, 1], [-width / 2, width / 2], ["#"], height)
 
 
 def cross(random: Generator, count: int, arm: float, height: float) -> Surface:
-    """A plus sign of span 2, its arms so wide."""
+    """A plus sign of span 2 with arms of width ``arm``."""
     cuts = [-1, -arm / 2, arm / 2, 1]
     return _extruded(random, count, cuts, cuts, [".#.", "###", ".#."], height)
 
 
 def l_bracket(random: Generator, count: int, foot: float, width: float, height: float) -> Surface:
-    """A long arm of 2 and a foot, both so wide."""
+    """An arm of length 2 and a foot, both of this width."""
     return _extruded(random, count, [-foot / 2, width - foot / 2, foot / 2], [-1, width - 1, 1], ["##", "#."], height)
 
 
 def cube_with_hole(random: Generator, count: int, hole: float, height: float) -> Surface:
-    """A block of edges 2, 2 and ``height``, with a square hole right through it."""
+    """A block with edges 2, 2 and ``height``, and a square hole through it."""
     cuts = [-1, -hole / 2, hole / 2, 1]
     return _extruded(random, count, cuts, cuts, ["###", "#.#", "###"], height)
 
 
 @dataclass(frozen=True)
 class Family:
-    """One class: a surface, and the ranges its proportions are drawn from, shape by shape."""
+    """A class of shapes: a surface, and the ranges from which the proportions of each shape are drawn."""
 
     surface: Callable[..., Surface]
     proportions: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def sample(self, random: Generator, count: int) -> Surface:
-        """A new shape, its farthest point at distance 1 from the origin."""
+        """Draw a shape. Its farthest point is at distance 1 from the origin."""
         drawn = {name: random.uniform(*between) for name, between in self.proportions.items()}
         points, normals = self.surface(random, count, **drawn)
         return points / np.linalg.norm(points, axis=1).max(), normals
@@ -172,12 +172,12 @@ FAMILIES: Mapping[str, Family] = {
     "l_bracket": Family(l_bracket, {"foot": (1.0, 1.8), "width": (0.3, 0.5), "height": (0.4, 1.0)}),
     "cube_with_hole": Family(cube_with_hole, {"hole": (0.8, 1.4), "height": (1.2, 2.0)}),
 }
-"""By the name of the class, which is all of a shape's id before the last underscore. New ones go to the end: the
-place of a family is its label, and seeds its shapes."""
+"""Families by class name, the part of a shape's id before the last underscore. Add new ones at the end: the position
+of a family is its label and part of the seed of its shapes."""
 
 
 def _mixed(random: Generator, count: int, parts: Sequence[tuple[float, Sampler]]) -> Surface:
-    """A surface of several parts, given as area and sampler: every point falls on one by its area."""
+    """Sample a surface of several parts, given as (area, sampler), in proportion to their areas."""
     areas = np.array([area for area, _ in parts])
     which = random.choice(len(parts), count, p=areas / areas.sum())
     points, normals = np.empty((count, 3)), np.empty((count, 3))
@@ -188,14 +188,14 @@ def _mixed(random: Generator, count: int, parts: Sequence[tuple[float, Sampler]]
 
 
 def _disc(random: Generator, count: int, height: float, up: float) -> Surface:
-    """The unit disc at this height, looking up (1) or down (-1)."""
+    """Sample the unit disc at this height, facing up (1) or down (-1)."""
     radius, angle = np.sqrt(random.random(count)), random.uniform(0, 2 * math.pi, count)
     points = np.stack([radius * np.cos(angle), radius * np.sin(angle), np.full(count, height)], axis=1)
     return points, np.tile([0.0, 0.0, up], (count, 1))
 
 
 def _wall(random: Generator, count: int, height: float) -> Surface:
-    """The side of an upright cylinder of radius 1."""
+    """Sample the side of an upright cylinder of radius 1."""
     angle = random.uniform(0, 2 * math.pi, count)
     normals = np.stack([np.cos(angle), np.sin(angle), np.zeros(count)], axis=1)
     points = normals.copy()
@@ -204,9 +204,9 @@ def _wall(random: Generator, count: int, height: float) -> Surface:
 
 
 def _tilted(random: Generator, count: int, slope: float) -> Array:
-    """Angles of density proportional to 1 + slope cos: how much area a bent tube has on its outside.
+    """Sample angles with density proportional to 1 + slope cos, the area of a bent tube by angle.
 
-    The densities at opposite angles add up to a constant, so an angle that is not kept gives way to its opposite.
+    The densities at opposite angles add up to a constant, so a rejected angle is replaced by its opposite.
     """
     angle = random.uniform(0, 2 * math.pi, count)
     kept = 2 * random.random(count) < 1 + slope * np.cos(angle)
@@ -216,7 +216,7 @@ def _tilted(random: Generator, count: int, slope: float) -> Array:
 def _faces(
     random: Generator, count: int, corners: Array, first: Array, second: Array, *, triangles: bool = False
 ) -> Surface:
-    """Parallelograms, or triangles: from corners [f, 3] along two edges [f, 3] whose cross product looks out."""
+    """Sample parallelograms or triangles, given by a corner and two edges [f, 3] with outward cross product."""
     normals = np.cross(first, second)
     areas = np.linalg.norm(normals, axis=1)
     which = random.choice(len(areas), count, p=areas / areas.sum())
@@ -230,7 +230,7 @@ def _faces(
 def _extruded(
     random: Generator, count: int, xs: Sequence[float], ys: Sequence[float], cells: Sequence[str], height: float
 ) -> Surface:
-    """An upright prism over the filled cells ("#") of a grid with lines at ``xs`` and ``ys``; rows go with y."""
+    """Sample an upright prism over the filled cells ("#") of a grid with lines at ``xs`` and ``ys``; rows follow y."""
     filled = np.pad(np.array([[cell == "#" for cell in row] for row in cells]), 1)
     up = (0.0, 0.0, height)
     faces: list[tuple[tuple[float, float, float], ...]] = []
@@ -238,7 +238,7 @@ def _extruded(
         left, right, near, far = xs[column - 1], xs[column], ys[row - 1], ys[row]
         x, y = (right - left, 0.0, 0.0), (0.0, far - near, 0.0)
         faces += [((left, near, height / 2), x, y), ((left, near, -height / 2), y, x)]
-        # Between a filled cell and an empty one stands a wall.
+        # There is a wall between a filled and an empty cell.
         walls = {
             (0, 1): ((right, near, -height / 2), y, up),
             (0, -1): ((left, near, -height / 2), up, y),

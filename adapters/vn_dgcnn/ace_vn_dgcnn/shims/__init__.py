@@ -1,4 +1,4 @@
-"""What upstream, of 2021, needs and today's stack has not; and, for those who ask for it, a way without a GPU."""
+"""Compatibility shims: upstream needs PyTorch3D and, unless ``device = "cpu"`` is set, a GPU."""
 
 from __future__ import annotations
 
@@ -6,35 +6,9 @@ from types import ModuleType
 
 from ace_plugins.adapter import Shim, StandIn
 
-SHIMS = (
-    StandIn(
-        "pytorch3d",
-        "has to be compiled, and upstream only takes three names from its transforms",
-        lambda: _package(),
-    ),
-    StandIn(
-        "pytorch3d.transforms",
-        "has to be compiled, and upstream only takes Rotate, RotateAxisAngle and random_rotations from it",
-        lambda: _transforms(),
-    ),
-    Shim(
-        "numpy_in_checkpoints",
-        "upstream saves its accuracies as numpy's numbers, which torch.load refuses since 2.6",
-        lambda: _load_is_strict(),
-        lambda: _allow_numpy(),
-    ),
-    Shim(
-        "cpu",
-        "upstream's files call .cuda() whatever the machine has",
-        lambda: True,
-        lambda: _without_gpu(),
-        device="cpu",
-    ),
-)
-
 
 def _package() -> ModuleType:
-    module = ModuleType("pytorch3d", "Stands in for pytorch3d, which is not installed, with some transforms alone.")
+    module = ModuleType("pytorch3d", "Stub of pytorch3d, which is not installed. It only has some transforms.")
     vars(module)["__path__"] = []
     return module
 
@@ -42,7 +16,7 @@ def _package() -> ModuleType:
 def _transforms() -> ModuleType:
     from . import transforms
 
-    module = ModuleType("pytorch3d.transforms", "Stands in for pytorch3d.transforms, which is not installed.")
+    module = ModuleType("pytorch3d.transforms", "Stub of pytorch3d.transforms, which is not installed.")
     for name in ("Rotate", "RotateAxisAngle", "random_rotations"):
         vars(module)[name] = getattr(transforms, name)
     return module
@@ -64,7 +38,24 @@ def _allow_numpy() -> None:
     add_safe_globals(numpy_numbers())
 
 
-def _without_gpu() -> None:
+def _redirect_to_cpu() -> None:
     from .without_gpu import redirect
 
     redirect()
+
+
+SHIMS = (
+    StandIn("pytorch3d", "has to be compiled, and upstream only uses three names of its transforms", _package),
+    StandIn(
+        "pytorch3d.transforms",
+        "has to be compiled, and upstream only uses Rotate, RotateAxisAngle and random_rotations",
+        _transforms,
+    ),
+    Shim(
+        "numpy_in_checkpoints",
+        "upstream saves accuracies as numpy numbers, which torch.load refuses since 2.6",
+        _load_is_strict,
+        _allow_numpy,
+    ),
+    Shim("cpu", "upstream's files call .cuda() on every machine", lambda: True, _redirect_to_cpu, device="cpu"),
+)

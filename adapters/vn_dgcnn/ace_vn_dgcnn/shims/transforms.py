@@ -1,9 +1,9 @@
-"""What upstream's scripts take from ``pytorch3d.transforms``, in plain torch.
+"""The part of ``pytorch3d.transforms`` that upstream's scripts use, in plain torch.
 
-PyTorch3D has to be compiled against one version of torch, and the scripts only turn point clouds with it. Its
-conventions are kept: points are row vectors, so a transform with the matrix R maps p to p @ R. A rotation matrix for
-column vectors, such as `random_rotations` gives, hence turns points the other way round when handed to `Rotate`;
-for uniform rotations that is the same thing.
+PyTorch3D has to be compiled for one version of torch, and the scripts only rotate point clouds with it. Its conventions
+are kept: points are row vectors, so a transform with the matrix R maps p to p @ R. A rotation matrix for column
+vectors, such as those of `random_rotations`, therefore rotates in the opposite direction when it is passed to `Rotate`.
+For uniformly distributed rotations this makes no difference.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ AXES = "XYZ"
 
 
 class TransformError(AceError, ValueError):
-    """Something that is no rotation, or points that do not go with it. A ValueError, as PyTorch3D's own is."""
+    """An invalid rotation, or points that do not fit. A ValueError, as in PyTorch3D."""
 
 
 class Rotate:
-    """Rotations by matrices for row vectors: one [3, 3], or a batch [B, 3, 3]."""
+    """Rotations by matrices for row vectors, one [3, 3] or a batch [B, 3, 3]."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class Rotate:
         self._rotations = matrices.reshape(-1, 3, 3).to(device=device, dtype=dtype)
         off = _off_orthogonal(self._rotations)
         if not off <= orthogonal_tol:
-            # As PyTorch3D does: a script that rounds its matrices goes on, knowing it.
+            # A warning, as in PyTorch3D: scripts may round their matrices.
             warnings.warn(
-                f"R: expected rotations, R @ R.T = 1 within {orthogonal_tol:g} and det R = 1, found {off:.2g} off",
+                f"R: expected rotations, R @ R.T = 1 and det R = 1 within {orthogonal_tol:g}, found {off:.2g}",
                 AceWarning,
                 stacklevel=2,
             )
@@ -63,34 +63,34 @@ class Rotate:
         return self._rotations.device
 
     def get_matrix(self) -> Tensor:
-        """[B, 4, 4], for homogeneous row vectors."""
+        """Return the matrices [B, 4, 4] for homogeneous row vectors."""
         matrix = torch.eye(4, dtype=self.dtype, device=self.device).repeat(len(self), 1, 1)
         matrix[:, :3, :3] = self._rotations
         return matrix
 
     def transform_points(self, points: Tensor) -> Tensor:
-        """p @ R for points [N, 3] or [B, N, 3].
+        """Return p @ R for points [N, 3] or [B, N, 3].
 
-        One transform turns all clouds, and one cloud is turned by all transforms; one of each given as [N, 3] stays
-        [N, 3].
+        One transform applies to all clouds, and several transforms apply to one cloud. One transform of points [N, 3]
+        gives [N, 3].
         """
         cloud = _tensor("points", points)
         if cloud.dim() not in (2, 3) or cloud.shape[-1] != 3:
             raise TransformError(f"points: expected [N, 3] or [B, N, 3], found {list(cloud.shape)}")
         if cloud.dtype != self.dtype or cloud.device != self.device:
             raise TransformError(
-                f"points: expected {self.dtype} on {self.device} as the transform is, "
-                f"found {cloud.dtype} on {cloud.device}; use points.to or the transform's"
+                f"points: expected {self.dtype} on {self.device}, like the transform, "
+                f"found {cloud.dtype} on {cloud.device}; call .to() on one of them"
             )
         if cloud.dim() == 3 and len(cloud) != len(self) and 1 not in (len(cloud), len(self)):
             raise TransformError(
-                f"points: expected a batch of {len(self)} as there are transforms, or of 1, found {len(cloud)}"
+                f"points: expected a batch of 1 or {len(self)}, the number of transforms, found {len(cloud)}"
             )
         turned = cloud @ self._rotations
         return turned[0] if cloud.dim() == 2 and len(self) == 1 else turned
 
     def to(self: T, device: Device, copy: bool = False, dtype: torch.dtype | None = None) -> T:
-        """This transform on another device or in another precision; itself where that changes nothing."""
+        """Return this transform on another device or in another precision; itself if nothing changes."""
         moved = self._rotations.to(device=device, dtype=dtype or self.dtype, copy=copy)
         if moved is self._rotations:
             return self
@@ -100,7 +100,7 @@ class Rotate:
 
 
 class RotateAxisAngle(Rotate):
-    """Right-handed rotations of points about one axis: about Z by 90 degrees (1, 0, 0) goes to (0, 1, 0)."""
+    """Right-handed rotations about one axis: by 90 degrees about Z, (1, 0, 0) becomes (0, 1, 0)."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class RotateAxisAngle(Rotate):
 
 
 def random_rotations(n: int, dtype: torch.dtype | None = None, device: Device | None = None) -> Tensor:
-    """Rotations [n, 3, 3], uniform on SO(3), from torch's global generator.
+    """Draw rotations [n, 3, 3] uniformly from SO(3), with torch's global generator.
 
-    A Gaussian has no preferred direction, so a normalised one in four dimensions is a uniform unit quaternion.
+    A normalised Gaussian vector in four dimensions is a uniformly distributed unit quaternion.
     """
     if n < 0:
         raise TransformError(f"n: expected 0 or more rotations, found {n}")
@@ -140,7 +140,7 @@ def random_rotations(n: int, dtype: torch.dtype | None = None, device: Device | 
 
 
 def _about(axis: str, angles: Tensor, degrees: bool) -> Tensor:
-    """Matrices [B, 3, 3] for row vectors from angles [B]."""
+    """Return matrices [B, 3, 3] for row vectors from angles [B]."""
     radians = angles * (math.pi / 180) if degrees else angles
     cos, sin = radians.cos(), radians.sin()
     one, zero = torch.ones_like(cos), torch.zeros_like(cos)
@@ -153,7 +153,7 @@ def _about(axis: str, angles: Tensor, degrees: bool) -> Tensor:
 
 
 def _off_orthogonal(matrices: Tensor) -> float:
-    """How far the worst of the matrices is from a rotation; nan where one is."""
+    """Return the largest deviation of the matrices from rotations; nan if one of them has a nan."""
     if not len(matrices):
         return 0.0
     matrices = matrices.detach()

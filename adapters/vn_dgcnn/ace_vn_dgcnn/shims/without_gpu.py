@@ -1,4 +1,4 @@
-"""Upstream's hard-coded CUDA calls on the CPU: those written in upstream's own files, and nobody else's."""
+"""Redirects the hard-coded CUDA calls in upstream's files to the CPU. Other code is not affected."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..upstream import MODELS
 
 FILES = tuple(f"models/{name}.py" for name in MODELS)
 UTILITIES = ("models/utils/vn_dgcnn_util.py", "models/utils/dgcnn_util.py")
-"""Where upstream writes torch.device('cuda')."""
+"""Files in which upstream calls torch.device('cuda')."""
 
 
 def redirect() -> None:
-    """From now on, for this process."""
-    told = "device cpu: the CUDA calls in the files of this checkout go to the CPU"
+    """Redirect calls for the rest of this process."""
+    text = "device cpu: CUDA calls in the files of this checkout are redirected to the CPU"
     if torch.cuda.is_available():
-        told += f', though this machine has a GPU ({torch.cuda.get_device_name()}); to use it, device = "auto"'
-    say(told)
+        text += f', although this machine has a GPU ({torch.cuda.get_device_name()}); to use it, set device = "auto"'
+    say(text)
     for owner in (Tensor, nn.Module):
         _redirect_calls(owner)
     for file in UTILITIES:
@@ -36,8 +36,8 @@ def _redirect_calls(owner: Any) -> None:
 
     @wraps(plain)
     def cuda(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Of the one that wrote .cuda(), not of torch calling itself.
-        if _of_upstream(sys._getframe(1).f_code.co_filename):
+        # The frame that contains the call: torch's calls of itself are not redirected.
+        if _is_upstream(sys._getframe(1).f_code.co_filename):
             return self.cpu()
         return plain(self, *args, **kwargs)
 
@@ -46,7 +46,7 @@ def _redirect_calls(owner: Any) -> None:
 
 def _redirect_devices(module: ModuleType) -> None:
     file = getattr(module, "__file__", None) or ""
-    if _of_upstream(file) and isinstance(vars(module).get("torch"), ModuleType):
+    if _is_upstream(file) and isinstance(vars(module).get("torch"), ModuleType):
         vars(module)["torch"] = _Torch("torch")
 
 
@@ -59,11 +59,11 @@ class _AnyDevice(type):
 
 
 class _Device(metaclass=_AnyDevice):
-    """Every device is the CPU."""
+    """Replacement of torch.device: every device is the CPU."""
 
 
 class _Torch(ModuleType):
-    """torch, with such devices."""
+    """Replacement of the module torch, with `_Device`."""
 
     device = _Device
 
@@ -72,5 +72,5 @@ class _Torch(ModuleType):
 
 
 @cache
-def _of_upstream(file: str) -> bool:
+def _is_upstream(file: str) -> bool:
     return belongs(file, FILES)
