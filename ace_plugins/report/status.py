@@ -42,6 +42,8 @@ class Status:
     sites: tuple[SiteStatus, ...]
     verdict: str = ""
     """Of the whole: what the user should know, with what to do; empty if there is nothing to say."""
+    branches_in_eval: bool = False
+    """Whether ``model.eval()`` includes the branches, so that they are deployed."""
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -86,9 +88,9 @@ def status(model: nn.Module) -> Status:
     )
     stems = sum(_count(ace.branch(name)) for name, node in ace.nodes.items() if isinstance(node, Stem))
     steps, plain = ace.duals.count, total - added
-    return Status(
-        ace.adapter, ace.config.mode, steps, ace.landed, plain, added, stems, sites, run["verdict"] if run else ""
-    )
+    verdict, mode = run["verdict"] if run else "", ace.config.mode
+    in_eval = ace.config.branches_in_eval
+    return Status(ace.adapter, mode, steps, ace.landed, plain, added, stems, sites, verdict, in_eval)
 
 
 def _count(module: nn.Module) -> int:

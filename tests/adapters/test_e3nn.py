@@ -280,7 +280,7 @@ def test_a_product_that_nothing_follows_is_a_site_itself() -> None:
     product = o3.FullyConnectedTensorProduct("4x0e+4x1o", "1o", "2x0e+2x1o", shared_weights=False)
     assert names(("product", product)) == ["product"]
     bare = o3.FullTensorProduct("4x0e+4x1o", "1o")
-    with pytest.raises(AdapterError, match="finds no site"):
+    with pytest.raises(AdapterError, match="site"):
         attach(nn.Sequential(bare), adapter="e3nn")
     assert names(("product", bare), ("after", o3.Linear(bare.irreps_out, "1x1o"))) == ["after"]
 
@@ -322,8 +322,8 @@ class Untold(nn.Module):
 
 
 def test_a_model_that_does_not_tell_its_irreps_is_told_how() -> None:
-    told = r"Untold does not tell the irreps of its output .*say it as model.ace_action = ace_plugins.GroupAction"
-    with pytest.warns(AceWarning, match=f"training without random frames: {told}"):
+    told = r"Untold: .*irreps_out.*model.ace_action = GroupAction"
+    with pytest.warns(AceWarning, match=f"random frames.*{told}"):
         model = attach(Untold(), **SILENT)
     h = torch.randn(5, 8)
     model(h).sum().backward()
@@ -333,7 +333,7 @@ def test_a_model_that_does_not_tell_its_irreps_is_told_how() -> None:
     with pytest.raises(AdapterError, match=told):
         attach(Untold(), frames="on")
     model.irreps_out = "2x0e+2x1o"
-    with pytest.raises(AdapterError, match="'h': its name does not tell.*no irreps_h; set that, or say it as"):
+    with pytest.raises(AdapterError, match="'h': .*irreps_h.*ace_action"):
         equivariance_error(model, h)
     model.irreps_h = o3.Irreps("2x0e+2x1o")
     assert equivariance_error(model, h).relative < 1e-5
@@ -346,7 +346,7 @@ def test_a_model_may_carry_its_action() -> None:
     assert model.ace.action is model.ace_action
     assert equivariance_error(copy.deepcopy(model), torch.randn(5, 8)).relative < 1e-5
     model.ace_action = "2x0e"
-    with pytest.raises(AdapterError, match=r"Untold.ace_action: expected a GroupAction, found str; say it as"):
+    with pytest.raises(AdapterError, match=r"Untold.ace_action: .*found str"):
         equivariance_error(model, torch.randn(5, 8))
 
 
@@ -354,7 +354,7 @@ def test_forwards_without_names_are_told_how() -> None:
     model = nn.Sequential(o3.Linear("1o", "1o"))
     model.irreps_out = "1o"
     model.forward = lambda *args: args[0]  # type: ignore[method-assign,assignment]
-    with pytest.raises(AdapterError, match=r"Sequential.forward\(\*args\) does not name its inputs; say it as"):
+    with pytest.raises(AdapterError, match=r"Sequential.forward\(\*args\): .*ace_action"):
         equivariance_error(model, torch.randn(2, 3))
 
 
@@ -377,17 +377,17 @@ def test_inputs_by_name() -> None:
         assert torch.equal(ByName(name, told)(turn, value), action(turn, value)), name
     assert ByName("cutoff", told)(turn, 4.0) == 4.0
     assert ByName("x", told)(turn, None) is None
-    for value, match in (({"spin": three}, "'spin': its name"), ([three], "a dict or a graph, found list")):
+    for value, match in (({"spin": three}, "'spin': "), ([three], "a dict or a graph, found list")):
         with pytest.raises(AdapterError, match=match):
             ByName("data", told)(turn, value)
 
 
 def test_models_without_e3nn_modules() -> None:
-    with pytest.raises(AdapterError, match=r"no adapter claims a model of class .*e3nn \(models of e3nn modules\)"):
+    with pytest.raises(AdapterError, match=r"e3nn \(models of e3nn modules\)"):
         attach(nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(AdapterError, match="Sequential: expected a model with e3nn modules .* found that it has none"):
+    with pytest.raises(AdapterError, match="Sequential: .*found none"):
         attach(nn.Sequential(nn.Linear(2, 2)), adapter="e3nn")
-    with pytest.raises(AdapterError, match="Linear: expected .* found that it is one itself"):
+    with pytest.raises(AdapterError, match="Linear: .*found an e3nn module itself"):
         attach(o3.Linear("1o", "1o"), adapter="e3nn")
 
 

@@ -50,7 +50,7 @@ SPACES = [
 def test_the_hosts_action_is_escnns_own(make: Any, name: str) -> None:
     """Every element that moves whole pixels, on channels of all kinds that the group has."""
     space = make()
-    group, elements = fields.group_of(space)
+    group, elements = fields.grid_group(space)
     assert group.name == name
     kinds = [space.trivial_repr, *space.fibergroup.irreps()[:3]]
     if space.fibergroup.order() > 0:
@@ -70,12 +70,10 @@ def test_the_hosts_action_is_escnns_own(make: Any, name: str) -> None:
 
 def test_a_group_that_moves_no_pixels_is_told() -> None:
     model = Network(gspaces.rot2dOnR2(3))
-    with pytest.warns(
-        ace_plugins.AceWarning, match="without random frames: .* no element but the identity that moves whole"
-    ):
+    with pytest.warns(ace_plugins.AceWarning, match="random frames.*pixels"):
         ace_plugins.attach(model, trace=False, tell=False)
     assert model.ace.action is None
-    with pytest.raises(ace.AdapterError, match="cannot be seen on images$"):
+    with pytest.raises(ace.AdapterError, match="on images$"):
         ace_plugins.equivariance_error(model, (torch.randn(1, 1, 8, 8),))
 
 
@@ -175,7 +173,7 @@ def test_bounded_branches_are_told_as_bounded(recwarn: pytest.WarningsRecorder) 
 
 
 def test_there_is_no_class_to_patch() -> None:
-    with pytest.raises(ace_plugins.AceError, match="names no class to patch; call attach"):
+    with pytest.raises(ace_plugins.AceError, match="attach"):
         ace_plugins.patched("escnn")
     assert registry().claiming(Network(gspaces.rot2dOnR2(4))).name == "escnn"
     with pytest.raises(ace_plugins.AceError):

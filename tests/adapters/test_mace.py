@@ -107,7 +107,7 @@ def test_forces_are_the_gradient_of_the_energy(mode: str, how: str) -> None:
     judged: nn.Module = model
     if how == "exported":
         judged, _ = example()
-        with pytest.warns(AceWarning, match="exporting f_eq alone"):
+        with pytest.warns(AceWarning, match="f_eq"):
             judged.load_state_dict(export(model.state_dict()), strict=True)
     elif how == "averaged":
         judged = averaged(model, samples=3)
@@ -218,7 +218,7 @@ def test_lbfgs_is_refused() -> None:
     model, batch = example()
     attach(model, **QUIET)
     optimizer = torch.optim.LBFGS(model.parameters())
-    with pytest.raises(StepError, match="LBFGS computes gradients again and again inside its step"):
+    with pytest.raises(StepError, match="LBFGS"):
         optimizer.step(lambda: model(fresh(batch), training=True)["energy"].sum())
 
 
@@ -226,7 +226,7 @@ def test_lbfgs_is_refused() -> None:
 def test_other_layouts_are_refused(kernels: str) -> None:
     model, _ = example()
     model.products[1].__dict__[f"{kernels}_config"] = argparse.Namespace(enabled=True)
-    with pytest.raises(AdapterError, match=f"{kernels}_config.*train without --enable_{kernels}"):
+    with pytest.raises(AdapterError, match=f"{kernels}_config.*--enable_{kernels}"):
         attach(model, **QUIET)
     assert not hasattr(model, "ace")
 
@@ -241,7 +241,7 @@ def test_the_end_of_training_takes_ace_off_unless_branches_are_deployed(capsys: 
         assert hasattr(model, "ace") is stays
         if not stays:
             assert torch.equal(model(fresh(batch))["energy"], expected)
-        assert ("is taken off" in capsys.readouterr().err) is not stays
+        assert ("ACE is removed" in capsys.readouterr().err) is not stays
 
 
 def test_what_the_command_line_says(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_what_strict_training_writes_loads_in_plain_mace(runs: Runs) -> None:
     """Under EMA, AMSGrad and two stages; in the ASE calculator and as TorchScript, where ACE is not installed."""
     place = runs("strict", "--mode", "strict")
     told = runs.told["strict"]
-    assert "ACE is taken off, and the models that MACE writes now are plain MACE" in told
+    assert "ACE is removed" in told
     assert "landed at step" in told
     assert losses(place) != losses(runs("plain"))
     names = [f"t{stage}{kind}.model" for stage in ("", "_stagetwo") for kind in ("", "_compiled")]
@@ -445,7 +445,7 @@ def test_what_resilient_training_writes_keeps_its_branches(runs: Runs, tmp_path:
     whole = torch.load(place / "t.model", weights_only=False)
     assert float(whole.ace.gamma.detach().abs().max()) > 0
     plain = tmp_path / "plain.model"
-    with pytest.warns(AceWarning, match="exporting f_eq alone"):
+    with pytest.warns(AceWarning, match="f_eq"):
         export(place / "t.model", plain, trust=True)
     refused, (energy, _, _) = load_without_ace(runs.folder, place / "t.model", plain)
     assert "ace_plugins" in refused

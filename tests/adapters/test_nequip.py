@@ -19,7 +19,7 @@ from torch import Tensor
 
 pytest.importorskip("nequip", reason="needs nequip: pip install nequip")
 
-from ace_nequip.action import action as how_it_acts
+from ace_nequip.action import group_action
 from ace_nequip.command import METRICS, script
 from ace_nequip.example import batch, molecules_example, small
 from ace_plugins import AceError, AceWarning, attach, audit, averaged, equivariance_error, export, use_branches
@@ -65,13 +65,13 @@ def test_sites_are_the_convolutions_and_none_reads_scalars_alone() -> None:
 
 
 def test_one_layer_has_nothing_to_relax() -> None:
-    with pytest.raises(AceError, match="adapter 'nequip' finds no site in .*GraphModel"):
+    with pytest.raises(AceError, match="'nequip'.*GraphModel"):
         attach(small(num_layers=1))
 
 
 def test_models_that_torch_compile_traces_are_refused() -> None:
     model = small(compile_mode="compile")
-    with pytest.raises(AceError, match="compile_mode 'compile': .* set compile_mode: eager in the config"):
+    with pytest.raises(AceError, match="compile_mode.*eager"):
         attach(model)
 
 
@@ -131,7 +131,7 @@ def test_forces_of_a_training_step_in_random_frames_are_those_of_its_energy() ->
 @pytest.mark.parametrize("mode", MODES)
 def test_at_gamma_zero_energies_are_invariant_and_forces_turn(mode: str, periodic: bool) -> None:
     atoms, model = data(periodic), relaxed(mode, gamma=0.0)
-    action, moved = how_it_acts(model), E3.sample(torch.Generator().manual_seed(1))
+    action, moved = group_action(model), E3.sample(torch.Generator().manual_seed(1))
     (turned,), _ = action.act_on_inputs(moved, ["data"], (atoms,), {})
     with use_branches(model, True):
         expected = action.act_on_outputs(moved, model(copy.copy(atoms)))

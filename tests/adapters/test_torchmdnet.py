@@ -25,8 +25,7 @@ from ace_plugins.compare.trial import MetricReader
 from ace_plugins.errors import AceError, AceWarning, AdapterError
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import parametrize_with_checks
-from ace_torchmdnet.actions import TensorFeatures
-from ace_torchmdnet.actions import action as how_it_acts
+from ace_torchmdnet.actions import TensorFeatures, group_action
 from ace_torchmdnet.command import script
 from ace_torchmdnet.example import MODELS, molecules, small_example, small_model
 
@@ -126,7 +125,7 @@ def test_tensors_of_a_reflected_molecule_are_transposed() -> None:
 def test_invariant_models_are_refused(kind: str, name: str) -> None:
     with warnings.catch_warnings(record=True):  # upstream has its own of the transformer shown, whatever is ignored
         model = small_model(kind)
-    with pytest.raises(AceError, match=f"{name} has no features but scalars.* equivariant-transformer, tensornet and"):
+    with pytest.raises(AceError, match=f"{name}.*scalar.*equivariant-transformer, tensornet"):
         attach(model, **QUIET)
     assert not hasattr(model, "ace")
 
@@ -134,7 +133,7 @@ def test_invariant_models_are_refused(kind: str, name: str) -> None:
 def test_a_representation_of_somebodys_own_is_refused() -> None:
     model = small_model()
     model.representation_model.__class__ = type("Mine", (type(model.representation_model),), {})
-    with pytest.raises(AdapterError, match="representation_model: Mine is not known to this adapter"):
+    with pytest.raises(AdapterError, match="representation_model: Mine"):
         attach(model, **QUIET)
 
 
@@ -226,7 +225,7 @@ def test_other_outputs_turn_as_they_are() -> None:
     options = {"model": "equivariant-transformer", "derivative": False, "precision": 64}
     for output, kind in (("DipoleMoment", ace.Invariant), ("VectorOutput", ace.Vectors)):
         model = attach(small_model(**options, output_model=output), mode="resilient", spectral_norm=True, **QUIET)
-        action = how_it_acts(model)
+        action = group_action(model)
         assert (type(action.outputs[0]), action.outputs[1]) == (kind, None)
         with torch.no_grad():
             model.ace.gamma.zero_()
@@ -234,7 +233,7 @@ def test_other_outputs_turn_as_they_are() -> None:
             model.ace.gamma.fill_(1.0)
             assert equivariance_error(model, data(), branches_on=True).relative > 1e-4
     handed = attach(small("tensornet", equivariance_invariance_group="SO(3)"), frames="off", **QUIET)
-    assert how_it_acts(handed).group is ace.SE3
+    assert group_action(handed).group is ace.SE3
     assert equivariance_error(handed.eval(), data()).relative < 1e-9
 
 
@@ -254,7 +253,7 @@ def test_periodic_systems_train_without_random_frames() -> None:
     for options, call in (({"box_vecs": BOX.tolist()}, {}), ({}, {"box": BOX})):
         model = small("tensornet", **options)
         if options:
-            with pytest.warns(AceWarning, match="training without random frames: box_vecs: .*cannot be turned"):
+            with pytest.warns(AceWarning, match="box_vecs"):
                 attach(model, **QUIET)
         else:
             attach(model, frames="off", **QUIET)
@@ -262,7 +261,7 @@ def test_periodic_systems_train_without_random_frames() -> None:
         forces.square().sum().backward()
         assert model.ace.gamma.grad is not None
     framed = attach(small("tensornet"), frames="on", **QUIET)
-    with pytest.raises(AdapterError, match="input 'box': TorchMD-NET takes box vectors in one .* frames = 'off'"):
+    with pytest.raises(AdapterError, match="box.*frames = 'off'"):
         framed(*data(), box=BOX)
 
 

@@ -1,9 +1,9 @@
-"""How E(3) acts on a model built of e3nn modules: by what the model is told, else by the irreps it tells itself.
+"""The action of E(3) on a model built of e3nn modules.
 
-A model may carry its action as the attribute ``ace_action``. Without one its output turns by its ``irreps_out``, and
-its inputs by their names: ``pos`` and its like are positions, ``x`` has the model's ``irreps_in``, any other ``name``
-its ``irreps_name``. Numbers that are not told are refused rather than left as they are: a model that is trained in
-random frames would learn something else.
+A model may have its action as the attribute ``ace_action``. Otherwise its output transforms by its ``irreps_out``, and
+its inputs by their names: ``pos`` and similar names are positions, ``x`` has the model's ``irreps_in``, and any other
+``name`` has its ``irreps_name``. Floating point inputs with unknown action are refused, since training in random frames
+would be wrong if they stayed constant.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ SCALARS = frozenset(
     {"edge_weight", "edge_length", "edge_lengths", "edge_scalars", "edge_length_embedding", "edge_length_embedded"}
 )
 TARGETS = frozenset({"y", "energy", "force", "forces", "target", "targets"})
-"""What graphs carry along for the loss. Models do not read it."""
+"""Targets of the loss in a graph, which models do not read."""
 CALLED = {
     **dict.fromkeys(("x", "node_input", "node_features", "node_feats", "features", "input"), INPUTS),
     "z": ("irreps_node_attr",),
 }
-"""Input -> the model's attributes that may tell its irreps, besides ``irreps_`` and its name."""
+"""Attributes of the model that may have the irreps of an input, besides ``irreps_`` and the input's name."""
 HOW = (
-    "say it as model.ace_action = ace_plugins.GroupAction(ace_plugins.E3, {'pos': ace_plugins.Positions(), "
-    "'data.x': ace_plugins.Irreps('8x0e+4x1o')}, outputs=ace_plugins.Irreps('1x1o')), with the names of your forward"
+    "with names from ace_plugins.adapter, set model.ace_action = GroupAction(E3, {'pos': Positions(), "
+    "'data.x': Irreps('8x0e+4x1o')}, outputs=Irreps('1x1o')), for the arguments of your forward"
 )
 
 
-def action_of(model: nn.Module) -> ace.GroupAction:
-    """The action that the model was given, or the one that follows from its irreps."""
+def group_action(model: nn.Module) -> ace.GroupAction:
+    """Return the model's ``ace_action``, or the action that follows from its irreps."""
     given = getattr(model, GIVEN, None)
     if isinstance(given, ace.GroupAction):
         return given
@@ -51,20 +51,20 @@ def action_of(model: nn.Module) -> ace.GroupAction:
     outputs = next((irreps[name] for name in OUTPUTS if name in irreps), None)
     if outputs is None:
         raise ace.AdapterError(
-            f"{where} does not tell the irreps of its output (it has none of {', '.join(OUTPUTS)}), so how the group "
-            f"acts on it is not known; {HOW}"
+            f"{where}: the group action on its output is unknown; expected an attribute {', '.join(OUTPUTS)}, found "
+            f"none; {HOW}"
         )
     parameters = inspect.signature(model.forward).parameters.values()
     stars = [str(p) for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if stars or not parameters:
-        raise ace.AdapterError(f"{where}.forward({', '.join(stars)}) does not name its inputs; {HOW}")
-    told = tuple(irreps.items())
-    inputs = {parameter.name: ByName(parameter.name, told) for parameter in parameters}
+        raise ace.AdapterError(f"{where}.forward({', '.join(stars)}): expected inputs with names; {HOW}")
+    known = tuple(irreps.items())
+    inputs = {parameter.name: ByName(parameter.name, known) for parameter in parameters}
     return ace.GroupAction(ace.E3, inputs, outputs=ace.Irreps(outputs))
 
 
 def _irreps(model: nn.Module, name: str) -> Any:
-    """What the model tells under this name, if that is irreps."""
+    """Return the model's attribute of this name if it is irreps, else None."""
     from e3nn.o3 import Irreps
 
     if not name.startswith("irreps_"):
@@ -80,11 +80,11 @@ def _irreps(model: nn.Module, name: str) -> Any:
 
 @dataclass(frozen=True)
 class ByName(ace.Action):
-    """How the group acts on an input of this name; on a dict or a graph, by the names of what is in it."""
+    """The action on an input of this name, or on the entries of a dict or graph by their names."""
 
     name: str
     irreps: tuple[tuple[str, str], ...]
-    """The irreps that the model tells, by attribute."""
+    """Irreps of the model, by attribute."""
 
     def __call__(self, element: Any, x: Any) -> Any:
         if x is None or isinstance(x, (bool, int, float, str)):
@@ -93,19 +93,19 @@ class ByName(ace.Action):
             return self.act(element, x)
         if not callable(getattr(x, "keys", None)):
             raise ace.AdapterError(f"expected a tensor, a dict or a graph, found {type(x).__name__}; {HOW}")
-        turned = copy.copy(x)
+        transformed = copy.copy(x)
         for key in x.keys():  # noqa: SIM118  iterating over a graph gives pairs
-            turned[key] = ByName(str(key), self.irreps)(element, x[key])
-        return turned
+            transformed[key] = ByName(str(key), self.irreps)(element, x[key])
+        return transformed
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         if not x.is_floating_point():
-            return x  # types, edges, the graph of every node
+            return x  # atom types, edges, graph indices
         return self._action()(element, x)
 
     def _action(self) -> ace.Action:
-        told = dict(self.irreps)
-        named = [told[name] for name in (f"irreps_{self.name}", *CALLED.get(self.name, ())) if name in told]
+        irreps = dict(self.irreps)
+        named = [irreps[name] for name in (f"irreps_{self.name}", *CALLED.get(self.name, ())) if name in irreps]
         if named:
             return ace.Irreps(named[0])
         if self.name in POSITIONS:
@@ -115,6 +115,6 @@ class ByName(ace.Action):
         if self.name in SCALARS | TARGETS:
             return ace.Invariant()
         raise ace.AdapterError(
-            f"{self.name!r}: its name does not tell how the group acts on it, and the model has no irreps_{self.name}; "
-            f"set that, or {HOW}; or train with frames = 'off'"
+            f"{self.name!r}: the group action on this input is unknown, since the model has no irreps_{self.name}; set "
+            f"that attribute, or {HOW}; or train with frames = 'off'"
         )

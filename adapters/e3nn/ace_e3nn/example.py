@@ -1,4 +1,4 @@
-"""A small network of e3nn's own, and a batch of points made from a seed."""
+"""A small network of e3nn's own, and a batch of random points."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ POINTS = 6
 
 
 def points_example(seed: int, graphs: int = 3) -> Example:
-    """A gated convolution and one to the output; every node has two numbers and a vector."""
+    """Return a network of two convolutions, and graphs with two scalars and a vector per node."""
     from e3nn.nn.models.v2106.gate_points_networks import SimpleNetwork
 
     with torch.random.fork_rng(devices=[]):

@@ -1,18 +1,18 @@
-"""Which modules of a model are sites: those of e3nn's own where a layer ends.
+"""Chooses the sites of a model: e3nn modules that end a layer.
 
-Their signatures and irreps are known, whatever the classes around them look like. By kind:
+The signatures and irreps of e3nn's modules are known, whatever classes contain them. By kind:
 
-- A gate (`Gate`, `NormActivation`, `S2Activation`) ends a layer: every gate is a site.
-- A map (`Linear`, or a tensor product with weights of its own) is a site where nothing ends its layer for it. It is
-  none if a gate takes up what it gives, or a product after it does (the map that enters a convolution).
-- A product is a tensor product that has no weights or is given them. Of the maps after it that take up what it gives,
-  the widest ends the convolution and is a site. If there is a self-connection, a map that gives the same without a
-  product, that is the site instead: it reads what the layer reads. A product with weights that nothing takes up is a
-  site itself.
+- A gate (`Gate`, `NormActivation`, `S2Activation`) ends a layer, so every gate is a site.
+- A map (`Linear`, or a tensor product with internal weights) is a site if no other module ends its layer. It is not a
+  site if a gate reads its output, or a product after it does (the map that enters a convolution).
+- A product is a tensor product without weights or with external ones. Of the maps after it that read its output, the
+  widest ends the convolution and is a site. If there is a self-connection, a map with the same output but without a
+  product, that map is the site instead, since it reads the input of the layer. A product with weights is a site if no
+  module reads its output.
 
-One module "takes up" what another gives if the irreps are the same; before and after are in the same parent module, by
-the order of registration. Left out are modules that only have invariant numbers (0e) on both sides, which no branch
-could make less symmetric, and maps that read the model's own input, where positions may be.
+One module reads the output of another if the irreps are equal. "Before" and "after" refer to the order of registration
+in the same parent module. Modules with only invariant scalars (0e) on both sides are left out, since a branch there
+cannot break the symmetry, and so are maps that read the model's input, which may contain positions.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from ace_plugins import adapter as ace
 
 GATE, MAP, PRODUCT = "gate", "map", "product"
 INPUTS = ("irreps_in", "irreps_node_input", "irreps_input", "irreps_node_in")
-"""What models call the irreps of their input features."""
+"""Attributes of models with the irreps of their input features."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One of e3nn's modules in a model."""
+    """An e3nn module of a model."""
 
     path: str
     kind: str
     reads: int
-    """Which argument of its forward has the features."""
+    """Index of the forward argument with the features."""
     takes: Any
-    """The irreps of that argument, simplified."""
+    """Simplified irreps of that argument."""
     gives: Any
-    """The irreps of its output, simplified."""
+    """Simplified irreps of the output."""
     weighted: bool = True
 
     @property
@@ -54,30 +54,30 @@ class Part:
 
 
 def is_e3nn(module: nn.Module) -> bool:
-    """Whether this is a building block of e3nn, with e3nn's own forward. Its ready-made models are not blocks."""
+    """Return whether a module is a building block of e3nn, with e3nn's forward. Its ready-made models are not."""
     home = next((base for base in type(module).__mro__ if "forward" in vars(base)), type(module))
     return home.__module__.startswith(("e3nn.o3.", "e3nn.nn._"))
 
 
 def has_e3nn(model: nn.Module) -> bool:
-    """Whether the model is built of e3nn modules."""
+    """Return whether a model is built of e3nn modules."""
     return not is_e3nn(model) and any(map(is_e3nn, model.modules()))
 
 
-def sites_of(model: nn.Module) -> list[ace.Site]:
-    """The sites, in the order in which the modules were registered."""
+def find_sites(model: nn.Module) -> list[ace.Site]:
+    """Return the sites in the order in which the modules were registered."""
     if not has_e3nn(model):
-        what = "is one itself" if is_e3nn(model) else "has none"
+        found = "an e3nn module itself" if is_e3nn(model) else "none"
         raise ace.AdapterError(
-            f"{type(model).__name__}: expected a model with e3nn modules in it (o3.Linear, o3.TensorProduct, nn.Gate), "
-            f"found that it {what}; adapter 'e3nn' is for models built of them"
+            f"{type(model).__name__}: expected a model that contains e3nn modules (o3.Linear, o3.TensorProduct, "
+            f"nn.Gate), found {found}"
         )
-    found = [part for part in _parts(model) if part.takes.dim and part.gives.dim]
-    return [_site(part) for part in chosen(found, _own_input(model))]
+    parts = [part for part in _parts(model) if part.takes.dim and part.gives.dim]
+    return [_site(part) for part in choose(parts, _own_input(model))]
 
 
-def chosen(parts: Sequence[Part], own_input: Any = None) -> list[Part]:
-    """The parts that are sites. ``own_input``: the irreps of the model's input features, where it tells them."""
+def choose(parts: Sequence[Part], own_input: Any = None) -> list[Part]:
+    """Return the parts that are sites. ``own_input`` has the irreps of the model's input features, if known."""
     gated = {part.takes for part in parts if part.kind == GATE}
     open_ended = [part for part in parts if part.kind == GATE or part.gives not in gated]
     for candidates in ([p for p in open_ended if p.kind == GATE or p.takes != own_input], open_ended):
@@ -88,7 +88,7 @@ def chosen(parts: Sequence[Part], own_input: Any = None) -> list[Part]:
 
 
 def _ends_a_layer(part: Part, candidates: Sequence[Part], parts: Sequence[Part]) -> bool:
-    """Whether a map or product does so, among those that may be sites."""
+    """Return whether a map or product ends a layer, given the parts that may be sites."""
     if part.kind == PRODUCT:
         return part.weighted and not any(other.takes == part.gives for other in parts if other is not part)
     block = _Block([other for other in parts if other.parent == part.parent])
@@ -101,16 +101,16 @@ def _ends_a_layer(part: Part, candidates: Sequence[Part], parts: Sequence[Part])
 
 
 class _Block:
-    """The parts of one parent module, in the order of registration, which settles what irreps leave open."""
+    """The parts of one parent module, in the order of registration."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.maps = [part for part in parts if part.kind == MAP]
         self.entering: list[Part] = []
-        """The map before each product that the product takes up."""
+        """For each product, the map before it whose output it reads."""
         self.after: list[Part] = []
-        """The maps after products that take up what these give."""
+        """The maps after products that read their output."""
         self.ends: list[Part] = []
-        """Of these the widest, one for each product: a convolution may have a second, narrow map, as for a scale."""
+        """The widest of these for each product. Convolutions may have a second, narrow map, for example for a scale."""
         for place, product in enumerate(parts):
             if product.kind == PRODUCT:
                 before = [part for part in parts[:place] if part.kind == MAP and part.gives == product.takes]
@@ -122,7 +122,7 @@ class _Block:
 
 
 def _parts(model: nn.Module, path: str = "", seen: set[int] | None = None) -> Iterator[Part]:
-    """e3nn's outermost modules, each once, however many places share it."""
+    """Yield the outermost e3nn modules, each once even if it is shared."""
     seen = set() if seen is None else seen
     for name, module in model.named_children():
         if id(module) in seen:
@@ -142,7 +142,7 @@ def _part(path: str, module: Any) -> Part | None:
     if isinstance(module, (e3nn_nn.Gate, e3nn_nn.NormActivation, e3nn_nn.S2Activation)):
         return Part(path, GATE, 0, *_simple(module.irreps_in, module.irreps_out))
     if isinstance(module, o3.Linear):
-        mixes_channels = module.weight.dim() > 1  # f_in and f_out: features are not the last dimension alone
+        mixes_channels = module.weight.dim() > 1  # with f_in and f_out, features have two dimensions
         return None if mixes_channels else Part(path, MAP, 0, *_simple(module.irreps_in, module.irreps_out))
     if not isinstance(module, o3.TensorProduct):
         return None
@@ -150,7 +150,7 @@ def _part(path: str, module: Any) -> Part | None:
     kind = MAP if weighted and module.internal_weights else PRODUCT
     if isinstance(module, o3.TensorSquare):
         return Part(path, kind, 0, *_simple(module.irreps_in, module.irreps_out), weighted)
-    # The features are the wider of the two: the other are attributes.
+    # The wider input has the features, the other one attributes.
     reads = int(module.irreps_in2.dim > module.irreps_in1.dim)
     features = (module.irreps_in1, module.irreps_in2)[reads]
     return Part(path, kind, reads, *_simple(features, module.irreps_out), weighted)
@@ -163,10 +163,11 @@ def _simple(takes: Any, gives: Any) -> tuple[Any, Any]:
 def _own_input(model: nn.Module) -> Any:
     from e3nn.o3 import Irreps
 
-    told = next((value for name in INPUTS if (value := getattr(model, name, None)) is not None), None)
-    return None if told is None else Irreps(told).simplify()
+    irreps = next((value for name in INPUTS if (value := getattr(model, name, None)) is not None), None)
+    return None if irreps is None else Irreps(irreps).simplify()
 
 
 def _site(part: Part) -> ace.Site:
     acts = ace.Irreps(part.takes), ace.Irreps(part.gives)
-    return ace.Site(part.path, part.path, (part.takes.dim,), (part.gives.dim,), reads=ace.Tap(part.reads), acts=acts)
+    shapes = (part.takes.dim,), (part.gives.dim,)
+    return ace.Site(part.path, part.path, *shapes, reads=ace.Tap(part.reads), acts=acts)

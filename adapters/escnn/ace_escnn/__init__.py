@@ -1,1 +1,1 @@
-"""ACE for convolutions of escnn on images."""
+"""ACE for image models with R2Conv layers of escnn (PyPI escnn)."""

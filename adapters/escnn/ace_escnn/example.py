@@ -1,4 +1,4 @@
-"""A small image network of escnn, for doctor, the test kit and the docs. Needs escnn when it is imported."""
+"""A small image network of escnn. Importing this module needs escnn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ace_plugins.adapter import Example
 
 
 class Network(nn.Module):
-    """Image to image, [B, 1, H, W] -> [B, 1, H, W], as escnn's users write it: tensors are wrapped inside."""
+    """A network from images [B, 1, H, W] to images [B, 1, H, W] that wraps its tensors inside, as is common."""
 
     def __init__(self, space: Any, fields: int = 2) -> None:
         super().__init__()
@@ -33,8 +33,8 @@ class Network(nn.Module):
 
 
 def rotations_example(seed: int) -> Example:
-    """Quarter turns."""
+    """Return a network that is equivariant under quarter turns, and random images."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        # escnn makes the bases of its kernels in single precision.
+        # escnn computes the bases of its kernels in single precision.
         return Example(Network(gspaces.rot2dOnR2(4)), (torch.randn(3, 1, 9, 9),), single=True)

@@ -1,4 +1,4 @@
-"""escnn's groups and feature fields as the host's: which elements a grid has, and what they do to channels."""
+"""Translates escnn's groups and field types into groups and actions of ace-plugins."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from torch import Tensor
 from ace_plugins import adapter as ace
 
 NEAR = 1e-6
-"""How far off an element's matrix may be from the one it is taken for."""
+"""Tolerance for matching the matrices of group elements."""
 
 
-def group_of(space: Any) -> tuple[ace.Cyclic, list[Any]]:
-    """The part of a gspace's group that moves whole pixels (multiples of 90 degrees, and reflections between them), and
-    its elements in escnn. What is measured with these is the model's own error, and no interpolation's."""
+def grid_group(space: Any) -> tuple[ace.Cyclic, list[Any]]:
+    """Return the subgroup of a gspace's group that maps pixels to pixels, and its elements in escnn.
+
+    These are rotations by multiples of 90 degrees and reflections. With them, measured errors contain no interpolation
+    error.
+    """
     fibres = space.fibergroup
     every = fibres.elements if fibres.elements is not None else fibres.grid(4)
     exact = [element for element in every if _moves_pixels(_matrix(space, element))]
     mirrors = [m for m in (_matrix(space, element) for element in exact) if _determinant(m) < 0]
     if len(exact) == 1 and len(every) > 1:
         raise ace.AdapterError(
-            f"escnn: {space.name} has no element but the identity that moves whole pixels of a square grid, so that "
-            "its symmetry cannot be seen on images"
+            f"escnn: no element of {space.name} except the identity maps the pixels of a square grid to pixels, so its "
+            "symmetry cannot be measured on images"
         )
     rotations = len(exact) - len(mirrors)
     if not mirrors:
@@ -36,7 +39,7 @@ def group_of(space: Any) -> tuple[ace.Cyclic, list[Any]]:
 
 
 def field_action(kind: Any, elements: Sequence[Any]) -> ace.Action:
-    """How elements act on the channels of a FieldType: escnn's own matrices, element by element."""
+    """Return the action of these elements on the channels of a FieldType, by escnn's own matrices."""
     if all(representation.is_trivial() for representation in kind.representations):
         return ace.Invariant()
     turns = [_matrix(kind.gspace, element) for element in elements]
@@ -46,12 +49,12 @@ def field_action(kind: Any, elements: Sequence[Any]) -> ace.Action:
 
 @dataclass(frozen=True, eq=False)
 class Fields(ace.Action):
-    """The channels, dimension 1 of a tensor, under the elements of a finite group."""
+    """The action of a finite group on the channels, dimension 1 of a tensor."""
 
     turns: Tensor
-    """[n, 2, 2]: what each element does to the plane."""
+    """[n, 2, 2], the elements as matrices of the plane."""
     matrices: Tensor
-    """[n, C, C]: what it does to the channels."""
+    """[n, C, C], their matrices for the channels."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         off = (self.turns - element.matrix).abs().amax((1, 2))
@@ -66,9 +69,9 @@ class Fields(ace.Action):
 
 @dataclass(frozen=True, eq=False)
 class FieldLike(ace.Action):
-    """What a plain model gives, as its shape tells: images [B, C, H, W] turn, logits [B, C] do not.
+    """The action on the output of a plain model, by its shape: images [B, C, H, W] are rotated, logits [B, C] are not.
 
-    Channels turn as those of its last escnn layer, where there are as many; other channels stay as they are.
+    Channels transform like those of the last escnn layer if their number is the same, else they are invariant.
     """
 
     of: ace.Action
@@ -80,13 +83,13 @@ class FieldLike(ace.Action):
 
 
 def _diagonal(blocks: Sequence[Any]) -> Tensor:
-    """The blocks as one matrix, float64."""
+    """Return the block diagonal matrix in float64."""
     made: Tensor = torch.block_diag(*map(torch.from_numpy, blocks))  # type: ignore[no-untyped-call]
     return made.double()
 
 
 def _matrix(space: Any, element: Any) -> list[list[float]]:
-    """[2, 2]: what an element does to the plane, x to the right and y up."""
+    """Return the matrix [2, 2] of an element, with x to the right and y up."""
     matrix: list[list[float]] = space.basespace_action(element).tolist()
     return matrix
 

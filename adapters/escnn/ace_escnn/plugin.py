@@ -1,12 +1,13 @@
-"""Models with R2Conv layers of escnn: where ACE goes in, and how their group acts on images.
+"""Adapter for models with R2Conv layers of escnn.
 
-Every R2Conv is a site. Its branch is a plain convolution of the same channels, size, stride and padding. escnn wraps
-its tensors with the law by which they turn; branches read and add to the tensors inside.
+Every R2Conv is a site. Its branch is a plain convolution with the same channels, size, stride and padding. escnn wraps
+tensors together with their field types; branches work on the tensors inside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ace_plugins import adapter as ace
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, Any]]:
-    """The R2Conv layers inside a model by their paths. Known by name: escnn need not be imported to say no."""
+    """Return the R2Conv layers of a model with their paths. Compares names, so that escnn need not be imported."""
     return [(path, layer) for path, layer in model.named_modules() if path and _is(layer, "R2Conv")]
 
 
@@ -54,37 +55,27 @@ def ace_branch(site: ace.Site, model: nn.Module) -> nn.Module:
         stride=layer.stride,
         padding=layer.padding,
         dilation=layer.dilation,
-        # Where upstream reflects or repeats the edge, the branch sees zeros: it need not be as careful.
+        # For other padding modes (reflect, replicate) the branch pads with zeros, which is good enough for it.
         circular=layer.padding_mode == "circular",
     )
 
 
 @ace.hookimpl
 def ace_group_action(model: nn.Module) -> ace.GroupAction:
-    from .fields import FieldLike, field_action, group_of
+    from .fields import FieldLike, field_action, grid_group
 
     layers = [layer for _, layer in _convolutions(model)]
-    # How a model of escnn's own kind turns is written on it; of another, on its first layer and on its last.
+    # An EquivariantModule has field types itself. For another model take those of its first and last escnn layer.
     wrapped = _is(model, "EquivariantModule")
     typed: list[Any] = [module for path, module in model.named_modules() if path and _is(module, "EquivariantModule")]
     ends: tuple[Any, Any] = (model, model) if wrapped else (layers[0], typed[-1])
     first, last = ends
-    group, elements = group_of(layers[0].in_type.gspace)
+    group, elements = grid_group(layers[0].in_type.gspace)
     into, out = (field_action(kind, elements) for kind in (first.in_type, last.out_type))
-    name = next(iter(_parameters(model)))
+    name = next(iter(signature(model.forward).parameters))
     if wrapped:
         return ace.GroupAction(group, {f"{name}.tensor": ace.Grid(of=into)}, outputs={"tensor": ace.Grid(of=out)})
     return ace.GroupAction(group, {name: ace.Grid(of=into)}, outputs=FieldLike(out, last.out_type.size))
 
 
-def _parameters(model: nn.Module) -> list[str]:
-    from inspect import signature
-
-    return list(signature(model.forward).parameters)
-
-
-@ace.hookimpl
-def ace_example(seed: int) -> ace.Example:
-    from .example import rotations_example
-
-    return rotations_example(seed)
+ace_example = ace.LazyHook("ace_escnn.example:rotations_example")

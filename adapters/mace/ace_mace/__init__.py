@@ -1,1 +1,1 @@
-"""ACE for MACE (PyPI mace-torch): an adapter for ace-plugins."""
+"""ACE for MACE (PyPI mace-torch)."""

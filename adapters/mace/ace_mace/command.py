@@ -1,4 +1,4 @@
-"""MACE's command line: what ``mace_run_train`` says of epochs, and how it prints its results."""
+"""Reads epochs from the command line of ``mace_run_train``, and finds the results it prints."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from ace_plugins import adapter as ace
 SCRIPTS = ("mace_run_train", "run_train.py")
 OPTION = "--max_num_epochs"
 DEFAULT = 2048
-_NUMBER = r"([-+.\de]+|nan|inf)"
-# The tables of errors have a row for each set of structures: | name | energy | force | relative |. Of the sets to test
-# on the last counts, and with two stages the second one's.
+# The error tables have one row per data set: | name | energy | force | relative |. The last row of a test set counts,
+# with two stages that of the second.
 _ROW = r"^\|\s*(?!train_|valid_|config_type)[^|]+\|"
 METRICS = (
-    ace.Metric("test force", rf"{_ROW}[^|]*\|\s*{_NUMBER}"),
-    ace.Metric("test energy", rf"{_ROW}\s*{_NUMBER}"),
-    ace.Metric("validation force", rf"Epoch \d+: .*_F=\s*{_NUMBER}"),
-    ace.Metric("validation energy", rf"Epoch \d+: .*_E(?:_per_atom)?=\s*{_NUMBER}"),
+    ace.Metric("test force", _ROW + r"[^|]*\|\s*{number}"),
+    ace.Metric("test energy", _ROW + r"\s*{number}"),
+    ace.Metric("validation force", r"Epoch \d+: .*_F=\s*{number}"),
+    ace.Metric("validation energy", r"Epoch \d+: .*_E(?:_per_atom)?=\s*{number}"),
 )
 
 
 def script(argv: Sequence[str]) -> ace.Script | None:
-    """Options go before the file that ``--config`` names, as upstream has it."""
+    """Return the facts about a training script. Options override the file that ``--config`` names."""
     found = ace.Script.with_option(argv, SCRIPTS, OPTION, default=DEFAULT, metrics=METRICS, seed="--seed")
     if found is None or found.source.endswith(OPTION):
         return found
@@ -35,7 +34,7 @@ def script(argv: Sequence[str]) -> ace.Script | None:
         return found
     try:
         with open(path, encoding="utf-8") as file:
-            said = re.findall(rf"^\s*{OPTION.lstrip('-')}\s*[:=]\s*(\d+)\s*(?:#.*)?$", file.read(), re.MULTILINE)
+            epochs = re.findall(rf"^\s*{OPTION.lstrip('-')}\s*[:=]\s*(\d+)\s*(?:#.*)?$", file.read(), re.MULTILINE)
     except (OSError, UnicodeDecodeError):
-        return found  # the script's own to complain about
-    return replace(found, epochs=int(said[-1]), source=path) if said else found
+        return found  # the script reports the error itself
+    return replace(found, epochs=int(epochs[-1]), source=path) if epochs else found

@@ -1,4 +1,4 @@
-"""A small MACE, and a batch of a molecule and a crystal made from a seed instead of data."""
+"""A small MACE, and a batch of a random molecule and a random crystal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ ELEMENTS = (1, 6, 8)
 R_MAX = 3.5
 
 
+def example(seed: int, model: Any) -> Example:
+    """Return a small model and a batch, or a batch for this model."""
+    return small_example(seed) if model is None else example_for(model, seed)
+
+
 def small_example(seed: int, name: str = "ScaleShiftMACE", **options: Any) -> Example:
+    """Return a small model and a batch."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Example(
@@ -22,7 +28,7 @@ def small_example(seed: int, name: str = "ScaleShiftMACE", **options: Any) -> Ex
 
 
 def example_for(model: Any, seed: int) -> Example:
-    """A batch of the elements that a model knows, in its precision."""
+    """Return a batch with the elements and the precision of a model."""
     elements = tuple(int(number) for number in model.atomic_numbers)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -32,7 +38,8 @@ def example_for(model: Any, seed: int) -> Example:
 
 
 def small_model(name: str = "ScaleShiftMACE", *, hidden: str = "8x0e + 8x1o", **options: Any) -> Any:
-    import mace.modules as modules  # first: it knows how to load the constants of the e3nn it pins
+    """Build a model with two layers and three elements."""
+    import mace.modules as modules  # first: it makes the pinned e3nn importable
     import numpy as np
     from e3nn.o3 import Irreps
 
@@ -62,8 +69,8 @@ def small_model(name: str = "ScaleShiftMACE", *, hidden: str = "8x0e + 8x1o", **
 
 
 def batch(elements: tuple[int, ...], r_max: float, *, atoms: int = 6) -> dict[str, Tensor]:
-    """A molecule, and a crystal in a skew cell, as MACE's forward takes them; drawn from torch's stream."""
-    # As MACE's own reader has it, a molecule is in a box of its own, so large that no image is within reach.
+    """Draw a molecule, and a crystal in a skewed cell, in the format of MACE's forward."""
+    # Like MACE's own reader, put the molecule into a box so large that no periodic image is within the cutoff.
     molecule = _structure(min(1.2, 0.4 * r_max) * _corners(atoms), 20.0 * r_max * torch.eye(3), r_max)
     crystal = _structure(0.5 * r_max * _corners(4), r_max * (1.3 * torch.eye(3) + 0.1 * torch.randn(3, 3)), r_max)
     sizes = torch.tensor([len(part["positions"]) for part in (molecule, crystal)])
@@ -78,13 +85,13 @@ def batch(elements: tuple[int, ...], r_max: float, *, atoms: int = 6) -> dict[st
 
 
 def _corners(count: int) -> Tensor:
-    """Some of a unit cube's, a little off."""
+    """Return corners of the unit cube, slightly displaced."""
     corners = torch.cartesian_prod(*[torch.arange(2)] * 3)[:count].to(torch.get_default_dtype())
     return corners + 0.1 * torch.randn(count, 3)
 
 
 def _structure(positions: Tensor, cell: Tensor, r_max: float) -> dict[str, Tensor]:
-    """With every pair within reach, of which only next images can be part: the cell is larger than that."""
+    """Return a structure with all pairs within the cutoff. Nearest images suffice, since the cell is larger."""
     next_to = torch.arange(-1, 2)
     images = torch.cartesian_prod(next_to, next_to, next_to).to(positions.dtype)
     length = (positions[None, :, None] + images @ cell - positions[:, None, None]).norm(dim=-1)

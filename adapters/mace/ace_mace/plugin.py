@@ -1,8 +1,8 @@
-"""MACE: where ACE goes in, and how E(3) acts on it.
+"""Adapter for MACE.
 
-A layer gathers messages and multiplies them with each other: ``products[i](node_feats=..., sc=..., node_attrs=...)``.
-Each product is a site. Its branch, the host's MLP, reads the messages [nodes, channels, irreps] and nothing else: never
-positions, so that the energy stays invariant under translations, and forces stay its gradient.
+A layer sums messages and multiplies them with each other: ``products[i](node_feats=..., sc=..., node_attrs=...)``. Each
+product is a site. Its branch, the host's MLP, reads the messages [nodes, channels, irreps] and never positions, so that
+the energy stays invariant under translations and forces stay minus its gradient.
 """
 
 from __future__ import annotations
@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ace_plugins import adapter as ace
 
-from .command import script
-
 if TYPE_CHECKING:
     from torch import nn
-
-NAME = "mace"
 
 
 @ace.hookimpl
@@ -25,7 +21,7 @@ def ace_upstream() -> ace.Upstream:
     return ace.Upstream(
         "MACE (mace-torch)",
         ("mace.modules.models:MACE",),
-        # MACE never calls model.eval(). Without a graph behind the forces there is nothing to train on.
+        # MACE never calls model.eval(). Forces without a graph cannot be trained on.
         evaluating={"training": False, "compute_force": True},
     )
 
@@ -41,7 +37,7 @@ def ace_layers(model: Any) -> Sequence[ace.Node]:
         one = "+".join(str(irrep.ir) for irrep in irreps_in)
         acts = ace.Irreps(one), ace.Irreps(irreps_out)
         shape = (channels, irreps_in.dim // channels)
-        sites.append(ace.Site(path, path, shape, (irreps_out.dim,), reads=ace.Tap("node_feats"), acts=acts))
+        sites.append(ace.Site(path, path, shape, (irreps_out.dim,), ace.Tap("node_feats"), acts=acts))
     return sites
 
 
@@ -50,15 +46,14 @@ def _check_layout(product: Any, model: nn.Module) -> None:
         kernels = getattr(product, name, None) or getattr(model, name, None)
         if kernels is not None and getattr(kernels, "enabled", False):
             raise ace.AdapterError(
-                f"{type(model).__name__} is built for accelerated kernels ({name}), which lay features out in another "
-                f"way than the branches read them: train without {option}; a model trained in mode strict can be used "
-                "with them afterwards"
+                f"{type(model).__name__} is built for accelerated kernels ({name}), which use another feature layout "
+                f"than the branches; train without {option}; a model trained in mode strict can use them afterwards"
             )
 
 
 @ace.hookimpl
 def ace_group_action(model: Any) -> ace.GroupAction:
-    # Rows of the cell are lattice vectors; shifts are sums of them, one for every edge.
+    # Rows of the cell are lattice vectors; shifts are sums of them, one per edge.
     inputs: dict[str, ace.Action] = {
         "data.positions": ace.Positions(),
         "data.cell": ace.Vectors(),
@@ -73,33 +68,25 @@ def ace_group_action(model: Any) -> ace.GroupAction:
         "stress": ace.Tensors(),
         "interaction_energy?": ace.Invariant(),  # of ScaleShiftMACE
     }
-    group = ace.SE3 if getattr(model, "use_so3", False) else ace.E3  # features without parity tell left from right
-    # Total energies are those of single atoms for the most part, which nothing can break.
+    # With use_so3 features have no parity, so there is no symmetry under reflections.
+    group = ace.SE3 if getattr(model, "use_so3", False) else ace.E3
+    # Energies are dominated by those of single atoms, which are constants. Errors are measured on the other outputs.
     return ace.GroupAction(group, inputs, outputs, graphs, beside=("energy", "node_energy"))
 
 
 @ace.hookimpl
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:
-    # mace_run_train learns at a rate of 0.01 unless told otherwise, and its branches grow fast: beside one that starts
-    # at a tenth f_eq falls behind, and does not catch up once it is alone. docs/evidence.md has the runs.
+    # mace_run_train has a learning rate of 0.01 by default, and the branches learn fast. With gamma = 0.1 at the start
+    # f_eq falls behind and does not catch up once it is alone; see docs/evidence.md.
     return {"fit": {"gamma_init": 0.01}}
 
 
-@ace.hookimpl
-def ace_script(argv: Sequence[str]) -> ace.Script | None:
-    return script(argv)
+ace_script = ace.LazyHook("ace_mace.command:script")
+ace_example = ace.LazyHook("ace_mace.example:example")
 
 
 @ace.hookimpl
 def ace_attached(model: Any) -> None:
-    if model.ace.adapter == NAME:
-        from .finishing import install
+    from .finishing import install
 
-        install()
-
-
-@ace.hookimpl
-def ace_example(seed: int, model: nn.Module | None) -> ace.Example:
-    from .example import example_for, small_example
-
-    return small_example(seed) if model is None else example_for(model, seed)
+    install(model)

@@ -1,1 +1,1 @@
-"""ACE for NequIP."""
+"""ACE for NequIP (PyPI nequip)."""

@@ -1,4 +1,4 @@
-"""How E(3) acts on what a NequIP model is given and gives: dicts of tensors, some of which come and go."""
+"""The action of E(3) on the inputs and outputs of a NequIP model, which are dicts of tensors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ace_plugins import adapter as ace
 
 @dataclass(frozen=True)
 class PerGraph(ace.Tensors):
-    """Stress and virial [graphs, 3, 3]. Without a cell NequIP has no stress, and gives an empty tensor for it."""
+    """Stress and virial [graphs, 3, 3]. Without a cell NequIP returns an empty tensor for the stress."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         return super().act(element, x) if x.numel() else x
 
 
-def action(model: Any) -> ace.GroupAction:
+def group_action(model: Any) -> ace.GroupAction:
+    """Return the action. Keys with "?" may be missing."""
     inputs = {
         "data.pos": ace.Positions(),
         "data.cell?": ace.Vectors(),  # its rows are lattice vectors
@@ -33,5 +34,5 @@ def action(model: Any) -> ace.GroupAction:
         "virial?": PerGraph(),
     }
     graphs = ace.Graphs("data.batch", edges={"data.edge_vectors": "data.edge_index"})
-    # Energies hold those of single atoms, thousands of eV: where there are forces, errors are measured on these.
+    # Energies include those of single atoms, thousands of eV. If there are forces, errors are measured on them.
     return ace.GroupAction(ace.E3, inputs, outputs, graphs=graphs, beside=("total_energy", "atomic_energy"))

@@ -1,4 +1,4 @@
-"""What ``nequip-train`` says of itself: how it prints its results. How long it trains, Lightning's trainer tells."""
+"""Finds the results that ``nequip-train`` prints. The number of epochs comes from Lightning's trainer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from collections.abc import Sequence
 from ace_plugins.adapter import Metric, Script
 
 TRAIN = "nequip-train"
-
-_NUMBER = r"([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))"
-# Lightning's table of a test: the name, the border of the cell, the number. Validation is printed by the progress bar.
+# Lightning's table of test results: the name, the border of the cell, the number.
 METRICS = tuple(
-    Metric(name.replace("_", " "), rf"test0_epoch/{name}\W*[│\s]\s*{_NUMBER}")
+    Metric(name.replace("_", " "), f"test0_epoch/{name}" + r"\W*[│\s]\s*{number}")
     for name in ("forces_mae", "per_atom_energy_mae", "forces_rmse", "per_atom_energy_rmse")
 )
 
 
 def script(argv: Sequence[str]) -> Script | None:
-    """None if ``argv`` is of another command: nequip-package and nequip-compile train nothing."""
-    if not argv or os.path.basename(argv[0]) != TRAIN:
-        return None
-    return Script(metrics=METRICS)
+    """Return the facts about nequip-train. Other commands, such as nequip-package, train nothing."""
+    return Script(metrics=METRICS) if argv and os.path.basename(argv[0]) == TRAIN else None

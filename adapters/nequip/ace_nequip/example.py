@@ -1,4 +1,4 @@
-"""A small NequIP, and two molecules in a batch made from a seed instead of data."""
+"""A small NequIP, and a batch of two random molecules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ CUTOFF = 4.0
 
 
 def molecules_example(seed: int, **options: Any) -> Example:
+    """Return a small model and two random molecules."""
     made = torch.Generator().manual_seed(seed)
     return Example(small(seed, **options), (batch(made),))
 
 
 def small(seed: int = 0, **options: Any) -> Any:
-    """Two layers, vectors (l_max = 1), 8 features of each kind, in float64: forces are judged by their digits."""
+    """Build a model in float64 with two layers, l_max = 1 and 8 features of each kind."""
     with _own_state():
         from nequip.model import NequIPGNNModel
         from nequip.utils.global_state import set_global_state
@@ -48,10 +49,10 @@ def small(seed: int = 0, **options: Any) -> Any:
 def batch(
     made: torch.Generator, *, periodic: bool = False, molecules: int = 2, atoms: int = 6, within: float = 4.0
 ) -> dict[str, Tensor]:
-    """As nequip's data loader makes it: float64, neighbours within the cutoff; with ``periodic`` in cells of their own.
+    """Draw molecules, in cells if ``periodic``, in the format of nequip's data loader.
 
-    Atoms are drawn from a cube of side ``within`` and pushed apart. Cells are longer than twice the cutoff, so that of
-    every neighbour the nearest image is the only one.
+    Atoms are drawn from a cube of side ``within`` and pushed apart. Cells are longer than twice the cutoff, so that
+    only the nearest image of an atom can be a neighbour.
     """
     graph = torch.arange(molecules).repeat_interleave(atoms)
     pos = _apart(torch.rand(molecules, atoms, 3, generator=made, dtype=torch.float64) * within).flatten(0, 1)
@@ -78,7 +79,7 @@ def batch(
 
 
 def _apart(pos: Tensor, least: float = 0.9) -> Tensor:
-    """Atoms pushed from each other until none are closer than that: molecules [m, atoms, 3]."""
+    """Push the atoms of molecules [m, atoms, 3] apart until their distances are at least ``least``."""
     for _ in range(200):
         between = pos[:, :, None] - pos[:, None]
         length = between.norm(dim=-1, keepdim=True).clamp_min(1e-9)
@@ -88,7 +89,7 @@ def _apart(pos: Tensor, least: float = 0.9) -> Tensor:
 
 @contextmanager
 def _own_state() -> Iterator[None]:
-    """nequip sets the default dtype and every seed of the process when it starts; both are given back."""
+    """Restore the default dtype and the random states, which nequip sets when it starts."""
     kinds = torch.get_default_dtype(), random.getstate()
     numpy: Any = __import__("numpy")
     drawn = numpy.random.get_state()

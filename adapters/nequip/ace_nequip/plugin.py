@@ -1,14 +1,8 @@
-"""NequIP: where ACE goes in, and how E(3) acts on atoms, cells, energies and forces."""
+"""Adapter for NequIP. Its sites and the group action are in modules beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
 from ace_plugins import adapter as ace
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @ace.hookimpl
@@ -16,43 +10,9 @@ def ace_upstream() -> ace.Upstream:
     return ace.Upstream("NequIP", ("nequip.nn.graph_model:GraphModel",))
 
 
-@ace.hookimpl
-def ace_layers(model: Any) -> Sequence[ace.Node]:
-    from .sites import sites
-
-    return sites(model)
-
-
-@ace.hookimpl
-def ace_branch(site: ace.Node) -> nn.Module:
-    from .branch import branch
-
-    return branch(site)
-
-
-@ace.hookimpl
-def ace_group_action(model: Any) -> ace.GroupAction:
-    from .action import action
-
-    return action(model)
-
-
-@ace.hookimpl
-def ace_script(argv: Sequence[str]) -> ace.Script | None:
-    from .command import script
-
-    return script(argv)
-
-
-@ace.hookimpl
-def ace_shims() -> Sequence[ace.AnyShim]:
-    from .shims import SHIMS
-
-    return SHIMS
-
-
-@ace.hookimpl
-def ace_example(seed: int) -> ace.Example:
-    from .example import molecules_example
-
-    return molecules_example(seed)
+ace_layers = ace.LazyHook("ace_nequip.sites:find_sites")
+ace_branch = ace.LazyHook("ace_nequip.sites:make_branch")
+ace_group_action = ace.LazyHook("ace_nequip.action:group_action")
+ace_script = ace.LazyHook("ace_nequip.command:script")
+ace_shims = ace.LazyHook("ace_nequip.shims:SHIMS")
+ace_example = ace.LazyHook("ace_nequip.example:molecules_example")

@@ -1,8 +1,8 @@
-"""What ``nequip-package`` needs to know to package a model with its branches.
+"""Shim for ``nequip-package``, so that it can package a model with its branches.
 
-The branches are classes of ace-plugins, which a package refers to and does not contain: whoever loads it has
-ace-plugins installed. And of such a model there is no variant for ``torch.compile``, so it has a packaging mode of its
-own, ``nequip-package build --mode ace``.
+A package refers to the classes of ace-plugins and does not contain them, so ace-plugins must be installed where it is
+loaded. There is no variant of such a model for ``torch.compile``, so it has its own packaging mode:
+``nequip-package build --mode ace``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ace_plugins.adapter import Shim
 MODE = "ace"
 
 
-def _packaging() -> bool:
-    """Whether this process is one of nequip-package."""
+def _is_packaging() -> bool:
+    """Return whether this process runs nequip-package."""
     return "nequip.scripts.package" in sys.modules
 
 
@@ -29,4 +29,4 @@ def _register() -> None:
     register_packaging_mode(MODE, lambda: ["eager"])
 
 
-SHIMS = (Shim("nequip-package", "a package refers to ace-plugins for the branches", _packaging, _register),)
+SHIMS = (Shim("nequip-package", "packages of models with branches refer to ace-plugins", _is_packaging, _register),)

@@ -1,9 +1,9 @@
-"""Where ACE goes into a NequIP model: the second linear map of every convolution.
+"""Sites and branches of a NequIP model: the second linear map of every convolution.
 
 A convolution computes ``linear_2(messages(linear_1(x)))``, with the messages summed over neighbours. Its branch reads
-the summed messages. In the last convolution these are scalars alone, of which every function is invariant, so there it
-reads the features that enter the layer. Branches never see positions: translations change nothing, and what is
-differentiated for the forces is one energy, branches included.
+the summed messages. In the last convolution these are scalars only, and every function of scalars is invariant, so
+there it reads the features that enter the layer. Branches never read positions: the energy stays invariant under
+translations, and forces are minus the gradient of the energy with branches.
 """
 
 from __future__ import annotations
@@ -11,40 +11,50 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+
 import ace_plugins
 from ace_plugins import adapter as ace
 
 
-def sites(model: Any) -> list[ace.Node]:
+def find_sites(model: Any) -> list[ace.Node]:
+    """Return the sites of a model. Compiled models are refused."""
     if getattr(model, "is_compile_graph_model", False):
         raise ace_plugins.AceError(
-            "model with compile_mode 'compile': it is traced once, branches and all, and would neither land nor be "
-            "evaluated without them; set compile_mode: eager in the config (for nequip-package build add --mode ace)"
+            "model with compile_mode 'compile': it is traced once with its branches, so they could not be switched off "
+            "later; set compile_mode: eager in the config (for nequip-package build add --mode ace)"
         )
     found: list[ace.Node] = []
     for number, (path, convolution) in enumerate(_convolutions(model)):
-        into, first, out = (
-            convolution.linear_2.irreps_in,
-            convolution.linear_1.irreps_in,
-            convolution.linear_2.irreps_out,
-        )
-        reads = ace.Tap(0, f"{path}.linear_2")
-        if _scalars(into):
-            if _scalars(first):
-                continue  # nothing here that a branch could break the symmetry with
-            into, reads = first, ace.Tap(0, f"{path}.linear_1")
+        first, second = convolution.linear_1, convolution.linear_2
+        into, out, reads = second.irreps_in, second.irreps_out, ace.Tap(0, f"{path}.linear_2")
+        if _are_scalars(into):
+            if _are_scalars(first.irreps_in):
+                continue  # a function of scalars cannot break the symmetry
+            into, reads = first.irreps_in, ace.Tap(0, f"{path}.linear_1")
         acts = ace.Irreps(into), ace.Irreps(out)
         shapes = (int(into.dim),), (int(out.dim),)
         found.append(ace.Site(f"layer{number}", f"{path}.linear_2", *shapes, reads=reads, acts=acts))
     return found
 
 
+def make_branch(site: ace.Node) -> nn.Module:
+    """Return Linear(d_in, d) SiLU Linear(d, d) without biases, with d the width of the output.
+
+    SiLU is smooth, as energies must be. Without biases the output is zero for zero input, so an atom without
+    neighbours keeps the energy that NequIP gives it. A training step on forces passes four times through the branch
+    (forward, forces, and the gradients of both), so it is not deeper.
+    """
+    d = site.width_out
+    return nn.Sequential(nn.Linear(site.width_in, d, bias=False), nn.SiLU(), nn.Linear(d, d, bias=False))
+
+
 def _convolutions(model: Any) -> Iterator[tuple[str, Any]]:
-    """In the order of the forward, wherever the layers are nested."""
+    """Yield the convolutions in the order of the forward pass."""
     for path, module in model.named_modules():
         if type(module).__name__ == "InteractionBlock":
             yield path, module
 
 
-def _scalars(irreps: Any) -> bool:
+def _are_scalars(irreps: Any) -> bool:
     return all(irrep.l == 0 and irrep.p == 1 for _, irrep in irreps)

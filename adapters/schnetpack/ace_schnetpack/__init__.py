@@ -1,1 +1,1 @@
-"""ACE for PaiNN and other models of SchNetPack."""
+"""ACE for PaiNN and other models of SchNetPack (PyPI schnetpack)."""

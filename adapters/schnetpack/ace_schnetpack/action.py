@@ -1,4 +1,4 @@
-"""How E(3) acts on what a model of SchNetPack is given and gives: dicts of tensors, some of which come and go."""
+"""The action of E(3) on the inputs and outputs of a SchNetPack model, which are dicts of tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ace_plugins import adapter as ace
 
 @dataclass(frozen=True)
 class Stress(ace.Tensors):
-    """Stress [graphs, 3, 3]. SchNetPack divides by the volume of the cell with its sign, which reflections change."""
+    """Stress [graphs, 3, 3]. SchNetPack divides by the signed volume of the cell, which reflections change."""
 
     def act_on_last(self, element: ace.Rigid, x: Tensor) -> Tensor:
         turned: Tensor = element.multiply(element.sign * element.matrix, element.multiply(element.matrix, x).mT)
@@ -23,7 +23,7 @@ class Stress(ace.Tensors):
 INPUTS: dict[str, ace.Action] = {
     "inputs._positions": ace.Positions(),
     "inputs._cell?": ace.Vectors(),  # its rows are lattice vectors
-    "inputs._offsets?": ace.Vectors(),  # of the cell that the neighbour is in, for every pair of atoms
+    "inputs._offsets?": ace.Vectors(),  # of the neighbour's cell, per pair of atoms
     "inputs.electric_field?": ace.Vectors(),
     "inputs.magnetic_field?": ace.PseudoVectors(),
     "inputs.nuclear_magnetic_moments?": ace.PseudoVectors(),
@@ -35,10 +35,11 @@ RESPONSES: dict[str, ace.Action] = {
     "dipole_moment": ace.Vectors(),
     "polarizability": ace.Tensors(),
 }
-"""What the module Response derives from an energy, as far as it is known here how that turns."""
+"""Outputs of the module Response with a known action."""
 
 
-def action(model: Any) -> ace.GroupAction:
+def group_action(model: Any) -> ace.GroupAction:
+    """Return the action, or raise an AdapterError for outputs with an unknown one. Keys with "?" may be missing."""
     outputs: dict[str, ace.Action] = {}
     for module in model.modules():
         outputs.update(_outputs(module))
@@ -46,18 +47,18 @@ def action(model: Any) -> ace.GroupAction:
     unknown = sorted(name for name in given if name not in outputs)
     if unknown:
         raise ace.AdapterError(
-            f"how the group acts on the output{'s' if len(unknown) > 1 else ''} {', '.join(unknown)} of this "
-            f"{type(model).__name__} is not known to adapter 'schnetpack'; known are those of Atomwise, Forces, "
-            f"DipoleMoment, Polarizability, energies, and of Response {', '.join(RESPONSES)}"
+            f"{type(model).__name__}: the group action on {', '.join(unknown)} is unknown to adapter 'schnetpack'; "
+            "expected outputs of Atomwise, Forces, DipoleMoment, Polarizability or energy modules, or of Response: "
+            f"{', '.join(RESPONSES)}"
         )
     known = {name: outputs[name] for name in given}
-    still = [name for name, how in known.items() if isinstance(how, ace.Invariant)]
-    # Energies may hold those of single atoms, thousands of eV: where there are forces, errors are measured on these.
-    return ace.GroupAction(_group(model), INPUTS, known, graphs=GRAPHS, beside=still)
+    invariant = [name for name, how in known.items() if isinstance(how, ace.Invariant)]
+    # Energies may include those of single atoms, thousands of eV. If there are forces, errors are measured on them.
+    return ace.GroupAction(_group(model), INPUTS, known, graphs=GRAPHS, beside=invariant)
 
 
 def _outputs(module: Any) -> Mapping[str, ace.Action]:
-    """What an output module gives, and how that turns."""
+    """Return the outputs of an output module and the action on them."""
     from schnetpack import atomistic
 
     if isinstance(module, atomistic.Forces):
@@ -75,9 +76,10 @@ def _outputs(module: Any) -> Mapping[str, ace.Action]:
 
 
 def _group(model: Any) -> ace.Group:
-    """Without translations where an output is a moment about the origin, which the data puts at the centre of mass.
+    """Return the symmetry group of a model.
 
-    Without reflections for magnetic fields, which FieldSchNet multiplies with vectors that are none of their kind.
+    It has no translations if an output is a moment about the origin, and no reflections with magnetic fields, since
+    FieldSchNet multiplies these pseudovectors with vectors.
     """
     from schnetpack import atomistic, representation
 

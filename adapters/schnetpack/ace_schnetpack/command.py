@@ -1,4 +1,4 @@
-"""What ``spktrain`` says of itself: how long it trains, where its command line tells, and how it prints its results."""
+"""Reads epochs from the command line of ``spktrain``, and finds the results it prints."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ from ace_plugins.adapter import Metric, Script
 
 TRAIN = "spktrain"
 OPTION = "trainer.max_epochs"
-
-_NUMBER = r"([-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf))"
-# Lightning's table of a test: the name, the border of the cell, the number. Validation is printed by the progress bar.
+# Lightning's table of test results: the name, the border of the cell, the number.
 METRICS = tuple(
-    Metric(name.replace("_", " "), rf"test_{name}\W*[│\s]\s*{_NUMBER}")
+    Metric(name.replace("_", " "), f"test_{name}" + r"\W*[│\s]\s*{number}")
     for name in ("forces_mae", "energy_mae", "forces_rmse", "energy_rmse", "loss")
 )
 
 
 def script(argv: Sequence[str]) -> Script | None:
-    """None if ``argv`` is of another command. What the command line does not say, Lightning's trainer will."""
+    """Return the facts about spktrain. Without the option, Lightning's trainer has the number of epochs."""
     if not argv or os.path.basename(argv[0]) != TRAIN:
         return None
-    said = [value for word in argv[1:] for name, _, value in [word.partition("=")] if name.lstrip("+") == OPTION]
-    if not said or not said[-1].isdecimal():
+    given = [value for word in argv[1:] for name, _, value in [word.partition("=")] if name.lstrip("+") == OPTION]
+    if not given or not given[-1].isdecimal():
         return Script(metrics=METRICS)
-    return Script(int(said[-1]), f"{TRAIN} {OPTION}", METRICS)
+    return Script(int(given[-1]), f"{TRAIN} {OPTION}", METRICS)

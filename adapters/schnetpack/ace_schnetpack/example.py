@@ -1,4 +1,4 @@
-"""A small PaiNN, and a batch of a molecule and a crystal made from a seed instead of data."""
+"""A small PaiNN, and a batch of a random molecule and a random crystal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,20 @@ CUTOFF = 3.5
 ELEMENTS = (1, 6, 8)
 
 
+def example(seed: int, model: Any) -> Example:
+    """Return a small model and a batch, or a batch for this model."""
+    return small_example(seed) if model is None else example_for(model, seed)
+
+
 def small_example(seed: int, kind: str = "PaiNN", **options: Any) -> Example:
-    """In float64: forces are judged by their digits."""
+    """Return a small model and a batch in float64."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Example(small_model(kind, **options).double(), (_in(torch.float64, batch(CUTOFF)),))
 
 
 def example_for(model: Any, seed: int) -> Example:
-    """A batch within the reach of a model, in its precision."""
+    """Return a batch for the cutoff and the precision of a model."""
     cutoff = next((float(part.cutoff) for part in model.modules() if hasattr(part, "cutoff")), CUTOFF)
     kind = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
     with torch.random.fork_rng(devices=[]):
@@ -30,7 +35,7 @@ def example_for(model: Any, seed: int) -> Example:
 
 
 def small_model(kind: str = "PaiNN", *, stress: bool = True, output_modules: Any = None, **options: Any) -> Any:
-    """Energies, forces and stress, of three layers of 8 features."""
+    """Build a model of energies, forces and stress with three layers of 8 features."""
     from schnetpack import atomistic, nn, representation
     from schnetpack.model import NeuralNetworkPotential
 
@@ -53,8 +58,8 @@ def small_model(kind: str = "PaiNN", *, stress: bool = True, output_modules: Any
 
 
 def batch(cutoff: float, *, atoms: int = 6) -> dict[str, Tensor]:
-    """A molecule, and a crystal in a skew cell, as SchNetPack's loader gives them; drawn from torch's stream."""
-    # A molecule is in a box of its own, so large that no image is within reach: it has a volume, and so a stress.
+    """Draw a molecule, and a crystal in a skewed cell, in the format of SchNetPack's data loader."""
+    # The molecule has a box so large that no periodic image is within the cutoff. The stress needs its volume.
     molecule = _structure(min(1.2, 0.4 * cutoff) * _corners(atoms), 20.0 * cutoff * torch.eye(3), cutoff)
     crystal = _structure(0.5 * cutoff * _corners(4), cutoff * (1.3 * torch.eye(3) + 0.1 * torch.randn(3, 3)), cutoff)
     sizes = torch.tensor([len(part["_positions"]) for part in (molecule, crystal)])
@@ -75,13 +80,13 @@ def _in(kind: torch.dtype, data: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _corners(count: int) -> Tensor:
-    """Some of a unit cube's, a little off."""
+    """Return corners of the unit cube, slightly displaced."""
     corners = torch.cartesian_prod(*[torch.arange(2)] * 3)[:count].to(torch.get_default_dtype())
     return corners + 0.1 * torch.randn(count, 3)
 
 
 def _structure(positions: Tensor, cell: Tensor, cutoff: float) -> dict[str, Tensor]:
-    """With every pair within reach, of which only next images can be part: the cell is larger than that."""
+    """Return a structure with all pairs within the cutoff. Nearest images suffice, since the cell is larger."""
     next_to = torch.arange(-1, 2)
     images = torch.cartesian_prod(next_to, next_to, next_to).to(positions.dtype)
     length = (positions[None, :, None] + images @ cell - positions[:, None, None]).norm(dim=-1)

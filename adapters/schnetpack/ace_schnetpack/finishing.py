@@ -1,7 +1,7 @@
-"""What SchNetPack writes: ``best_model``, the whole model pickled, is to load in plain SchNetPack.
+"""Removes ACE from the file ``best_model``, so that it loads in plain SchNetPack.
 
-``AtomisticTask.save_model`` writes it whenever validation finds a better one, and once more at the end. In strict mode
-what is deployed is f_eq, so ACE is taken off the file right away. Where the branches are deployed they stay in it.
+``AtomisticTask.save_model`` pickles the whole model whenever validation improves, and once more at the end. In modes
+that deploy f_eq, ACE is removed from the file right away. In modes that deploy the branches they stay in it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import wrapt
 import ace_plugins as ace
 
 
-def install() -> None:
-    """Have this process write plain models, once."""
+def install(model: Any) -> None:
+    """Wrap ``save_model`` in this process, once, if this adapter has attached the model."""
+    if ace.status(model).adapter != "schnetpack":
+        return
     from schnetpack.task import AtomisticTask
 
     if not getattr(AtomisticTask.save_model, "_self_plain", False):
@@ -25,16 +27,15 @@ def install() -> None:
 
 
 def _save_model(save: Any, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Wrapper of ``save_model(path, ...)``: changes nothing but what is in the file afterwards."""
     result = save(*args, **kwargs)
-    state = getattr(task.model, "ace", None)
-    if state is not None and task.global_rank == 0 and not state.config.branches_in_eval:
+    now = ace.status(task.model)
+    if now.sites and task.global_rank == 0 and not now.branches_in_eval:
         _make_plain(os.fspath(args[0] if args else kwargs["path"]))
     return result
 
 
 def _make_plain(path: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ace.AceWarning)  # gamma is on its way, and f_eq alone is what strict deploys
-        ace.export(path, f"{path}.plain", trust=True)  # it was written here, just now
+        warnings.simplefilter("ignore", ace.AceWarning)  # gamma is not 0 yet, but f_eq is what strict mode deploys
+        ace.export(path, f"{path}.plain", trust=True)  # this process has just written the file
     os.replace(f"{path}.plain", path)

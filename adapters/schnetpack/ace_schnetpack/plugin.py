@@ -1,69 +1,28 @@
-"""SchNetPack: where ACE goes in, and how E(3) acts on atoms, cells, fields, energies and forces."""
+"""Adapter for PaiNN, SO3net and FieldSchNet of SchNetPack. Sites and group action are in modules beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ace_plugins import adapter as ace
-
-if TYPE_CHECKING:
-    from torch import nn
-
-NAME = "schnetpack"
 
 
 @ace.hookimpl
 def ace_upstream() -> ace.Upstream:
-    # The whole model, not its representation: only the whole model knows forces.
+    # The whole model instead of its representation, since only the whole model computes forces.
     return ace.Upstream("SchNetPack", ("schnetpack.model.base:AtomisticModel",))
 
 
-@ace.hookimpl
-def ace_layers(model: Any) -> Sequence[ace.Node]:
-    from .sites import sites
-
-    return sites(model)
-
-
-@ace.hookimpl
-def ace_branch(site: ace.Node) -> nn.Module:
-    from .branch import branch
-
-    return branch(site)
-
-
-@ace.hookimpl
-def ace_group_action(model: Any) -> ace.GroupAction:
-    from .action import action
-
-    return action(model)
-
-
-@ace.hookimpl
-def ace_script(argv: Sequence[str]) -> ace.Script | None:
-    from .command import script
-
-    return script(argv)
-
-
-@ace.hookimpl
-def ace_shims() -> Sequence[ace.AnyShim]:
-    from .shims import SHIMS
-
-    return SHIMS
+ace_layers = ace.LazyHook("ace_schnetpack.sites:find_sites")
+ace_branch = ace.LazyHook("ace_schnetpack.sites:make_branch")
+ace_group_action = ace.LazyHook("ace_schnetpack.action:group_action")
+ace_script = ace.LazyHook("ace_schnetpack.command:script")
+ace_shims = ace.LazyHook("ace_schnetpack.shims:SHIMS")
+ace_example = ace.LazyHook("ace_schnetpack.example:example")
 
 
 @ace.hookimpl
 def ace_attached(model: Any) -> None:
-    if model.ace.adapter == NAME:
-        from .finishing import install
+    from .finishing import install
 
-        install()
-
-
-@ace.hookimpl
-def ace_example(seed: int, model: nn.Module | None) -> ace.Example:
-    from .example import example_for, small_example
-
-    return small_example(seed) if model is None else example_for(model, seed)
+    install(model)

@@ -1,9 +1,9 @@
-"""Where ACE goes into a model of SchNetPack: where features with a direction are mixed.
+"""Sites and branches of SchNetPack models: the layers that mix vector features.
 
-A layer of PaiNN first gathers messages and then mixes the scalars q [atoms, 1, F] and the vectors mu [atoms, 3, F] of
-every atom. The branches of a layer read mu as it enters the mixing, and are added to what comes out of it. Branches
-never see positions: translations change nothing, and what is differentiated for the forces is one energy, branches
-included. Of scalars every function is invariant, so models that have nothing else have no place for a branch.
+A layer of PaiNN first sums messages and then mixes the scalars q [atoms, 1, F] and the vectors mu [atoms, 3, F] of each
+atom. The branches of a layer read mu before the mixing and are added to its outputs. Branches never read positions: the
+energy stays invariant under translations, and forces are minus the gradient of the energy with branches. Every function
+of scalars is invariant, so models that only have scalars have no sites.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch import nn
+
 from ace_plugins import adapter as ace
 
 KNOWN = "PaiNN, SO3net, or FieldSchNet with an external field"
 
 
-def sites(model: Any) -> list[ace.Node]:
+def find_sites(model: Any) -> list[ace.Node]:
+    """Return the sites of a model, or raise an AdapterError if it has none."""
     from schnetpack.representation import FieldSchNet, PaiNN, SO3net
 
     kinds = {PaiNN: _painn, SO3net: _so3net, FieldSchNet: _field_schnet}
@@ -30,32 +33,46 @@ def sites(model: Any) -> list[ace.Node]:
     if not found:
         kind = type(getattr(model, "representation", model)).__name__
         raise ace.AdapterError(
-            f"{kind} has no features with a direction that a branch could read, and branches do not read positions, "
-            f"so that forces stay conservative and the net force zero; expected a model with {KNOWN}"
+            f"{kind} only has scalar features, and branches do not read positions, so that forces stay conservative; "
+            f"expected a model with {KNOWN}"
         )
     return found
 
 
+def make_branch(site: ace.Node) -> nn.Module:
+    """Return Linear(d_in, F/2) SiLU Linear(F/2, d_out) without biases, for features [components, F].
+
+    Without biases the output is zero for zero input, so an atom without neighbours keeps the energy that SchNetPack
+    gives it. The branch is narrow, since a training step on forces passes through it four times (forward, forces, and
+    the gradients of both), and vectors are three times as wide as scalars.
+    """
+    width = max(1, site.shape_out[-1] // 2)
+    first = nn.Linear(site.width_in, width, bias=False)
+    second = nn.Linear(width, site.width_out, bias=False)
+    flatten, unflatten = nn.Flatten(-len(site.shape_in)), nn.Unflatten(-1, site.shape_out)
+    return nn.Sequential(flatten, first, nn.SiLU(), second, unflatten)
+
+
 def _painn(at: str, painn: Any) -> Iterator[ace.Node]:
-    """In the last layer only what its scalars become: the energy does not read the vectors after it."""
+    """Yield two sites per layer. The last layer has only q, since the energy does not read its vectors."""
     channels = painn.n_atom_basis
-    turns = ace.Vectors(axis=-2)
+    vectors = ace.Vectors(axis=-2)
     for name, path, last in _layers(at, "mixing", painn.mixing):
         reads: dict[str, Any] = {"shape_in": (3, channels), "reads": ace.Tap("mu")}
-        yield ace.Site(f"{name}.q", path, shape_out=(1, channels), output=0, acts=(turns, ace.Invariant()), **reads)
+        yield ace.Site(f"{name}.q", path, shape_out=(1, channels), output=0, acts=(vectors, ace.Invariant()), **reads)
         if not last:
-            yield ace.Site(f"{name}.mu", path, shape_out=(3, channels), output=1, acts=(turns, turns), **reads)
+            yield ace.Site(f"{name}.mu", path, shape_out=(3, channels), output=1, acts=(vectors, vectors), **reads)
 
 
 def _so3net(at: str, net: Any) -> Iterator[ace.Node]:
-    """The last linear map of every layer, on features [atoms, (lmax + 1)^2, F]."""
+    """Yield the last linear map of every layer, with features [atoms, (lmax + 1)^2, F]."""
     shape = (int(net.lmax) + 1) ** 2, net.n_atom_basis
     for name, path, _ in _layers(at, "mixings3", net.mixings3):
         yield ace.Site(f"{name}.x", path, shape, shape)
 
 
 def _field_schnet(at: str, net: Any) -> Iterator[ace.Node]:
-    """What the dipoles of atoms [atoms, 3, F], one for every kind of field, do to their scalars."""
+    """Yield the interactions of the dipoles [atoms, 3, F] of the first external field with the scalars."""
     for field in net.external_fields[:1]:
         shapes = (3, net.n_atom_basis), (1, net.n_atom_basis)
         for name, path, _ in _layers(at, "dipole_interaction", net.dipole_interaction):
@@ -63,7 +80,7 @@ def _field_schnet(at: str, net: Any) -> Iterator[ace.Node]:
 
 
 def _layers(at: str, name: str, layers: Sequence[Any]) -> Iterator[tuple[str, str, bool]]:
-    """What people call a layer, its path, and whether it is the last. Shared layers are one, called several times."""
+    """Yield name, path, and whether it is the last, for each layer. Shared layers are one that is called repeatedly."""
     if len(layers) > 1 and layers[0] is layers[1]:
         yield "layers", f"{at}{name}.0", False
         return

@@ -1,1 +1,1 @@
-"""ACE for TorchMD-NET (PyPI torchmd-net): an adapter for ace-plugins."""
+"""ACE for TorchMD-NET (PyPI torchmd-net)."""

@@ -1,4 +1,4 @@
-"""How E(3) acts on what a TorchMD-NET model is given and gives, and on the tensors inside a TensorNet."""
+"""The action of E(3) on the inputs and outputs of a TorchMD-NET model, and on the features of a TensorNet."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 from ace_plugins import adapter as ace
 
 PERIODIC = (
-    "TorchMD-NET takes box vectors in one orientation only, so a periodic system cannot be turned; "
+    "TorchMD-NET accepts box vectors in one orientation only, so a periodic system cannot be rotated; "
     "train it with frames = 'off'; 'audit' and 'averaged' need systems without a box"
 )
 
 
 @dataclass(frozen=True)
 class TensorFeatures(ace.Tensors):
-    """Features [n, 3, 3, F] of a TensorNet. The antisymmetric part of each is a vector, and the rest is even.
+    """Features [n, 3, 3, F] of a TensorNet, with an antisymmetric part that transforms like a vector.
 
-    A reflection takes the vector to its opposite, where it would leave the antisymmetric part of a tensor of rank 2.
+    A reflection changes the sign of that part, unlike the antisymmetric part of a tensor of rank 2.
     """
 
     axes: tuple[int, int] = (-3, -2)
@@ -33,20 +33,21 @@ class TensorFeatures(ace.Tensors):
 
 @dataclass(frozen=True)
 class Box(ace.Action):
-    """The box of a periodic system, where one is given."""
+    """The box of a periodic system, which has no action."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         raise ace.AdapterError(PERIODIC)
 
 
-def action(model: Any) -> ace.GroupAction:
+def group_action(model: Any) -> ace.GroupAction:
+    """Return the action, or raise an AdapterError for a model with fixed box vectors."""
     network = model.representation_model
     if getattr(network.distance, "use_periodic", False):
         raise ace.AdapterError(f"box_vecs: {PERIODIC}")
     group = ace.SE3 if getattr(network, "equivariance_invariance_group", "O(3)") == "SO(3)" else ace.E3
     vector = type(model.output_model).__name__ == "EquivariantVectorOutput"
     outputs = ace.Vectors() if vector else ace.Invariant(), ace.Vectors() if model.derivative else None
-    # Energies hold those of single atoms, which nothing can break: where there are forces, these are judged.
+    # Energies include those of single atoms, which are constants. If there are forces, errors are measured on them.
     return ace.GroupAction(
         group, {"pos": ace.Positions(), "box": Box()}, outputs, graphs=ace.Graphs("batch"), beside=("0",)
     )

@@ -1,4 +1,4 @@
-"""A small TorchMD-NET model, and two molecules in a batch made from a seed instead of data."""
+"""A small TorchMD-NET model, and a batch of two random molecules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ ELEMENTS = (1, 6, 8)
 CUTOFF = 4.0
 
 
+def example(seed: int, model: Any) -> Example:
+    """Return a small model and a batch, or a batch for this model."""
+    return small_example(seed) if model is None else example_for(model, seed)
+
+
 def small_example(seed: int, **options: Any) -> Example:
-    """An Equivariant Transformer; a TensorNet with odd seeds, so that a second one has all checks too."""
+    """Return an Equivariant Transformer, or for odd seeds a TensorNet, so that checks cover both."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = small_model(MODELS[seed % 2], **options)
@@ -23,7 +28,7 @@ def small_example(seed: int, **options: Any) -> Example:
 
 
 def example_for(model: Any, seed: int) -> Example:
-    """A batch in the precision of a model, of elements that it has embeddings for."""
+    """Return a batch with the precision and the elements of a model."""
     most = min(part.num_embeddings for part in model.modules() if isinstance(part, torch.nn.Embedding))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -32,7 +37,7 @@ def example_for(model: Any, seed: int) -> Example:
 
 
 def small_model(model: str = MODELS[0], **options: Any) -> Any:
-    """By the names of torchmd-train's options; on forces, unless said otherwise."""
+    """Build a model of energies and forces. Options have the names of torchmd-train's."""
     from torchmdnet.models.model import create_model
 
     settings: dict[str, Any] = {
@@ -64,7 +69,7 @@ def small_model(model: str = MODELS[0], **options: Any) -> Any:
 
 
 def molecules(elements: tuple[int, ...], dtype: torch.dtype, *, count: int = 2, atoms: int = 6) -> tuple[Tensor, ...]:
-    """z, pos and batch as the forward takes them: points of a lattice, a little off; drawn from torch's stream."""
+    """Draw molecules (z, pos, batch) with atoms near the points of a lattice."""
     lattice = torch.cartesian_prod(*[torch.arange(3)] * 3)
     places = torch.cat([lattice[torch.randperm(len(lattice))[:atoms]] for _ in range(count)])
     pos = 1.3 * places + 0.15 * torch.randn(count * atoms, 3)

@@ -1,16 +1,8 @@
-"""TorchMD-NET: where ACE goes in, and how E(3) acts on atoms, energies and forces."""
+"""Adapter for TorchMD-NET. Its sites and the group action are in modules beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
 from ace_plugins import adapter as ace
-
-from .command import script
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @ace.hookimpl
@@ -18,34 +10,8 @@ def ace_upstream() -> ace.Upstream:
     return ace.Upstream("TorchMD-NET", ("torchmdnet.models.model:TorchMD_Net",))
 
 
-@ace.hookimpl
-def ace_layers(model: Any) -> Sequence[ace.Node]:
-    from .sites import sites
-
-    return sites(model)
-
-
-@ace.hookimpl
-def ace_branch(site: ace.Node) -> nn.Module:
-    from .sites import branch
-
-    return branch(site)
-
-
-@ace.hookimpl
-def ace_group_action(model: Any) -> ace.GroupAction:
-    from .actions import action
-
-    return action(model)
-
-
-@ace.hookimpl
-def ace_script(argv: Sequence[str]) -> ace.Script | None:
-    return script(argv)
-
-
-@ace.hookimpl
-def ace_example(seed: int, model: nn.Module | None) -> ace.Example:
-    from .example import example_for, small_example
-
-    return small_example(seed) if model is None else example_for(model, seed)
+ace_layers = ace.LazyHook("ace_torchmdnet.sites:find_sites")
+ace_branch = ace.LazyHook("ace_torchmdnet.sites:make_branch")
+ace_group_action = ace.LazyHook("ace_torchmdnet.actions:group_action")
+ace_script = ace.LazyHook("ace_torchmdnet.command:script")
+ace_example = ace.LazyHook("ace_torchmdnet.example:example")

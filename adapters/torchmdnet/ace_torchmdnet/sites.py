@@ -1,9 +1,9 @@
-"""Where ACE goes into a TorchMD-NET model: wherever a layer reads vectors or tensors, never positions.
+"""Sites and branches of TorchMD-NET models: the layers that read vectors or tensors. Branches never read positions.
 
-Equivariant Transformer: an attention layer, and a gated block of the output network, takes scalars x [n, F] and vectors
-[n, 3, F] and gives both. Its two branches, one for each of them, read the vectors: of the scalars every function is
-invariant. The first attention layer has no sites, since the vectors it is given are zero; of the output network, the
-first block has. TensorNet: a layer takes and gives tensors [n, 3, 3, F], which its branch reads and is added to.
+Equivariant Transformer: an attention layer, like a gated block of the output network, maps scalars x [n, F] and vectors
+[n, 3, F] to new ones. It has a branch for each, which reads the vectors, since every function of the scalars is
+invariant. The first attention layer has no sites, because the vectors that enter it are zero. The first block of the
+output network has sites. TensorNet: a layer maps tensors [n, 3, 3, F] to new ones, and its branch reads these tensors.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ SCALARS, VECTORS = ace.Invariant(), ace.Vectors(axis=-2)
 INVARIANT = ("TorchMD_GN", "TorchMD_T")
 
 
-def sites(model: Any) -> list[ace.Node]:
+def find_sites(model: Any) -> list[ace.Node]:
+    """Return the sites of a model, or raise an AdapterError if it has none."""
     kind = type(model.representation_model).__name__
     if kind == "TorchMD_ET":
-        return list(_of_vectors(model))
+        return list(_vector_sites(model))
     if kind in ("TensorNet", "TensorNet2"):
-        return list(_of_tensors(model))
-    works = "ACE goes into model: equivariant-transformer, tensornet and tensornet2"
+        return list(_tensor_sites(model))
+    expected = "expected the model equivariant-transformer, tensornet or tensornet2"
     if kind in INVARIANT:
-        raise ace.AdapterError(
-            f"{kind} has no features but scalars, which stay invariant whatever branches make of them; {works}"
-        )
-    raise ace.AdapterError(f"representation_model: {kind} is not known to this adapter; {works}")
+        raise ace.AdapterError(f"{kind} only has scalar features, and every function of them is invariant; {expected}")
+    raise ace.AdapterError(f"representation_model: {kind} is unknown to this adapter; {expected}")
 
 
-def _of_vectors(model: Any) -> Iterator[ace.Node]:
+def _vector_sites(model: Any) -> Iterator[ace.Node]:
     width = model.representation_model.hidden_channels
     network = getattr(model.output_model, "output_network", None)
-    # None where it reads scalars alone.
+    # Output networks without blocks read scalars only.
     blocks: list[Any] = list(network) if isinstance(network, nn.ModuleList) else []
     last = len(model.representation_model.attention_layers) - 1
     for number in range(1, last + 1):
@@ -56,18 +55,18 @@ def _pair(name: str, path: str, width: int, out: int) -> tuple[ace.Node, ace.Nod
     )
 
 
-def _of_tensors(model: Any) -> Iterator[ace.Node]:
+def _tensor_sites(model: Any) -> Iterator[ace.Node]:
     shape = (3, 3, model.representation_model.hidden_channels)
     acts = TensorFeatures(), TensorFeatures()
     for number in range(len(model.representation_model.layers)):
         yield ace.Site(f"layer{number}", f"representation_model.layers.{number}", shape, shape, acts=acts)
 
 
-def branch(site: ace.Node) -> nn.Module:
-    """Linear(d_in, F) SiLU Linear(F, d_out) on the whole feature vector, F the channels that it reads.
+def make_branch(site: ace.Node) -> nn.Module:
+    """Return Linear(d_in, F) SiLU Linear(F, d_out) without biases, with F the number of channels it reads.
 
-    SiLU is smooth, as energies must be. Without biases it makes nothing of nothing: of an atom that has no neighbours,
-    and so no vectors, the energy stays what it is.
+    SiLU is smooth, as energies must be. Without biases the output is zero for zero input, so an atom without
+    neighbours keeps its energy.
     """
     channels = site.shape_in[-1]
     inner = nn.Linear(site.width_in, channels, bias=False), nn.SiLU(), nn.Linear(channels, site.width_out, bias=False)
