@@ -7,6 +7,7 @@ import json
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ NUMBERED = re.compile(r"(.*\D)(\d+)")
 BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked", "_u", "_v")
 """Last parts of the names of branches' buffers; all other tensors of branches are parameters."""
 
+File = str | os.PathLike[str]
 State = tuple[Mapping[Any, Any], tuple[str, ...]]
 """A state_dict with ACE in it, and the prefixes of ACE's keys ("ace.", "module.ace.")."""
 
@@ -93,12 +95,7 @@ def read_manifest(stored: Tensor) -> dict[str, Any] | None:
         return None
 
 
-def export(
-    source: Mapping[str, Any] | str | os.PathLike[str],
-    to: str | os.PathLike[str] | None = None,
-    *,
-    trust: bool = False,
-) -> Any:
+def export(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Any:
     """Remove ACE from a checkpoint, so that plain upstream loads it with ``strict=True``.
 
     Averages of the weights that are kept by number or in a list (NequIP's EMA, torch_ema) lose ACE's as well.
@@ -208,15 +205,11 @@ def _states(content: Any) -> Iterator[State]:
 
 def _renumber(state: Mapping[Any, Any], prefixes: tuple[str, ...]) -> dict[str, str | None]:
     """Return new names for averaged weights kept by number ("ema.ema_weight_0"); None for ACE's, which go."""
-    numbers: dict[str, set[int]] = {}
-    for name in state:
-        match = NUMBERED.fullmatch(name) if isinstance(name, str) else None
-        if match:
-            numbers.setdefault(match[1], set()).add(int(match[2]))
+    numbered = [match for name in state if isinstance(name, str) and (match := NUMBERED.fullmatch(name))]
     renamed: dict[str, str | None] = {}
-    for stem, known in numbers.items():
-        family = [f"{stem}{number}" for number in range(len(known))]
-        if known != set(range(len(known))):
+    for stem, count in Counter(match[1] for match in numbered).items():
+        family = [f"{stem}{number}" for number in range(count)]
+        if not all(name in state for name in family):
             continue
         others = {name: value for name, value in state.items() if name not in family}
         shapes = [_shape(state[name]) for name in family]
@@ -274,12 +267,7 @@ def _without_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**state, "param_groups": groups, "state": values}
 
 
-def export_checkpoint(
-    source: Mapping[str, Any] | str | os.PathLike[str],
-    to: str | os.PathLike[str] | None = None,
-    *,
-    trust: bool = False,
-) -> Exported:
+def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Exported:
     """Export a checkpoint as `export` does, and return the counts as well."""
     if isinstance(source, nn.Module):
         raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
@@ -325,12 +313,12 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
     except Exception as error:
         if trust:
             raise CheckpointError(
-                f"cannot read {path}: {type(error).__name__}: {' '.join(str(error).split())}"
+                f"cannot read {path}: {type(error).__name__}: {' '.join(f'{error}'.split())}"
             ) from None
         raise CheckpointError(
-            f"cannot read {path} as a checkpoint of tensors and containers ({type(error).__name__} in torch.load): "
-            "expected what torch.save(model.state_dict(), path) writes, alone or in a dict; a model that was saved "
-            "whole runs code when it is read: if you trust it, add --trust (trust=True)"
+            f"cannot read {path} as a checkpoint ({type(error).__name__} in torch.load): expected tensors and "
+            "containers, as torch.save(model.state_dict(), path) writes; a whole model runs code when it is read: if "
+            "you trust it, add --trust (trust=True)"
         ) from None
 
 
