@@ -81,7 +81,7 @@ class RunRequest:
         return os.getpid() == self.process
 
     def mark_training(self) -> None:
-        """Let the first process know that this one trains, by creating the marker file."""
+        """Create the marker file, which shows the first process that this one trains."""
         if self.attended and not self.is_first:
             with suppress(OSError):
                 open(self.marker, "x").close()
@@ -180,18 +180,15 @@ class Activation:
             exit_with(error, self.name)
 
     def _finish(self) -> None:
+        """Print the summary of the run, or the reason why it never started."""
         if self.run is not None:
             self.run.summarise()
-        elif not self.started:
-            self._report_not_started()
-
-    def _report_not_started(self) -> None:
+        if self.started:
+            return
         files = [file_of(path) for path in self.request.models]
         for name, module in list(sys.modules.items()):
-            origin = getattr(module, "__file__", None)
-            if self._may_be_upstream(name) and (
-                not self.request.cloned or any(is_file(origin, each) for each in files)
-            ):
+            own_file = any(is_file(getattr(module, "__file__", None), file) for file in files)
+            if self._may_be_upstream(name) and (own_file or not self.request.cloned):
                 say(f"{name} was imported by another import hook before ACE's, so nothing was attached")
                 return
         if os.environ.get("RANK", "0") in ("", "0"):

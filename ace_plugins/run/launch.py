@@ -36,7 +36,7 @@ _EXPECTED = "expected script.py, -m module, -c code or a command"
 
 
 def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as_json: bool) -> NoReturn:
-    """Replace this process by a command whose models train with ACE (``ace-patch run``)."""
+    """Replace this process by a command that trains its models with ACE (``ace-patch run``)."""
     if os.name == "nt":
         raise AceError("'ace-patch run' does not work on Windows, which has no exec: call attach(model) in the script")
     plugin = registry().adapter(adapter)

@@ -21,12 +21,10 @@ LIMIT = 2**32
 
 def shift_seeds() -> None:
     """Shift all seeds of this process by the number in the environment."""
-    text = os.environ.get(SHIFT, "")
-    if text.lstrip("-").isdecimal():
-        shift = SeedShift(int(text))
-        shift.patch_random(random)
-        whenever_imported(lambda numpy: shift.patch_random(numpy.random), name="numpy")
-        whenever_imported(shift.patch_torch, name="torch")
+    shift = SeedShift(int(os.environ[SHIFT]))
+    shift.patch(random, "seed")
+    whenever_imported(lambda numpy: shift.patch(numpy.random, "seed"), name="numpy")
+    whenever_imported(shift.patch_torch, name="torch")
 
 
 class SeedShift:
@@ -35,10 +33,22 @@ class SeedShift:
     def __init__(self, by: int) -> None:
         self.by = by
         self.inside = False
-        """Set during a call to a seed function, which may call others that must not shift again."""
+        """True during a call to a seed function, which may call others that must not shift again."""
+
+    def patch(self, module: Any, *names: str) -> None:
+        """Seed a module with the shift, and wrap its seed functions."""
+        for name in names:
+            seed = getattr(module, name)
+            seed(self.by % LIMIT)
+            setattr(module, name, self._wrap(seed))
+
+    def patch_torch(self, torch: ModuleType) -> None:
+        self.patch(torch, "manual_seed")
+        torch.random.manual_seed = torch.manual_seed
+        self.patch(torch.cuda, "manual_seed", "manual_seed_all")
 
     def _wrap(self, seed: Callable[..., Any]) -> Callable[..., Any]:
-        def shifted(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def seed_shifted(value: Any = None, *args: Any, **kwargs: Any) -> Any:
             if self.inside or not hasattr(value, "__index__"):
                 return seed(value, *args, **kwargs)
             self.inside = True
@@ -47,16 +57,4 @@ class SeedShift:
             finally:
                 self.inside = False
 
-        return shifted
-
-    def patch_random(self, module: ModuleType) -> None:
-        """Seed ``random`` or ``numpy.random`` and wrap its seed function."""
-        module.seed(self.by % LIMIT)
-        module.seed = self._wrap(module.seed)  # type: ignore[attr-defined]
-
-    def patch_torch(self, torch: ModuleType) -> None:
-        """Seed torch and wrap its seed functions."""
-        torch.manual_seed(self.by % LIMIT)
-        torch.manual_seed = torch.random.manual_seed = self._wrap(torch.manual_seed)  # type: ignore[attr-defined]
-        for name in ("manual_seed", "manual_seed_all"):
-            setattr(torch.cuda, name, self._wrap(getattr(torch.cuda, name)))
+        return seed_shifted

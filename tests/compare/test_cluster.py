@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import secrets
 import signal
 import socket
@@ -11,11 +12,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ace_plugins import AceError, run_comparison
 from ace_plugins.compare.cluster import pack
 from ace_plugins.compare.plan import LARGE, Contents
 
@@ -41,6 +45,63 @@ def test_small_data_travels_and_large_data_is_linked(tmp_path: Path, monkeypatch
     archive, links = pack(Contents.of(tmp_path))
     assert links == {"two.npy": str((tmp_path / "two.npy").resolve())}
     assert len(archive) > 0
+
+
+class RayInProcess(ModuleType):
+    """The part of Ray's interface that the backend uses; tasks run in this process, on pickled arguments."""
+
+    def __init__(self, *, lose: str = "") -> None:
+        super().__init__("ray")
+        self.lose = lose
+        self.exceptions = SimpleNamespace(RayError=KeyError)
+        self.init = self.shutdown = lambda **options: None
+        self.put = pickle.dumps
+        self.cluster_resources = dict
+
+    def remote(self, function: Any) -> Any:
+        def submit(name: str, *arguments: Any) -> tuple[str, bytes]:
+            task, archive, links = pickle.loads(pickle.dumps(arguments))
+            return name, pickle.dumps(function(task, pickle.loads(archive), links))
+
+        return SimpleNamespace(options=lambda name, **_: SimpleNamespace(remote=partial(submit, name)))
+
+    def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return references[:1], references[1:]
+
+    def get(self, reference: tuple[str, bytes]) -> Any:
+        name, result = reference
+        if name == self.lose:
+            raise KeyError("node lost")
+        return pickle.loads(result)
+
+
+def test_tasks_are_sent_and_results_and_logs_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("import sys; print('test', sys.argv[1]); sys.exit(sys.argv[1] == '3')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", RayInProcess(lose="off seed 2"))
+    metrics = [r"test=test (\S+)"]
+    result = run_comparison("schnet", ["train.py", "{seed}"], runs="off", metrics=metrics, on="ray", out="out")
+    assert {each.seed: each.metrics for each in result.results} == {1: {"test": 1.0}}
+    assert result.failed.keys() == {"off seed 2", "off seed 3"}
+    assert "node lost" in result.failed["off seed 2"]
+    assert result.failed["off seed 3"].startswith("off seed 3 ended with exit code 1; the end of log.txt:")
+    assert len(list((tmp_path / "out").glob("*/seed-1/result.json"))) == 1
+    assert [path.read_text() for path in sorted((tmp_path / "out").glob("*/*/log.txt"))] == ["test 1\n", "test 3\n"]
+
+
+def test_ray_that_is_missing_or_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("print('test 1')")
+    monkeypatch.chdir(tmp_path)
+    ray = RayInProcess()
+
+    def refuse(**options: Any) -> None:
+        raise ConnectionError("no answer")
+
+    ray.init = refuse  # type: ignore[assignment]
+    for module, expected in ((None, "ray is not installed"), (ray, "no answer; .*RAY_AUTH_TOKEN")):
+        monkeypatch.setitem(sys.modules, "ray", module)
+        with pytest.raises(AceError, match=expected):
+            run_comparison("schnet", ["train.py"], metrics=["test {number}"], on="10.0.0.1:6379")
 
 
 def run(*words: str, folder: Path) -> dict[str, Any]:
