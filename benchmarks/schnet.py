@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ace_plugins import attach
 from ace_plugins.engine.state import LIVE
-from ace_plugins.engine.step import LOOP
+from ace_plugins.engine.step import STEPS
 from ace_schnet.example import paper_model
 
 
@@ -55,7 +55,7 @@ def switched(model: Any, step: Timed, on: bool) -> Timed:
 def share_of_hooks(model: Any, data: tuple[Tensor, Tensor, Tensor], rounds: int) -> float:
     """Time inside the dual loop's two hooks over the time of the whole step: no noise of the step itself."""
     inside: list[float] = []
-    before, after = LOOP.before_step, LOOP.after_step
+    before, after = STEPS.before_step, STEPS.after_step
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     shares = []
     for _ in range(rounds):

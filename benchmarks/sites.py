@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ace_plugins
 from ace_plugins import adapter as ace
-from ace_plugins.engine.step import LOOP
+from ace_plugins.engine.step import STEPS
 from ace_plugins.plugins.registry import registry
 
 
@@ -53,7 +53,7 @@ def share(model: Any, rows: int, rounds: int) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     x = torch.randn(rows, 64)
     hooks = [0.0]
-    before, after = LOOP.before_step, LOOP.after_step
+    before, after = STEPS.before_step, STEPS.after_step
 
     def timed(hook: Any) -> Any:
         def run(*args: Any) -> Any:

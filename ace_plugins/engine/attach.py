@@ -23,7 +23,7 @@ from .branches import forked_random_stream, mlp
 from .checkpoint import CheckpointHook
 from .forward import ModelHooks, install, uninstall
 from .measure import get_ace
-from .scheduled import relaxed
+from .scheduled import relax
 from .spectral_norm import bound, find_bounded, find_unbounded, settle
 from .state import NAME, Ace, Argument, find, find_argument, key, tapped_module
 
@@ -206,6 +206,6 @@ def _build_branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) 
         branch = plugin.call("ace_branch", site=node, model=model, config=config)
     branch = mlp(node) if branch is None else branch
     if config.mode == "scheduled":
-        return relaxed(node, branch)  # penalties keep it small, so it is not bounded
+        return relax(node, branch)  # penalties keep it small, so it is not bounded
     bounded = config.bounds_branches and not (isinstance(node, Stem) and not node.bounded)
     return bound(branch) if bounded else branch

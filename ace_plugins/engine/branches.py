@@ -90,12 +90,9 @@ class SyncNorm(nn.SyncBatchNorm):
     _load_from_state_dict = Norm._load_from_state_dict  # type: ignore[assignment]
 
 
-def convert_norm(convert: Any, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
     """Wrap ``SyncBatchNorm.convert_sync_batchnorm``, which would normalise dimension 1 in place of the last."""
-    module = args[0] if args else kwargs.get("module")
-    if not isinstance(module, Norm):
-        return convert(*args, **kwargs)
-    return SyncNorm(module, args[1] if len(args) > 1 else kwargs.get("process_group"))
+    return SyncNorm(module, process_group) if isinstance(module, Norm) else convert(cls, module, process_group)
 
 
 def _shaped(inner: nn.Module, node: Node) -> nn.Module:

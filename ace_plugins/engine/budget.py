@@ -1,8 +1,8 @@
-"""How long the run is: what the user says, or else what the script, Lightning or a scheduler lets us know.
+"""The length of a run: the user's setting, or what the script, Lightning or a scheduler reveals.
 
-Epochs become steps by watching ``model.train()``: scripts call it when an epoch begins. Where nothing is known the run
-is taken for one of `ASSUMED` steps. That cannot hurt: from the landing on the model is plain upstream, so what is left
-of a longer run is upstream's own training, and a shorter run is told that it was cut short.
+Epochs become steps by watching ``model.train()``, which scripts call when an epoch begins. Where nothing is known, a
+run of `ASSUMED` steps is assumed. That is safe: after the landing the model is plain upstream, so the rest of a longer
+run is upstream's own training, and the report of a shorter run says that it was cut short.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..contract.upstreams import Script
 from ..settings.config import BUDGET, Config
 
 ASSUMED = 2000
-"""Steps of a run of which nothing is known."""
+"""Steps of a run of unknown length."""
 LONG = 1000
 """Steps of a first epoch after which gamma no longer waits for its end."""
 LOOKED = 5
@@ -40,32 +40,34 @@ class Budget:
                 self.epochs, self.source = script.epochs, script.source
         self.epoch_steps: int | None = None
         self.begun: int | None = None
-        """The step at which this process began: 0, or where a checkpoint left off."""
+        """The step at which this process began: 0, or that of the checkpoint it resumed from."""
         self.watching = True
-        """Off while the host itself calls ``model.eval()``."""
+        """Whether changes of mode count: not while the host itself calls ``model.eval()``."""
         self._first: int | None = None
         """The step at which the first epoch began."""
         self._last = 0
+        """The step at which the last epoch began."""
         self._evaluated = False
-        self._every_step = False
-        """The script calls ``model.train()`` before every step, so that only evaluations tell epochs apart."""
+        self._trains_every_step = False
+        """Whether the script calls ``model.train()`` before every step: then epochs end with an evaluation."""
         self._single = 0
-        """Epochs of one step that were evaluated."""
+        """Epochs of one step that ended with an evaluation."""
         self._agreed: list[int | None] | None = None
-        """The facts that processes which train together have agreed on."""
+        """The facts of rank 0."""
 
     def facts(self) -> list[int]:
-        """What is known here, as numbers that can be sent; -1 for what is not."""
-        known = self.steps, self.epochs, self.epoch_steps, self.begun, self._first
-        return [-1 if fact is None else fact for fact in known]
+        """Return what is known on this rank, as numbers to broadcast; -1 for what is not."""
+        return [-1 if fact is None else fact for fact in self._own_facts()]
 
     def agree(self, facts: list[int]) -> None:
-        """Go by these from now on, whatever else becomes known here."""
+        """Use these facts from now on, whatever else this rank detects."""
         self._agreed = [None if fact < 0 else fact for fact in facts]
 
+    def _own_facts(self) -> list[int | None]:
+        return [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
+
     def _facts(self) -> list[int | None]:
-        own = [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
-        return own if self._agreed is None else self._agreed
+        return self._own_facts() if self._agreed is None else self._agreed
 
     @property
     def total(self) -> int | None:
@@ -75,18 +77,26 @@ class Budget:
             return steps
         return epochs * epoch_steps if epochs and epoch_steps else None
 
+    @property
+    def expected_steps(self) -> int:
+        """Steps of the whole run, or `ASSUMED`."""
+        return self.total or ASSUMED
+
+    @property
+    def planned_horizon(self) -> float:
+        """Steps by which gamma arrives in a run of `expected_steps`."""
+        return self._horizon_of(self.expected_steps)
+
     def horizon(self, count: int) -> float | None:
-        """Steps in which gamma is to arrive; None while it is worth waiting to know."""
+        """Return the steps by which gamma arrives; None while the length of the run may become known soon."""
         length = self.length(count)
-        if length is None:
-            return None
-        return self._horizon_of(length)
+        return None if length is None else self._horizon_of(length)
 
     def _horizon_of(self, length: int) -> float:
         return max(1.0, min(self.config.share * length, self.config.latest(self._facts()[2])))
 
     def length(self, count: int) -> int | None:
-        """Steps that the run is taken for after so many of them; None while it is worth waiting to know."""
+        """Return the steps of the run as known after ``count`` steps; None while more may become known soon."""
         if self.begun is None:
             self.begun = count
         known = self.total
@@ -98,13 +108,13 @@ class Budget:
             known = epochs * (count - (first or begun))  # at least
         return known or ASSUMED
 
-    def switched(self, training: bool, count: int) -> None:
-        """``model.train()`` or ``model.eval()`` was called after so many steps."""
+    def note_mode(self, training: bool, count: int) -> None:
+        """Note that ``model.train()`` or ``model.eval()`` was called after ``count`` steps."""
         if self.epoch_steps is not None or not self.watching:
             return
         if not training:
             self._evaluated = True
-            if self._every_step and self._first is not None:
+            if self._trains_every_step and self._first is not None:
                 self.epoch_steps = count - self._first
             return
         if self._first is None:
@@ -115,11 +125,11 @@ class Budget:
             self._single += 1
             self.epoch_steps = 1 if self._single == 3 else None
         elif count > self._last:
-            self._every_step = True
+            self._trains_every_step = True
         self._last, self._evaluated = count, False
 
-    def look_at(self, optimizer: Optimizer, count: int) -> None:
-        """Ask Lightning and schedulers, where neither the user nor the script has said anything.
+    def inspect(self, optimizer: Optimizer, count: int) -> None:
+        """Read the length from Lightning or a scheduler, where neither the user nor the script gives it.
 
         Lightning also knows the steps of an epoch: it does not call ``model.train()``.
         """
@@ -127,24 +137,24 @@ class Budget:
         if self.steps is not None or made not in (1, LOOKED):
             return
         if made == 1:
-            self._ask_lightning()
+            self._read_lightning()
         elif self.epochs is None:
-            self._ask_schedulers(optimizer, count)
+            self._read_schedulers(optimizer, count)
 
-    def _ask_lightning(self) -> None:
+    def _read_lightning(self) -> None:
         if not any(name in sys.modules for name in ("lightning.pytorch", "pytorch_lightning")):
             return
         for thing in gc.get_objects():
             kind = type(thing)
             if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
-                steps = getattr(thing, "estimated_stepping_batches", math.inf)  # sets the data up, where need be
+                steps = getattr(thing, "estimated_stepping_batches", math.inf)  # sets up the data if necessary
                 batches = getattr(thing, "num_training_batches", math.inf)
                 if math.isfinite(batches) and batches > 0:
                     self.epoch_steps = math.ceil(batches / getattr(thing, "accumulate_grad_batches", 1))
                 if self.epochs is None and math.isfinite(steps) and steps > 0:
                     self.steps, self.source = int(steps), "Lightning's trainer"
 
-    def _ask_schedulers(self, optimizer: Optimizer, count: int) -> None:
+    def _read_schedulers(self, optimizer: Optimizer, count: int) -> None:
         for thing in gc.get_objects():
             if issubclass(type(thing), LRScheduler) and getattr(thing, "optimizer", None) is optimizer:
                 scheduler: Any = thing
@@ -157,27 +167,17 @@ class Budget:
                 else:
                     self.epochs = length
 
-    @property
-    def taken_for(self) -> int:
-        """Steps that the run is taken for, known or not."""
-        return self.total or ASSUMED
-
-    @property
-    def planned(self) -> float:
-        """Steps in which gamma is to arrive, known or not."""
-        return self._horizon_of(self.taken_for)
-
-    def settled(self, count: int) -> bool:
-        """Whether after so many steps no more will be known."""
+    def is_settled(self, count: int) -> bool:
+        """Return whether nothing more will become known after ``count`` steps."""
         return self.total is not None or (self.epochs is None and count >= (self.begun or 0) + LOOKED)
 
     def __str__(self) -> str:
-        """For people: what was found, and from where."""
+        """Describe what was found, and where."""
         total = self.total
         if total is None and self.epochs:
             return f"{self.epochs:,} epochs ({self.source}); steps are counted in the first one"
         if total is None:
-            return f"unknown, taken for {ASSUMED:,} steps; set budget"
+            return f"unknown, {ASSUMED:,} steps assumed; set budget"
         if self.epochs:
             return f"{total:,} steps: {self.epochs:,} epochs ({self.source}) of {self.epoch_steps:,} steps"
         return f"{total:,} steps ({self.source})"

@@ -54,6 +54,7 @@ class CheckpointHook:
                 f"nothing was loaded into {type(model).__name__}"
             )
         if any(name.startswith(mine) for name in state):
+            ace.duals.migrate(state, f"{mine}duals.")
             _check_ace(ace, own, state, mine)
             return
         state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})

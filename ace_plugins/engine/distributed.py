@@ -1,10 +1,38 @@
-"""This process among those that train one model together."""
+"""Ranks that train one model together: what they agree on, and what DistributedDataParallel sees of ACE.
+
+DistributedDataParallel averages gradients, so gamma and the duals stay equal on all ranks by themselves, with two
+exceptions. A checkpoint may be loaded by one rank before the model is wrapped: wrapping broadcasts parameters and
+buffers, but not what is derived from them. And each rank detects the length of the run for itself, while often only
+rank 0 evaluates. So all ranks take both from rank 0, when the model is wrapped and every ``trace_every`` steps.
+
+A model that ``fully_shard`` shards keeps ACE whole on every rank; its gradients are averaged here.
+
+ACE's buffers are hidden from DistributedDataParallel. It broadcasts buffers before every forward pass, also before one
+that only rank 0 makes, which then hangs.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from torch import distributed
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import StepError
+
+if TYPE_CHECKING:
+    from .state import Ace
+
+SHARD = "fully_shard(model, ignored_params=set(model.ace.parameters()))"
+"""The call that shards a model and keeps ACE whole."""
+IGNORED = "_ddp_params_and_buffers_to_ignore"
+"""The attribute in which DistributedDataParallel looks for names to ignore."""
 
 
 def is_distributed() -> bool:
@@ -12,5 +40,110 @@ def is_distributed() -> bool:
 
 
 def rank() -> int:
-    """0 where it trains alone."""
+    """Return this process's rank; 0 where it trains alone."""
     return distributed.get_rank() if is_distributed() else int(os.environ.get("RANK", "0") or 0)
+
+
+class Ranks:
+    """The ranks that train one model, seen from one of them."""
+
+    def __init__(self, group: Any = None, wrapper: DistributedDataParallel | None = None) -> None:
+        self.sharded = wrapper is None
+        """Whether ``fully_shard`` shards the model: then ACE's gradients have to be averaged here."""
+        self._group = group
+        # Weakly: the wrapper holds the model, and a process group must not outlive the process's end.
+        self._wrapper = None if wrapper is None else weakref.ref(wrapper)
+        self.steps = 0
+        """Steps since the model was wrapped. The model's own count may differ: one rank may have loaded it."""
+
+    @property
+    def wrapper(self) -> DistributedDataParallel | None:
+        """The wrapper; None where the model is sharded, and after the wrapper is gone."""
+        return None if self._wrapper is None else self._wrapper()
+
+    @property
+    def group(self) -> Any:
+        return self._group if self.wrapper is None else self.wrapper.process_group
+
+    def check_in(self, ace: Ace) -> None:
+        """Agree with the other ranks before a step, if it is time. Refuses ``Join``."""
+        wrapper = self.wrapper
+        if wrapper is None and not self.sharded:
+            return
+        if wrapper is not None and wrapper._join_config.enable:
+            raise StepError(
+                "torch.distributed's Join lets ranks make different numbers of steps, so gamma and lambda would "
+                "differ; give all ranks equally many batches (DistributedSampler does), or attach with mode 'off'"
+            )
+        if ace.config.may_wait(self.steps):
+            self.agree(ace)
+        self.steps += 1
+
+    @torch.no_grad()
+    def reduce(self, ace: Ace) -> None:
+        """Average the gradients of ACE's parameters over the ranks, where nothing else does."""
+        if not self.sharded:
+            return
+        gradients = [parameter.grad for parameter in ace.parameters() if parameter.grad is not None]
+        if not gradients:
+            return
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        distributed.all_reduce(flat, group=self.group)
+        flat /= distributed.get_world_size(self.group)
+        for gradient, mean in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
+
+    @torch.no_grad()
+    def agree(self, ace: Ace) -> None:
+        """Take gamma, the buffers and the budget from rank 0. Waits for the device."""
+        facts = torch.tensor(ace.budget.facts(), dtype=torch.float64, device=ace.gamma.device)
+        first = list(ace.parameters()) if self.sharded and not self.steps else [ace.gamma]
+        tensors = [facts, *(parameter.detach() for parameter in first), *ace.buffers()]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            _broadcast([tensor for tensor in tensors if tensor.dtype == dtype], self.group)
+        ace.budget.agree([round(fact) for fact in facts.tolist()])
+        ace.duals.read_buffers()
+        ace.sync()
+
+
+def _broadcast(tensors: list[Tensor], group: Any) -> None:
+    """Broadcast tensors of one dtype from rank 0 in one message."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    flat = flat.float() if flat.is_floating_point() and flat.dtype.itemsize < 4 else flat
+    distributed.broadcast(flat, distributed.get_global_rank(group, 0), group=group)
+    for tensor, sent in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        sent = sent.to(tensor.dtype)
+        if not torch.equal(tensor.flatten(), sent):  # a write raises the version, by which bounded branches see changes
+            tensor.copy_(sent.view_as(tensor))
+
+
+@contextmanager
+def hide_buffers(module: nn.Module, aces: Mapping[str, Ace]) -> Iterator[None]:
+    """Hide ACE's buffers from a DistributedDataParallel that is built inside the block."""
+    if not aces:
+        yield
+        return
+    before = getattr(module, IGNORED, None)
+    names = [f"{prefix}.{name}" for prefix, ace in aces.items() for name, _ in ace.named_buffers()]
+    setattr(module, IGNORED, [*(before or ()), *names])
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(module, IGNORED)
+        else:
+            setattr(module, IGNORED, before)
+
+
+def find_shards(ace: Ace) -> None:
+    """Set the ranks of a model that ``fully_shard`` has sharded. Refuses a model with ACE sharded too."""
+    tensor = sys.modules.get("torch.distributed.tensor")
+    model = ace.root
+    if tensor is None or model is None or ace.session.ranks is not None:
+        return
+    if any(isinstance(parameter, tensor.DTensor) for parameter in ace.parameters()):
+        raise StepError(f"fully_shard has sharded ACE's parameters, but every rank needs all of gamma; use {SHARD}")
+    shards = [parameter for parameter in model.parameters() if isinstance(parameter, tensor.DTensor)]
+    if shards:
+        mesh = shards[0].device_mesh
+        ace.session.ranks = Ranks(mesh.get_group() if mesh.ndim == 1 else distributed.group.WORLD)

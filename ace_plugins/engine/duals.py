@@ -1,16 +1,17 @@
-"""The dual loop's arithmetic, vectorised over sites: lambda, the slack u, and what moves them.
+"""lambda, the slack u and the paper's arithmetic that moves them, vectorised over sites.
 
-Nothing here knows of models, optimizers or hooks. One step of the paper's loop is
+Independent of models, optimizers and hooks. One step of the paper's loop is
 
     gamma's gradient += duals.pull(gamma)          before the script's optimizer steps
     duals.ascend(gamma_before, eta_p)              after it
 
-with ``gamma_before`` the gamma that the gradient was taken at. The loop that fits the run is in ``pace``.
+with ``gamma_before`` the gamma at which the gradient was computed. The paced loop is in ``paced_loop``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -22,25 +23,33 @@ ADAM_EPS = 1e-8
 DIVERGED_AFTER = 3
 """Steps in a row without a finite gradient after which a run has diverged; in a very short one, half of its steps."""
 BEYOND_HALF = 65_505
-"""The least number of steps that half precision cannot hold."""
+"""The smallest number of steps that half precision cannot hold."""
 
 
 class Duals(nn.Module):
-    """lambda and u of every site, and the dual optimizer's state, all buffers of shape [sites].
+    """lambda and u of every site and the state that moves them, in buffers of shape [sites].
 
-    The buffers are the same whatever the mode and the dual optimizer, so that a checkpoint's keys never
-    depend on settings.
+    The buffers do not depend on settings, so that the keys of a checkpoint do not either.
     """
 
     lambda_: Tensor
     u: Tensor
     steps: Tensor
+    """Number of steps, a scalar."""
     mean: Tensor
+    """Running mean: of the constraint (dual optimizer adam), or of the loss's gradient at gamma (paced loop)."""
     square: Tensor
-    error: Tensor
+    """Running mean of the same quantity's square."""
+    run_square: Tensor
+    """Mean of the squared gradient over the whole run, for the price of slack (paced loop, resilient)."""
+    waited: Tensor
+    """Steps that gamma has stayed at 0 (paced loop, strict)."""
+    site_landed: Tensor
+    """1 where a site has landed: gamma is 0 for good (paced loop, strict and scheduled)."""
     skipped: Tensor | None = None
-    """Steps whose gradient was not finite, on the device: how many, and how many of them were the last ones."""
-    skipped_told: bool = False
+    """Steps whose gradient was not finite, on the device: their number, and how many of them were the last ones."""
+    warned: bool = False
+    """Whether the user was warned of such steps."""
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -49,26 +58,33 @@ class Duals(nn.Module):
         self.register_buffer("lambda_", zeros.clone())
         self.register_buffer("u", zeros + (config.u_init if config.mode == "resilient" else 0.0))
         self.register_buffer("steps", torch.zeros((), device=device))
-        self.register_buffer("mean", zeros.clone())
-        self.register_buffer("square", zeros.clone())
-        self.register_buffer("error", zeros.clone())
+        for name in ("mean", "square", "run_square", "waited", "site_landed"):
+            self.register_buffer(name, zeros.clone())
         self.count = 0
-        """``steps`` as a Python number, so that no step has to wait for the device to know it."""
+        """``steps`` as a Python number, so that no step waits for the device to read it."""
         self.landed_sites: frozenset[int] = frozenset()
-        """Sites that are upstream's for good, likewise."""
+        """Numbers of the sites that have landed, likewise."""
+        averages = ("mean", "square") if config.paced or config.dual_optimizer == "adam" else ()
+        strict = ("waited",) if config.paced and config.mode == "strict" else ()
+        resilient = ("u", *(("run_square",) if config.paced else ())) if config.mode == "resilient" else ()
+        self._moving = ("lambda_", *averages, *strict, *resilient)
+
+    def moving(self) -> list[Tensor]:
+        """Return the buffers that a step under these settings moves."""
+        return [self._buffers[name] for name in self._moving]  # type: ignore[misc]
 
     @property
     def landed(self) -> bool:
-        """Every gamma is 0 for good."""
+        """Whether every gamma is 0 for good."""
         return len(self.landed_sites) == len(self.lambda_)
 
     def tick(self) -> None:
-        """One more step."""
+        """Count one more step."""
         self.count += 1
         self.steps.fill_(self.count)
 
     def count_skipped(self, skipped: Tensor) -> None:
-        """Whether the step that ends now was one whose gradient is not finite; a scalar."""
+        """Count the step that ends now if ``skipped``, a scalar, is true."""
         one = skipped.float()
         if self.skipped is None or self.skipped.device != one.device:
             self.skipped = torch.zeros(2, device=one.device)
@@ -76,24 +92,24 @@ class Duals(nn.Module):
         self.skipped += one
 
     def note_landed(self) -> None:
-        """Which sites have landed, read off the buffers."""
+        """Set ``landed_sites`` from the buffers."""
         if self.config.paced and self.config.lands:
-            self.landed_sites = frozenset((self.error < 0).nonzero().flatten().tolist())
+            self.landed_sites = frozenset(self.site_landed.nonzero().flatten().tolist())
         else:
             self.landed_sites = frozenset(range(len(self.lambda_)) if self.config.has_landed(self.count) else ())
 
     def snapshot(self, gamma: Tensor) -> Tensor:
-        """gamma, lambda and u of every site, [3, sites], on their device: nothing waits for it."""
+        """Return gamma, lambda and u of every site, [3, sites], without waiting for the device."""
         return torch.stack([gamma.detach(), self.lambda_, self.bound])
 
     def price(self) -> Any:
-        """rho, in units of the loss."""
-        return self.config.price(self.error.mean().sqrt() if self.config.loop == "paced" else 1.0)
+        """Return rho in units of the loss."""
+        return self.config.price(self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
     def held(self) -> Tensor:
-        """How hard lambda pulls at each site, in units of the loss's gradient there; 0 where there is none.
+        """Return |lambda| of each site in units of the loss's gradient, [sites]; 0 where there is no gradient.
 
-        NaN where that gradient has not been finite for a while.
+        NaN where the gradient has not been finite in the last steps.
         """
         held = torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
         if self.skipped is None:
@@ -102,18 +118,18 @@ class Duals(nn.Module):
 
     @property
     def bound(self) -> Tensor:
-        """What |gamma| may be, [sites]: u, which is learnt, or epsilon, which is a setting and no state."""
+        """The bound on |gamma|, [sites]: u, or epsilon, which is a setting and not saved."""
         return torch.full_like(self.u, self.config.epsilon) if self.config.mode == "bounded" else self.u
 
     def slack(self, gamma: Tensor) -> Tensor:
-        """The constraint's value: 0 wanted in strict mode, at most 0 in the others."""
+        """Return the constraint's value, [sites]: 0 when satisfied in strict mode, at most 0 in the others."""
         if self.config.mode == "strict":
             return gamma
         return gamma.abs() - (self.config.epsilon if self.config.mode == "bounded" else self.u)
 
     @torch.no_grad()
     def pull(self, gamma: Tensor) -> Tensor:
-        """What the constraints add to gamma's gradient, shape [sites]."""
+        """Return what the constraints add to gamma's gradient, [sites]."""
         c = self.config.augmented
         if self.config.mode == "strict":
             return self.lambda_ + 2 * c * gamma if c else self.lambda_
@@ -150,17 +166,32 @@ class Duals(nn.Module):
             corrected = (self.square / (1 - beta2**self.count)).sqrt_().add_(ADAM_EPS)
             self.lambda_ += rate / (1 - beta1**self.count) * (self.mean / corrected)
 
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
+    def migrate(self, state: MutableMapping[str, Any], prefix: str) -> None:
+        """Translate the buffers of version 0.1.0, which kept three quantities in ``error``, in place."""
+        error = state.pop(f"{prefix}error", None)
+        if not isinstance(error, Tensor):
+            return
+        kept = error if self.config.paced else torch.zeros_like(error)
+        meaning = "waited" if self.config.lands else "run_square"
+        # It was -1 where a site had landed, whose gamma has been at 0 for some steps.
+        found = {"run_square": torch.zeros_like(error), "waited": torch.zeros_like(error), meaning: kept.abs()}
+        found["site_landed"] = (kept < 0).to(error.dtype)
+        state.update({prefix + name: value for name, value in found.items()})
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        self.migrate(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
         self.read_buffers()
 
     def read_buffers(self) -> None:
-        """The buffers come from a checkpoint or from another process: what is derived from them follows."""
+        """Update what is derived from the buffers, after they came from a checkpoint or from another rank."""
         if not self.steps.is_meta:
             steps = float(self.steps)
-            # Of a checkpoint in half precision that cannot hold them it is known how many they are at least.
+            # A checkpoint in half precision may not hold them: then their least number is known.
             self.count = round(steps) if math.isfinite(steps) else BEYOND_HALF
             self.steps.fill_(self.count)
-            if self.config.paced and not self.config.lands:  # what is told of a landing is no price of slack
-                self.error.copy_(torch.where(self.error < 0, self.square, self.error))
+            if self.config.paced and not self.config.lands:  # a checkpoint of strict mode: its sites take off again
+                self.run_square.copy_(torch.where(self.site_landed > 0, self.square, self.run_square))
+                self.site_landed.zero_()
+                self.waited.zero_()
             self.note_landed()

@@ -24,10 +24,10 @@ from ..contract.sites import Node, Site
 from ..errors import AdapterError, AttachError
 from ..symmetry.measure import Call, clone, forward_names, map_tensors
 from ..symmetry.parts import get_part, replace_part
+from . import patches as patches  # an unpickled model has these hooks, and they need the patches of PyTorch
 from .distributed import is_distributed, rank
 from .spectral_norm import Bounded, divide, find_bounded
 from .state import LIVE, NAME, Ace
-from .step import LOOP as LOOP  # an unpickled model brings its forward hooks, and they bring the optimizer's
 
 
 class Forward:

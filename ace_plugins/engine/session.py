@@ -17,8 +17,11 @@ from torch.optim import Optimizer
 from ..errors import AceWarning
 
 if TYPE_CHECKING:
-    from .loop import Owned
-    from .ranks import Ranks
+    import weakref
+    from collections.abc import Callable
+
+    from .distributed import Ranks
+    from .loop import Loop
 
 FORWARDS = 200
 """Training forwards without a step of gamma after which the session checks that no weights move."""
@@ -42,18 +45,22 @@ class Losses:
         self.last: Tensor | None = None
         self._scaled: tuple[int, Tensor] | None = None
         """Identity of the tensor that a GradScaler returned last, and the loss it was computed from."""
+        self.idle: Callable[[], None] | None = None
+        """Called by the next backward: no optimizer iterates over its step hooks then."""
 
-    def backward(self, backward: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = args[0] if args else kwargs.get("tensors")
-        if isinstance(tensors, Tensor) and tensors.numel() == 1 and not torch.compiler.is_compiling():
+    def backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        """Wrap ``torch.autograd.backward``."""
+        if self.idle is not None:
+            self.idle()
+        elif isinstance(tensors, Tensor) and tensors.numel() == 1 and not torch.compiler.is_compiling():
             scaled, self._scaled = self._scaled, None
             self.last = scaled[1] if scaled is not None and scaled[0] == id(tensors) else tensors.detach()
-        return backward(*args, **kwargs)
+        backward(tensors, *args, **kwargs)
 
-    def scale(self, scale: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = scale(*args, **kwargs)
-        loss = args[0] if args else kwargs.get("outputs")
-        self._scaled = (id(made), loss.detach()) if isinstance(loss, Tensor) and made is not loss else None
+    def scale(self, scale: Any, scaler: Any, outputs: Any) -> Any:
+        """Wrap ``GradScaler.scale``."""
+        made = scale(scaler, outputs)
+        self._scaled = (id(made), outputs.detach()) if isinstance(outputs, Tensor) and made is not outputs else None
         return made
 
     def take(self, gradient: Tensor, optimizer: Optimizer) -> Observed:
@@ -72,11 +79,13 @@ class Session:
     def __init__(self) -> None:
         self.ranks: Ranks | None = None
         """The processes that train the model together, under DistributedDataParallel or ``fully_shard``."""
-        self.running: tuple[Owned, Optimizer] | None = None
+        self.running: tuple[Loop, Optimizer] | None = None
         """The optimizer step under way, between its two hooks."""
         self.observed = Observed()
         self.stepped = False
         """Whether gamma has made a step."""
+        self.adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None
+        """The optimizer, built without ACE's parameters, that they were added to, and their group in it."""
         self.steps_without_gamma = 0
         """Steps of optimizers with the model's weights since the last step of the one with gamma."""
         self._forwards = 0

@@ -77,8 +77,8 @@ class Live:
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0
         """Number of changes. Optimizers look again at what they own when it grows."""
-        self.began: Callable[[], None] = lambda: None
-        """Called when a model joins; installs the optimizer hooks with the first one."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a model joins or goes: PyTorch is patched with the first one, and unpatched after the last."""
 
     def parameters(self, ace: Ace) -> frozenset[int]:
         """Return the identities of the model's parameters, including ACE's, as of the last change."""
@@ -89,12 +89,22 @@ class Live:
     def add(self, ace: Ace) -> None:
         self._parameters.pop(ace, None)
         self.aces.add(ace)
+        # An optimizer that outlives its model keeps the ace alive.
+        weakref.finalize(ace.root or ace, self._discard_dead).atexit = False
         self.changes += 1
-        self.began()
+        self.changed()
 
     def discard(self, ace: Ace) -> None:
         self.aces.discard(ace)
         self.changes += 1
+        self.changed()
+
+    def _discard_dead(self) -> None:
+        """Discard models that were garbage collected."""
+        for ace in [ace for ace in self.aces if ace.is_orphan()]:
+            self.aces.discard(ace)
+        self.changes += 1
+        self.changed()
 
 
 LIVE = Live()
@@ -207,7 +217,7 @@ class Ace(nn.Module):
         evaluates = bool(told) and all(argument.pick(args, kwargs) == value for argument, value in told)
         if evaluates != self.passes.evaluates:
             self.passes.evaluates = evaluates
-            self.budget.switched(self.learning, self.duals.count)
+            self.budget.note_mode(self.learning, self.duals.count)
 
     @property
     def learning(self) -> bool:
@@ -276,6 +286,10 @@ class Ace(nn.Module):
         """The model. After a copy or a load it is unknown until the first forward pass."""
         return None if self._root is None else self._root()
 
+    def is_orphan(self) -> bool:
+        """Return whether the model was garbage collected."""
+        return self._root is not None and self._root() is None
+
     def belong_to(self, model: nn.Module | None) -> None:
         """Set the model."""
         self._root = None if model is None else weakref.ref(model)
@@ -308,7 +322,7 @@ class Ace(nn.Module):
         """Set the training mode, update the hooks, and let the budget count epochs."""
         super().train(mode)
         self._settle()
-        self.budget.switched(mode, self.duals.count)
+        self.budget.note_mode(mode, self.duals.count)
         self.sync()
         return self
 

@@ -1,266 +1,111 @@
-"""Which optimizer owns which gamma: found, adopted where it was left out, or an error that says what to do.
+"""The dual loop in the script's optimizer steps, through PyTorch's global step hooks.
 
-Where the dual loop meets the script's optimizer: PyTorch's global step hooks.
-
-Before a step of the optimizer that owns gamma, the constraints' pull is added to gamma's gradient; after it lambda and
-u move. The script's gradients, parameter groups and schedulers are as it left them when the step is over. An optimizer
-that owns no attached model costs one dictionary look-up.
+Before a step of the optimizer that owns gamma, the loop prepares gamma's gradient; after it, gamma, lambda and u move.
+The script's gradients, parameter groups and schedulers are unchanged when the step is over. An optimizer without
+parameters of an attached model costs one dictionary look-up.
 """
 
 from __future__ import annotations
 
-import atexit
 import gc
 import inspect
 import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import wrapt
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ..errors import AceWarning, StepError
 from ..plugins.registry import notify
-from .branches import convert_norm
-from .loop import Owned, tell_of_skipped
+from .distributed import find_shards
+from .loop import Loop, warn_of_skipped
 from .paced_loop import PacedLoop
 from .paper_loop import PaperLoop
-from .ranks import find_shards, refusing, wrapping
-from .scheduled import Scheduled
-from .session import LOSSES
+from .scheduled import ScheduledLoop
 from .spectral_norm import find_bounded, follow
 from .state import LIVE, NAME, Ace
 
 ALONE = 50
-"""Steps of the weights without one of gamma after which it is told."""
+"""Steps of the weights without a step of gamma after which a warning is due."""
+
+Places = dict[int, tuple[int, int]]
+"""Identity of a parameter -> its group and its index in an optimizer."""
 
 
 @dataclass
 class Ownership:
-    """What an optimizer owns, valid as long as ``seen`` describes it."""
+    """What an optimizer owns, valid while ``seen`` describes the optimizer."""
 
     seen: tuple[int, ...]
-    owned: list[Owned] = field(default_factory=list)
-    moved: list[Ace] = field(default_factory=list)
-    """Models whose bounded branches it moves, with gamma or without."""
-    trained: list[Ace] = field(default_factory=list)
-    """Models whose weights it moves while another optimizer owns gamma."""
-
-    def count_steps_without_gamma(self, optimizer: Optimizer) -> None:
-        """Tell where the optimizer that owns gamma has stopped stepping: it was replaced, but lives on somewhere."""
-        for ace in self.trained:
-            if ace.root is None or ace.landed or not ace.gamma.requires_grad:
-                continue
-            ace.session.steps_without_gamma += 1
-            if ace.session.steps_without_gamma == ALONE:
-                warnings.warn(
-                    f"{type(optimizer).__name__} has made {ALONE} steps with weights of {type(ace.root).__name__} and "
-                    f"the optimizer that owns its gamma (model.{NAME}.gamma) none: the dual loop stands still; build "
-                    "the optimizer from model.parameters(), or let go of the old one before",
-                    AceWarning,
-                    stacklevel=2,
-                )
+    loops: list[Loop]
+    """One for each model whose gamma it owns."""
+    bounded: list[Ace]
+    """Models whose bounded branches it updates."""
+    trained: list[Ace]
+    """Models whose weights it updates while another optimizer owns gamma."""
 
 
-def seen(optimizer: Optimizer) -> tuple[int, ...]:
-    return (LIVE.changes, *[len(group["params"]) for group in optimizer.param_groups])
-
-
-def look(optimizer: Optimizer) -> Ownership:
-    """What this optimizer owns; an error if it trains a model whose gamma nobody owns."""
-    places = _places(optimizer)
-    live = _touched(places)
-    owned = [_kind(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
-    for each in owned:
-        each.check(optimizer)
-        find_shards(each.ace)
-        _check_branches(each.ace, places)
-    # Weights that a model shares with one whose gamma is here are here for that one.
-    shared = {id(p) for each in owned if each.ace.root is not None for p in each.ace.root.parameters()}
-    trained = []
-    for ace in live:
-        weights = [] if id(ace.gamma) in places else _weights(ace, places.keys() - shared)
-        if weights:
-            trained.append(ace)
-        if weights and not any(_owns(other, ace.gamma) for other in _optimizers()):
-            raise StepError(
-                f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no "
-                f"optimizer owns its gamma (model.{NAME}.gamma): it was built before attach; build it after, or call "
-                f"optimizer.add_param_group({{'params': model.{NAME}.parameters()}}), or freeze gamma with "
-                f"model.{NAME}.gamma.requires_grad_(False)"
-            )
-    moved = [ace for ace in live if any(id(m.weight) in places for m in find_bounded(ace.branches))]
-    return Ownership(seen(optimizer), owned, moved, trained)
-
-
-def _kind(ace: Ace) -> type[Owned]:
-    if ace.config.mode == "scheduled":
-        return Scheduled
-    return PacedLoop if ace.config.loop == "paced" else PaperLoop
-
-
-@dataclass
-class Adopted:
-    """ACE's parameters in an optimizer that a script built without them."""
-
-    optimizer: weakref.ref[Optimizer]
-    group: dict[str, Any]
-
-    def withdraw(self) -> None:
-        """Somebody else has them after all. Only before the first step, which would have left state behind."""
-        optimizer = self.optimizer()
-        if optimizer is not None and not any(p in optimizer.state for p in self.group["params"]):
-            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not self.group]
-
-
-class Adoption:
-    """Gives ACE's parameters to an optimizer that was built from a part of the model's parameters.
-
-    Scripts build optimizers from named submodules (MACE) or from parameter lists of their own. Such an optimizer gets
-    one more parameter group as soon as it is constructed, before a scheduler sees it.
-    """
-
-    def __init__(self) -> None:
-        self.adopted: weakref.WeakKeyDictionary[Ace, Adopted] = weakref.WeakKeyDictionary()
-
-    def constructed(self, optimizer: Optimizer) -> None:
-        """An optimizer has just been built."""
-        places = _places(optimizer)
-        for ace in _touched(places):
-            if id(ace.gamma) in places:
-                before = self.adopted.pop(ace, None)
-                if before is not None:
-                    before.withdraw()
-            elif (weights := _weights(ace, set(places))) and not any(_owns(o, ace.gamma) for o in _optimizers()):
-                self.adopted[ace] = _adopt(optimizer, ace, [places[id(p)][0] for p in weights], set(places))
-
-
-def _adopt(optimizer: Optimizer, ace: Ace, groups: list[int], places: set[int]) -> Adopted:
-    # The options of the group that holds most of the model's weights: its learning rate above all.
-    like = optimizer.param_groups[max(set(groups), key=groups.count)]
-    named = [(f"{NAME}.{name}", p) for name, p in ace.named_parameters() if p.requires_grad and id(p) not in places]
-    options = {name: value for name, value in like.items() if name not in ("params", "param_names", "name")}
-    if "name" in like:
-        options["name"] = NAME
-    optimizer.add_param_group({**options, "params": named if "param_names" in like else [p for _, p in named]})
-    return Adopted(weakref.ref(optimizer), optimizer.param_groups[-1])
-
-
-def _places(optimizer: Optimizer) -> dict[int, tuple[int, int]]:
-    return {
-        id(parameter): (g, i)
-        for g, group in enumerate(optimizer.param_groups)
-        for i, parameter in enumerate(group["params"])
-    }
-
-
-def _touched(places: dict[int, tuple[int, int]]) -> list[Ace]:
-    """The models that may have parameters in these places. With many models alive, most have none."""
-    here = set(places)
-    return [ace for ace in LIVE.aces if not here.isdisjoint(LIVE.parameters(ace))]
-
-
-def _weights(ace: Ace, places: set[int]) -> list[nn.Parameter]:
-    """Upstream's own weights among these; none where gamma is frozen and need not be moved."""
-    model = ace.root
-    if model is None or not ace.gamma.requires_grad:
-        return []
-    added = {id(p) for p in ace.parameters()}
-    return [p for p in model.parameters() if id(p) not in added and id(p) in places]
-
-
-def _check_branches(ace: Ace, places: dict[int, tuple[int, int]]) -> None:
-    missed = [p for p in ace.branches.parameters() if p.requires_grad and id(p) not in places]
-    if missed and not any(_owns(other, missed[0]) for other in _optimizers()):
-        warnings.warn(
-            f"no optimizer owns {len(missed)} branch parameters of adapter {ace.adapter!r} (model.{NAME}.branches): "
-            "they keep their initial values; build the optimizer from model.parameters()",
-            AceWarning,
-            stacklevel=2,
-        )
-
-
-def _optimizers() -> list[Optimizer]:
-    """Every optimizer alive. A walk over all objects, so only when something looks wrong."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
-
-
-def _owns(optimizer: Optimizer, parameter: Tensor) -> bool:
-    groups = getattr(optimizer, "param_groups", ())
-    return any(p is parameter for group in groups for p in group["params"])
-
-
-class Loop:
-    """The dual loop of every attached model of this process."""
+class Steps:
+    """The optimizer steps of this process, and the loops that run in them."""
 
     def __init__(self) -> None:
         self.ownership: weakref.WeakKeyDictionary[Optimizer, Ownership] = weakref.WeakKeyDictionary()
-        self.adoption = Adoption()
-        self.process = 0
-        """The process that has the global hooks; 0 before."""
+        self._process = 0
 
-    def install(self) -> None:
-        """The global hooks, with the first attached model: a process without one pays nothing."""
-        if not self.process:
-            self.process = os.getpid()
-            register_optimizer_step_pre_hook(self.before_step)
-            register_optimizer_step_post_hook(self.after_step)
-            wrapt.wrap_function_wrapper(Optimizer, "__init__", self._constructing)
-            wrapt.wrap_function_wrapper("torch.nn.parallel", "DistributedDataParallel.__init__", wrapping)
-            wrapt.register_post_import_hook(_refuse_flat_parameters, "torch.distributed.fsdp")
-            wrapt.wrap_function_wrapper("torch.nn", "SyncBatchNorm.convert_sync_batchnorm", convert_norm)
-            wrapt.wrap_function_wrapper("torch.autograd", "backward", LOSSES.backward)
-            wrapt.wrap_function_wrapper("torch.amp", "GradScaler.scale", LOSSES.scale)
-            atexit.register(self.finish)
-
-    def _constructing(self, init: Any, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        init(*args, **kwargs)
-        if LIVE.aces:
-            self.adoption.constructed(optimizer)
+    def start(self) -> None:
+        """Remember the process whose runs end with it: a forked child's exit does not end its parent's runs."""
+        self._process = os.getpid()
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Prepare gamma's gradient: now, or after the closure that computes the gradients."""
         if not LIVE.aces:
             return None
         known = self.ownership.get(optimizer)
-        if known is not None and any(o.before is not None for o in known.owned) and _nested(optimizer):
-            return None  # the pull is in already
-        owned = self._owned(optimizer)
-        if not owned:
+        if known is not None and any(loop.before is not None for loop in known.loops):
+            if _is_nested(optimizer):
+                return None  # gamma's gradient is prepared already
+            self.recover(optimizer)
+        if known is None or known.seen != _describe(optimizer) or not all(o.holds(optimizer) for o in known.loops):
+            known = self._look(optimizer, first=known is None)
+        loops = known.loops
+        if not loops:
             return None
-        for each in owned:
-            each.ace.forget_gradients()
-            # Not in the step of an optimizer inside this one, which other processes may not have.
-            if each.ace.session.ranks is not None and each.ace.session.running is None:
-                each.ace.session.ranks.meet(each.ace)
+        for loop in loops:
+            ace = loop.ace
+            ace.forget_gradients()
+            # Not inside another optimizer's step, which other ranks may not make.
+            if ace.session.ranks is not None and ace.session.running is None:
+                ace.session.ranks.check_in(ace)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            for each in owned:
-                each.begin(optimizer)
+            for loop in loops:
+                loop.begin(optimizer)
             return None
         parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
         if parameter is not None and parameter.default is inspect.Parameter.empty:
             raise StepError(
-                f"{type(optimizer).__name__} computes gradients again and again inside its step, where the dual loop "
-                "has no single gamma to go by; expected an optimizer of one gradient a step, such as SGD or Adam"
+                f"{type(optimizer).__name__} evaluates the loss several times per step, which is not supported; use an "
+                "optimizer with one gradient per step, such as SGD or Adam"
             )
-        after = AfterClosure(closure, optimizer, owned)
+        after = AfterClosure(closure, optimizer, loops)
         return ((args[0], after, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": after})
 
     def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Move gamma and the duals, then notify the observers."""
         known = self.ownership.get(optimizer)
         if known is None:
             return
-        known.count_steps_without_gamma(optimizer)
-        # All of them before anyone is told, in reverse, so that groups appended last are taken out first.
-        moved = [owned.ace for owned in reversed(known.owned) if owned.finish(optimizer)]
-        for ace in known.moved:
+        for ace in known.trained:
+            _count_step_without_gamma(ace, optimizer)
+        # In reverse, so that parameter groups that were appended last are removed first.
+        moved = [loop.ace for loop in reversed(known.loops) if loop.finish(optimizer)]
+        for ace in known.bounded:
             if not ace.landed:
                 follow(find_bounded(ace.branches))
         for ace in reversed(moved):
@@ -269,63 +114,65 @@ class Loop:
                 notify("ace_stepped", model=model, step=ace.duals.count)
 
     def finish(self) -> None:
-        """At exit: tell the observers that the runs are over. A forked child's exit is not the end of its parent's."""
-        if os.getpid() != self.process:
+        """Notify the observers at exit that the runs are over."""
+        if os.getpid() != self._process:
             return
         for ace in list(LIVE.aces):
             model = ace.root
             if model is not None and ace.duals.count:
-                tell_of_skipped(ace.duals)
+                warn_of_skipped(ace.duals)
                 notify("ace_finished", model=model)
 
-    def recover(self, optimizer: Optimizer, state: Any = None) -> None:
-        """Undo what a step that raised in the middle left behind."""
+    def recover(self, optimizer: Optimizer) -> None:
+        """Undo what a step that raised has left behind."""
         known = self.ownership.get(optimizer)
-        for owned in reversed(known.owned if known else ()):
-            owned.restore(optimizer)
+        for loop in reversed(known.loops if known else ()):
+            loop.restore(optimizer)
 
-    def _owned(self, optimizer: Optimizer) -> list[Owned]:
-        known = self.ownership.get(optimizer)
-        if known is not None:
-            self.recover(optimizer)
-            if known.seen == seen(optimizer) and all(owned.holds(optimizer) for owned in known.owned):
-                return known.owned
-        found = look(optimizer)
-        # Wrappers that leave out Optimizer.__init__ have no such hooks; what they save is of the optimizer inside.
-        if found.owned and known is None and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
-            # Between a step that raised and the next one, a saved state must not show what was put aside.
+    def _look(self, optimizer: Optimizer, *, first: bool) -> Ownership:
+        found = self.ownership[optimizer] = _find_owned(optimizer)
+        # Wrappers that skip Optimizer.__init__ (schedule-free) have no such hooks, and save the optimizer inside.
+        if found.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+            # Between a step that raised and the next one, a saved state must not contain the loop's changes.
             optimizer.register_state_dict_pre_hook(_recover)
             optimizer.register_load_state_dict_pre_hook(_recover)
-        self.ownership[optimizer] = found
-        return found.owned
+        return found
+
+
+STEPS = Steps()
+
+
+def _recover(optimizer: Optimizer, state: Any = None) -> None:
+    """Undo what a failed step has left behind. A function, since optimizers that hold it are pickled and copied."""
+    STEPS.recover(optimizer)
 
 
 @dataclass
 class AfterClosure:
-    """A closure after which the step's gradients are there: that is where the pull is added."""
+    """A closure after which the loops prepare gamma's gradient."""
 
     closure: Callable[[], Any]
     optimizer: Optimizer
-    owned: list[Owned]
+    loops: list[Loop]
     called: bool = False
 
     def __call__(self) -> Any:
         if self.called:
             raise StepError(
-                f"{type(self.optimizer).__name__} called its closure twice in one step, and the dual loop can follow "
-                "only one gradient a step; use an optimizer that calls it once, such as SGD or Adam"
+                f"{type(self.optimizer).__name__} called its closure twice in one step, which is not supported; use an "
+                "optimizer that calls it once, such as SGD or Adam"
             )
         self.called = True
         result = self.closure()
-        for each in self.owned:
-            each.begin(self.optimizer)
+        for loop in self.loops:
+            loop.begin(self.optimizer)
         return result
 
 
-def _nested(optimizer: Optimizer) -> bool:
-    """Whether a step of this very optimizer is under way around this one: a subclass calling ``super().step()``.
+def _is_nested(optimizer: Optimizer) -> bool:
+    """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``.
 
-    Asked only when something is put aside, to tell that from a step before that raised.
+    Otherwise a gradient that is still prepared is left from a step that raised.
     """
     steps = 0
     frame: FrameType | None = sys._getframe()
@@ -335,16 +182,125 @@ def _nested(optimizer: Optimizer) -> bool:
     return steps > 1
 
 
-def _refuse_flat_parameters(fsdp: Any) -> None:
-    wrapt.wrap_function_wrapper(fsdp, "FullyShardedDataParallel.__init__", refusing)
+def _count_step_without_gamma(ace: Ace, optimizer: Optimizer) -> None:
+    """Warn once if the optimizer that owns gamma no longer steps: it was replaced, but is still referenced."""
+    if ace.root is None or ace.landed or not ace.gamma.requires_grad:
+        return
+    ace.session.steps_without_gamma += 1
+    if ace.session.steps_without_gamma == ALONE:
+        warnings.warn(
+            f"{type(optimizer).__name__} has made {ALONE} steps with weights of {type(ace.root).__name__}, and the "
+            f"optimizer that owns its gamma (model.{NAME}.gamma) none, so gamma does not move; build the optimizer "
+            "from model.parameters(), or delete the old one first",
+            AceWarning,
+            stacklevel=2,
+        )
 
 
-LOOP = Loop()
-LIVE.began = LOOP.install
-if LIVE.aces:  # a model was unpickled before this module was there
-    LOOP.install()
+def _describe(optimizer: Optimizer) -> tuple[int, ...]:
+    return (LIVE.changes, *[len(group["params"]) for group in optimizer.param_groups])
 
 
-def _recover(optimizer: Optimizer, state: Any = None) -> None:
-    """As a function: optimizers that carry it are pickled and copied."""
-    LOOP.recover(optimizer)
+def _find_owned(optimizer: Optimizer) -> Ownership:
+    """Return what this optimizer owns. Raises if it trains a model without an owner of gamma."""
+    places = _find_places(optimizer)
+    live = _find_touched(places)
+    loops = [_choose_loop(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
+    for loop in loops:
+        loop.check(optimizer)
+        find_shards(loop.ace)
+        _check_branches(loop.ace, places)
+    # Weights that a model shares with one whose gamma is here belong to that one.
+    shared = {id(p) for loop in loops if loop.ace.root is not None for p in loop.ace.root.parameters()}
+    trained = []
+    for ace in live:
+        weights = [] if id(ace.gamma) in places else _find_weights(ace, places.keys() - shared)
+        if weights:
+            trained.append(ace)
+        if weights and not _is_owned(ace.gamma):
+            raise StepError(
+                f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no "
+                f"optimizer owns its gamma (model.{NAME}.gamma): it was built before attach; build it after, or call "
+                f"optimizer.add_param_group({{'params': model.{NAME}.parameters()}}), or freeze gamma with "
+                f"model.{NAME}.gamma.requires_grad_(False)"
+            )
+    bounded = [ace for ace in live if any(id(m.weight) in places for m in find_bounded(ace.branches))]
+    return Ownership(_describe(optimizer), loops, bounded, trained)
+
+
+def _choose_loop(ace: Ace) -> type[Loop]:
+    if ace.config.mode == "scheduled":
+        return ScheduledLoop
+    return PacedLoop if ace.config.loop == "paced" else PaperLoop
+
+
+def adopt(optimizer: Optimizer) -> None:
+    """Add ACE's parameters to a new optimizer that was built from a part of the model's parameters.
+
+    Scripts build optimizers from named submodules (MACE) or from lists of parameters. Such an optimizer gets one more
+    parameter group as soon as it is constructed, before a scheduler sees it. If a later optimizer has gamma, the group
+    is removed again.
+    """
+    places = _find_places(optimizer)
+    for ace in _find_touched(places):
+        if id(ace.gamma) in places:
+            _withdraw(ace)
+        elif (weights := _find_weights(ace, places.keys())) and not _is_owned(ace.gamma):
+            groups = [places[id(p)][0] for p in weights]
+            # The group with most of the model's weights has the learning rate that fits.
+            like = optimizer.param_groups[max(set(groups), key=groups.count)]
+            named = [(f"{NAME}.{n}", p) for n, p in ace.named_parameters() if p.requires_grad and id(p) not in places]
+            options = {name: value for name, value in like.items() if name not in ("params", "param_names", "name")}
+            if "name" in like:
+                options["name"] = NAME
+            optimizer.add_param_group({**options, "params": named if "param_names" in like else [p for _, p in named]})
+            ace.session.adopted = weakref.ref(optimizer), optimizer.param_groups[-1]
+
+
+def _withdraw(ace: Ace) -> None:
+    """Remove the adopted group before its first step, which would leave state behind."""
+    if ace.session.adopted is None:
+        return
+    reference, adopted = ace.session.adopted
+    ace.session.adopted = None
+    optimizer = reference()
+    if optimizer is not None and not any(p in optimizer.state for p in adopted["params"]):
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not adopted]
+
+
+def _find_places(optimizer: Optimizer) -> Places:
+    groups = enumerate(optimizer.param_groups)
+    return {id(parameter): (g, i) for g, group in groups for i, parameter in enumerate(group["params"])}
+
+
+def _find_touched(places: Places) -> list[Ace]:
+    """Return the models with parameters in these places. With many models alive, most have none."""
+    here = places.keys()
+    return [ace for ace in LIVE.aces if not here.isdisjoint(LIVE.parameters(ace))]
+
+
+def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
+    """Return upstream's weights among these; none where gamma is frozen and needs no optimizer."""
+    model = ace.root
+    if model is None or not ace.gamma.requires_grad:
+        return []
+    added = {id(p) for p in ace.parameters()}
+    return [p for p in model.parameters() if id(p) not in added and id(p) in places]
+
+
+def _check_branches(ace: Ace, places: Places) -> None:
+    missed = [p for p in ace.branches.parameters() if p.requires_grad and id(p) not in places]
+    if missed and not _is_owned(missed[0]):
+        warnings.warn(
+            f"no optimizer owns {len(missed)} branch parameters of adapter {ace.adapter!r} (model.{NAME}.branches), so "
+            "they keep their initial values; build the optimizer from model.parameters()",
+            AceWarning,
+            stacklevel=2,
+        )
+
+
+def _is_owned(parameter: Tensor) -> bool:
+    """Return whether any optimizer owns a parameter. Visits all objects, so called only if something looks wrong."""
+    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
+    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
+    return any(p is parameter for group in groups for p in group["params"])

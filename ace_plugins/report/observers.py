@@ -231,7 +231,7 @@ class Announcer:
     def tell_budget(self, model: nn.Module, step: int) -> None:
         """Once, when it is known."""
         ace: Any = model.ace
-        if ace.config.paced and model not in self._budgets_told and ace.budget.settled(step):
+        if ace.config.paced and model not in self._budgets_told and ace.budget.is_settled(step):
             self._budgets_told.add(model)
             say(f"budget: {ace.budget}")
 

@@ -138,7 +138,7 @@ class Record:
     @property
     def gradients(self) -> float:
         """Of how many gradients at 0 a site that has landed knows the mean."""
-        averaged: float = later("ace_plugins.engine.paced_loop").averaged_over(self.budget.planned)
+        averaged: float = later("ace_plugins.engine.paced_loop").averaged_over(self.budget.planned_horizon)
         return averaged
 
     def new_landings(self) -> frozenset[int]:
@@ -236,7 +236,7 @@ class Record:
                 verdicts,
                 self.steps,
                 landed=self.duals.landed,
-                budget=self.budget.taken_for,
+                budget=self.budget.expected_steps,
             ),
             "budget": str(self.budget) if self.config.paced else None,
             "folder": None if self.folder is None else relative(self.folder),

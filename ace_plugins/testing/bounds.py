@@ -23,7 +23,7 @@ from ..contract.sites import AddsItself, Site
 from ..engine.branches import Flat, Norm
 from ..engine.forward import replace_output, select_output
 from ..engine.measure import convert_to_double, get_ace, unwatched, use_branches
-from ..engine.scheduled import Map
+from ..engine.scheduled import PenalisedLinear
 from ..engine.spectral_norm import SNLinear
 from ..engine.state import Ace, unwrap
 from ..errors import ConfigError
@@ -91,7 +91,7 @@ def _constant(part: nn.Module) -> float | None:
     if isinstance(part, SNLinear):  # not exactly 1: the power iteration may lag behind training
         return float(torch.linalg.matrix_norm(part.matrix().double(), 2))
     kind = parametrize.type_before_parametrizations(part)
-    if kind in (nn.Linear, Map):
+    if kind in (nn.Linear, PenalisedLinear):
         weight: Any = part.weight
         return float(torch.linalg.matrix_norm(weight.double(), 2))
     if isinstance(part, nn.BatchNorm1d) and kind in (Norm, nn.BatchNorm1d) and part.running_var is not None:

@@ -28,12 +28,12 @@ def epochs_of(made: Budget, steps: int, *, every_step: bool = False, evaluates: 
     for _ in range(epochs):
         for step in range(steps):
             if every_step or step == 0:
-                made.switched(True, count)
+                made.note_mode(True, count)
             made.horizon(count)
             count += 1
         if evaluates:
-            made.switched(False, count)
-    made.switched(True, count)
+            made.note_mode(False, count)
+    made.note_mode(True, count)
     return made
 
 
@@ -41,7 +41,7 @@ def test_steps_are_as_the_user_says() -> None:
     made = budget(600)
     assert made.horizon(0) == 150
     assert str(made) == "600 steps (the setting budget)"
-    assert made.settled(1)
+    assert made.is_settled(1)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_where_an_epoch_is_a_step_a_hundred_of_them_are_few() -> None:
 @pytest.mark.parametrize("value", ["30 epochs", "auto"])
 def test_epochs_become_steps_when_the_first_is_over(value: str) -> None:
     made = budget(value, Script(30, "main.py --epochs") if value == "auto" else None)
-    made.switched(True, 0)
+    made.note_mode(True, 0)
     assert made.horizon(0) is None, "gamma waits to know"
     assert "30 epochs (" in str(made)
-    assert not made.settled(9)
+    assert not made.is_settled(9)
     epochs_of(made, 10)
     assert made.total == 300
     assert made.horizon(20) == 75
@@ -104,7 +104,7 @@ def test_the_hosts_own_evaluations_are_no_epochs() -> None:
 
 def test_a_long_first_epoch_is_not_waited_for() -> None:
     made = budget("3 epochs")
-    made.switched(True, 0)
+    made.note_mode(True, 0)
     assert made.horizon(0) is None
     assert made.horizon(LONG) == 0.25 * 3 * LONG
     assert made.horizon(2 * LONG) == 0.25 * 3 * 2 * LONG, "it is at least as long as that"
@@ -113,8 +113,8 @@ def test_a_long_first_epoch_is_not_waited_for() -> None:
 def test_nothing_known() -> None:
     made = budget()
     assert made.horizon(0) == 0.25 * ASSUMED
-    assert str(made) == f"unknown, taken for {ASSUMED:,} steps; set budget"
-    assert made.settled(5)
+    assert str(made) == f"unknown, {ASSUMED:,} steps assumed; set budget"
+    assert made.is_settled(5)
 
 
 def trained(schedule: Any, steps: int, after: Any = None, **settings: Any) -> Budget:
@@ -154,7 +154,7 @@ def test_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_that_goes_on_waits_for_its_scheduler_to_tell() -> None:
     resumed = trained(lambda o: StepLR(o, 30), 2, after=after_three_steps())
-    assert (resumed.begun, resumed.settled(5), resumed.settled(8)) == (3, False, True)
+    assert (resumed.begun, resumed.is_settled(5), resumed.is_settled(8)) == (3, False, True)
 
 
 def after_three_steps() -> dict[str, Any]:

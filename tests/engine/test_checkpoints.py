@@ -49,7 +49,7 @@ def test_keys_are_a_contract() -> None:
     keys = [k for k in attach(Layered(layers=1)).state_dict() if k.startswith("ace.") and "branches" not in k]
     assert keys == [
         "ace.gamma", "ace.manifest", "ace.duals.lambda_", "ace.duals.u", "ace.duals.steps", "ace.duals.mean",
-        "ace.duals.square", "ace.duals.error",
+        "ace.duals.square", "ace.duals.run_square", "ace.duals.waited", "ace.duals.site_landed",
     ]  # fmt: skip
     for config in ({"mode": "resilient"}, {"dual_optimizer": "adam"}):
         assert attach(Layered(), **config).state_dict().keys() == attach(Layered()).state_dict().keys()

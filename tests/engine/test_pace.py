@@ -218,7 +218,7 @@ def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Modul
     with torch.no_grad():
         ace.gamma[0] = 0.0
     with_branches = model(*call)
-    ace.duals.error[0] = -1.0
+    ace.duals.site_landed[0] = 1.0
     ace.duals.note_landed()
     found = model(*call)
     for one, two in zip(*([o] if isinstance(o, Tensor) else o for o in (with_branches, found)), strict=True):
@@ -226,7 +226,7 @@ def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Modul
     assert len(ace.live()) == len(ace.sites) - 1
     hooks = [h for m in model.modules() for h in m._forward_hooks.values() if type(h).__name__ == "SiteHook"]
     assert ace.sites[0].name not in [hook.site for hook in hooks]
-    ace.duals.error.fill_(-1.0)
+    ace.duals.site_landed.fill_(1.0)
     ace.duals.note_landed()
     with torch.no_grad():
         ace.gamma.zero_()
@@ -242,7 +242,7 @@ def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Modul
 def test_a_checkpoint_from_before_the_landing_brings_the_branches_back() -> None:
     model = attach(Layered(), **FIT, budget=BUDGET)
     before = copy.deepcopy(model.state_dict())
-    model.ace.duals.error.fill_(-1.0)
+    model.ace.duals.site_landed.fill_(1.0)
     model.ace.duals.note_landed()
     model(torch.randn(4, 3))
     assert not model.ace.gamma.requires_grad
@@ -263,7 +263,7 @@ def test_landing_under_a_compiler() -> None:
     assert not torch.allclose(compiled(x), plain(x))
     with torch.no_grad():
         model.ace.gamma.zero_()
-    model.ace.duals.error.fill_(-1.0)
+    model.ace.duals.site_landed.fill_(1.0)
     model.ace.duals.note_landed()
     assert torch.allclose(compiled(x), plain(x))
     compiled(x).square().mean().backward()

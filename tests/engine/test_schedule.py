@@ -16,7 +16,7 @@ from toy import Layered, TwoOutputs, VectorMaps
 
 from ace_plugins import attach, status
 from ace_plugins.adapter import AdapterError, ConfigError, Irreps, Site, Vectors
-from ace_plugins.engine.scheduled import WEIGHT, Map, gamma_at
+from ace_plugins.engine.scheduled import WEIGHT, PenalisedLinear, gamma_at
 from ace_plugins.report.verdicts import sites_verdicts, whole_verdict
 
 BY_SCHEDULE: dict[str, Any] = {"mode": "scheduled", "trace": False, "frames": "off"}
@@ -67,11 +67,11 @@ def test_eval_is_f_eq() -> None:
 def test_where_a_site_reads_features_its_branch_is_a_small_linear_map() -> None:
     torch.manual_seed(0)
     made = attach(VectorMaps(), **BY_SCHEDULE).ace.branches["map_to_feat"]
-    assert isinstance(made, Map)
+    assert isinstance(made, PenalisedLinear)
     assert made.bias is None
     assert 0 < made.weight.std() < 2e-4
     chain = attach(TwoOutputs(), **BY_SCHEDULE).ace.branches["layers_1_h"]
-    assert not isinstance(chain, Map), "a chain of maps that begin at nothing would stay nothing"
+    assert not isinstance(chain, PenalisedLinear), "a chain of maps that begin at nothing would stay nothing"
 
 
 IN, OUT = "3x0e+2x1o+1x2e", "2x0e+1x1o+1x1e+1x2o"
@@ -86,7 +86,7 @@ def generators(irreps: str) -> list[Tensor]:
 def test_the_penalties_are_the_formula_with_e3nns_generators() -> None:
     torch.manual_seed(0)
     site = Site("s", "s", (o3.Irreps(IN).dim,), (o3.Irreps(OUT).dim,), acts=(Irreps(IN), Irreps(OUT)))
-    made = Map(site).double()
+    made = PenalisedLinear(site).double()
     x = torch.randn(4, 7, site.width_in, dtype=torch.float64)
     made(x)
     found = made.penalty()
@@ -109,7 +109,7 @@ def test_the_penalties_are_the_formula_with_e3nns_generators() -> None:
 def test_an_equivariant_map_is_penalised_for_its_size_alone(seed: int) -> None:
     torch.manual_seed(seed)
     site = Site("s", "s", (3, 4), (3, 5), acts=(Vectors(axis=-2), Vectors(axis=-2)))
-    made, mix = Map(site).double(), torch.randn(5, 4, dtype=torch.float64)
+    made, mix = PenalisedLinear(site).double(), torch.randn(5, 4, dtype=torch.float64)
     with torch.no_grad():
         made.weight.copy_(torch.kron(torch.eye(3, dtype=torch.float64), mix))
     x = torch.randn(6, 3, 4, dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_penalties_join_the_gradients_of_the_script() -> None:
     model(x).square().sum().backward()
     branch = model.ace.branches["map_to_feat"]
     before, gradient = branch.weight.detach().clone(), branch.weight.grad.clone()
-    twin = Map(model.ace.sites[0]).double()
+    twin = PenalisedLinear(model.ace.sites[0]).double()
     twin.load_state_dict(branch.state_dict())
     twin(x)
     (own,) = torch.autograd.grad(twin.penalty(), twin.weight)  # type: ignore[arg-type]
@@ -139,13 +139,13 @@ def test_penalties_join_the_gradients_of_the_script() -> None:
 
 
 def test_settings_of_the_dual_loop_are_refused() -> None:
-    with pytest.raises(ConfigError, match="dual_lr belongs to the paper's loop, and mode is 'scheduled': leave it out"):
+    with pytest.raises(ConfigError, match="dual_lr .*paper's loop.*'scheduled'"):
         attach(Layered(), mode="scheduled", dual_lr=0.1)
 
 
 def test_what_is_no_action_is_told() -> None:
     with pytest.raises(AdapterError, match=r"Site\.acts: expected two actions, found str"):
-        Map(Site("s", "s", (3,), (3,), acts=("1o", "1o")))  # type: ignore[arg-type]
+        PenalisedLinear(Site("s", "s", (3,), (3,), acts=("1o", "1o")))  # type: ignore[arg-type]
 
 
 def test_a_schedule_asks_nothing_of_the_data_and_says_when_it_was_cut() -> None:

@@ -194,8 +194,8 @@ def test_what_takes_gamma_apart_is_refused(tmp_path: Path) -> None:
     one, two = both(sharded_all, tmp_path)
     assert one == two
     flat, whole = one
-    assert "FullyShardedDataParallel takes gamma apart" in flat
-    assert "fully_shard has taken ACE's parameters apart" in whole
+    assert "FullyShardedDataParallel shards gamma" in flat
+    assert "fully_shard has sharded ACE's parameters" in whole
     for told in one:
         assert "fully_shard(model, ignored_params=set(model.ace.parameters()))" in told
         assert "\n" not in told
@@ -215,6 +215,6 @@ def uneven(rank: int, folder: str) -> Any:
 def test_join_is_refused(tmp_path: Path) -> None:
     one, two = both(uneven, tmp_path)
     assert one == two
-    assert "Join lets processes make different numbers of steps" in one
+    assert "Join lets ranks make different numbers of steps" in one
     assert "equally many batches" in one
     assert "\n" not in one

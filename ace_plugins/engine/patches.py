@@ -1,0 +1,146 @@
+"""Everything that ACE patches in PyTorch globally: installed with the first attached model, undone after the last.
+
+A process without an attached model runs unpatched PyTorch. Where another library has wrapped one of our wrappers, its
+wrapper stays in place and ours passes every call through.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+import wrapt
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
+
+from ..errors import AttachError
+from .branches import convert_norm
+from .distributed import SHARD, Ranks, hide_buffers
+from .session import LOSSES
+from .state import LIVE, Ace
+from .step import STEPS, adopt
+
+FSDP = "torch.distributed.fsdp"
+
+
+class Patches:
+    """The patches of this process, and how to undo them."""
+
+    def __init__(self) -> None:
+        self.undo: list[Callable[[], object]] = []
+        """Undoes the installed patches, one each; empty while PyTorch is unpatched."""
+        self._watches_fsdp = False
+
+    def update(self, *, now: bool = False) -> None:
+        """Install the patches if a model is attached, otherwise undo them: ``now``, or once no step is under way."""
+        if next(iter(LIVE.aces), None) is not None:
+            LOSSES.idle = None
+            if not self.undo:
+                self._install()
+        elif self.undo and not now and _is_stepping():
+            LOSSES.idle = functools.partial(self.update, now=True)  # called by the next backward
+        elif self.undo:
+            LOSSES.idle, LOSSES.last = None, None
+            STEPS.ownership.clear()
+            while self.undo:
+                self.undo.pop()()
+
+    def _install(self) -> None:
+        STEPS.start()
+        atexit.register(STEPS.finish)
+        self.undo = [
+            lambda: atexit.unregister(STEPS.finish),
+            optimizers.register_optimizer_step_pre_hook(STEPS.before_step).remove,
+            optimizers.register_optimizer_step_post_hook(STEPS.after_step).remove,
+            _wrap(Optimizer, "__init__", _construct),
+            _wrap(torch.autograd, "backward", LOSSES.backward),
+            _wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
+            _wrap(DistributedDataParallel, "__init__", _distribute),
+            _wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", convert_norm),
+        ]
+        if not self._watches_fsdp:  # importing FSDP takes a second, and a hook of wrapt cannot be removed
+            self._watches_fsdp = True
+            wrapt.register_post_import_hook(self._wrap_fsdp, FSDP)
+        elif FSDP in sys.modules:
+            self._wrap_fsdp(sys.modules[FSDP])
+
+    def _wrap_fsdp(self, fsdp: Any) -> None:
+        if self.undo:
+            self.undo.append(_wrap(fsdp.FullyShardedDataParallel, "__init__", _refuse_fsdp))
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Replace a function by ``around(function, *args, **kwargs)``. Returns the function that undoes it."""
+    original = vars(owner)[name]
+    function = original.__func__ if isinstance(original, classmethod) else original
+    active = True
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(function, *args, **kwargs) if active else function(*args, **kwargs)
+
+    def undo() -> None:
+        nonlocal active
+        active = False
+        if vars(owner)[name] is ours:
+            setattr(owner, name, original)
+
+    ours = classmethod(wrapper) if isinstance(original, classmethod) else wrapper
+    setattr(owner, name, ours)
+    return undo
+
+
+def _is_stepping() -> bool:
+    """Return whether an optimizer step is under way in any thread. torch may be iterating over its hooks then."""
+    frame: FrameType | None
+    others = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
+    for frame in (sys._getframe(1), *others):  # without this function's own frame, which would refer to itself
+        while frame is not None:
+            if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == optimizers.__file__:
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _construct(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    """Wrap ``Optimizer.__init__``."""
+    init(optimizer, *args, **kwargs)
+    adopt(optimizer)
+
+
+def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Wrap ``DistributedDataParallel.__init__``."""
+    aces = _find_aces(module)
+    with hide_buffers(module, aces):
+        init(wrapper, module, *args, **kwargs)
+    for ace in aces.values():
+        ace.session.ranks = Ranks(wrapper=wrapper)
+        ace.session.ranks.agree(ace)
+
+
+def _refuse_fsdp(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Wrap ``FullyShardedDataParallel.__init__``."""
+    if _find_aces(module):
+        raise AttachError(
+            "FullyShardedDataParallel shards gamma, so the dual loop would run on one rank only; use "
+            f"{SHARD}, or DistributedDataParallel"
+        )
+    init(wrapper, module, *args, **kwargs)
+
+
+def _find_aces(module: object) -> dict[str, Ace]:
+    modules = module.named_modules() if isinstance(module, nn.Module) else ()
+    return {name: inner for name, inner in modules if isinstance(inner, Ace)}
+
+
+PATCHES = Patches()
+LIVE.changed = PATCHES.update
+PATCHES.update()  # a model may have been unpickled before this module was imported
