@@ -1,8 +1,9 @@
-"""Acetylacetone as SchNetPack reads it: acac.db and split.npz, from the two files of BOTNet-datasets.
+"""Convert acetylacetone (BOTNet-datasets) to the format of SchNetPack: acac.db and split.npz.
 
-    python experiments/acac_schnetpack.py FOLDER      (of train_300K.xyz and test_MD_300K.xyz; written beside them)
+    python experiments/acac_schnetpack.py FOLDER
 
-450 of the first file to train on and 50 to validate, drawn once; all of the second to test on.
+FOLDER contains train_300K.xyz and test_MD_300K.xyz; the output is written there. Of the first file, 450 random
+structures are for training and 50 for validation. All of the second file is for testing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ace_plugins import patched
 
 
 def main(folder: Path) -> None:
-    patched("schnetpack", mode="off").undo()  # what SchNetPack needs to be imported on today's torch
+    patched("schnetpack", mode="off").undo()  # applies the shims that SchNetPack needs with current versions of torch
     from schnetpack.data import ASEAtomsData
 
     train, test = (read(folder / name, ":") for name in ("train_300K.xyz", "test_MD_300K.xyz"))

@@ -1,9 +1,9 @@
-"""SchNet of PyTorch Geometric on QM9, as plain as can be: nothing here knows of ACE.
+"""Train SchNet (PyTorch Geometric) on QM9. A plain script that does not use ACE itself.
 
     ace-patch run schnet --mode off -- experiments/qm9_schnet.py --target alpha --epochs 12 --molecules 3000
 
-(Without ``ace-patch`` PyTorch Geometric wants pyg-lib for its neighbour search.) Prints the validation error after
-every epoch, and the test error of the epoch that was best so far.
+Prints the validation error after every epoch, and the test error of the best epoch so far. Without ``ace-patch``,
+PyTorch Geometric needs pyg-lib for its neighbour search.
 """
 
 from __future__ import annotations
