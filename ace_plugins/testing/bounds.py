@@ -30,6 +30,7 @@ from ..errors import ConfigError
 from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import as_call, as_double, evaluate, forward_names, preserve_state
+from .kit import outputs_of
 
 
 def theorem_1(gammas: Sequence[float], B: float, M: float, norm: float) -> float:
@@ -175,7 +176,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, s
     with torch.inference_mode(False), unwatched(copied), use_branches(copied, True), preserve_state(copied):
         run = _Passes(copied, get_ace(copied), action, as_call(batch), seed)
         seen = run.watch(run.names)
-        order = seen.order
+        order = list(seen.outputs)
         gammas = {name: float(run.gammas[run.names.index(name)]) for name in order}
         full, none = run.compare(run.names), run.compare([])
         last = seen.outputs[order[-1]]
@@ -198,9 +199,8 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, s
 class _Seen:
     """Tensors at the sites in one forward pass."""
 
-    order: list[str] = field(default_factory=list)
-    """Sites in the order of the forward pass."""
     outputs: dict[str, Tensor] = field(default_factory=dict)
+    """Site -> its output, in the order of the forward pass."""
     reads: dict[str, Tensor] = field(default_factory=dict)
     """Site -> input of its chain of branches."""
     given: dict[str, Tensor] = field(default_factory=dict)
@@ -243,7 +243,7 @@ class _Passes:
         seen, inputs = _Seen(), dict[str, Tensor]()
         first = {site.name: _chain(self.ace, site)[0] for site in self.ace.sites}
 
-        def on_branch(name: str) -> Callable[..., None]:
+        def keep(name: str) -> Callable[..., None]:
             def hook(branch: nn.Module, args: tuple[Any, ...], output: Any) -> None:
                 inputs[name] = args[0].detach().clone()
                 if name in first:
@@ -252,19 +252,11 @@ class _Passes:
 
             return hook
 
-        def on_module(site: Site) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                seen.order += [site.name] if site.name not in seen.order else []
-                seen.outputs[site.name] = select_output(output, site).detach().clone()
-
-            return hook
-
         self.output(sites)  # registers ACE's own hooks first
-        handles = [self.ace.branch(name).register_forward_hook(on_branch(name)) for name in self.ace.nodes]
-        for site in self.ace.sites:
-            handles.append(self.model.get_submodule(site.module).register_forward_hook(on_module(site)))
+        handles = [self.ace.branch(name).register_forward_hook(keep(name)) for name in self.ace.nodes]
         try:
-            self.output(sites)
+            with outputs_of(self.model, self.ace.sites) as seen.outputs:
+                self.output(sites)
         finally:
             for handle in handles:
                 handle.remove()
@@ -314,22 +306,23 @@ def _estimate_growth(
     run: _Passes, seen: _Seen, gammas: Mapping[str, float], norm: float, tail: bool, probes: int
 ) -> float | None:
     """Estimate M from perturbations of the sites' outputs and from the growth of the branches' inputs."""
-    if any(name not in seen.reads for name in seen.order):
+    order = list(seen.outputs)
+    if any(name not in seen.reads for name in order):
         return None
     found = [0.0]
-    layers = len(seen.order) + tail
+    layers = len(order) + tail
     generator = torch.Generator().manual_seed(run.seed)
     before = plain = run.compare([])
     without = run.watch([])
     grown = norm
-    for k, name in enumerate(seen.order, 1):
+    for k, name in enumerate(order, 1):
         site = run.ace.nodes[name]
         assert isinstance(site, Site)
         if k > 1:
             sizes = float(seen.reads[name].norm()) / grown, float(without.reads[name].norm()) / norm
             found.append(max(sizes) ** (1 / (k - 1)))
         grown *= 1 + abs(gammas[name])
-        after = run.compare(seen.order[:k])
+        after = run.compare(order[:k])
         contribution = abs(gammas[name]) * float(seen.given[name].norm())
         ratios = [_distance(after, before) / contribution] if contribution else []
         before = after

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
+from ..engine.forward import select_output
 from ..errors import AdapterError
 from ..patch.constructors import attach
-from ..symmetry.parts import get_part, iterate_tensors
+from ..symmetry.parts import iterate_tensors
 from .examples import prepare
 
 QUIET = {"trace": False, "tell": False}
@@ -159,26 +160,23 @@ def few(names: Sequence[str]) -> str:
 
 def differing_site(kit: Kit, sites: Iterable[Site], *sides: tuple[nn.Module, Example]) -> str:
     """Name the first site at which two models differ, for errors: ``" (first at site 'layers.0')"``."""
-    seen: list[dict[str, Any]] = []
+    seen = []
     for model, example in sides:
         with outputs_of(model, sites) as found:
             kit.call(model, example)
         seen.append(found)
-    for site in sites:
-        one, two = (found.get(site.name) for found in seen)
-        if isinstance(one, Tensor) and isinstance(two, Tensor) and not torch.equal(one, two):
-            return f" (first at site {site.name!r})"
-    return ""
+    names = different(*seen)
+    return f" (first at site {names[0]!r})" if names else ""
 
 
 @contextmanager
-def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Any]]:
-    """Collect the output of every site, including its branch, in the forward passes inside the block."""
-    found: dict[str, Any] = {}
+def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Tensor]]:
+    """Collect the outputs of the sites, including their branches, in the order of the forward pass in the block."""
+    found: dict[str, Tensor] = {}
 
     def keep(site: Site) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found[site.name] = output if site.output is None else get_part(output, str(site.output), site.name)
+            found[site.name] = select_output(output, site).detach().clone()
 
         return hook
 
