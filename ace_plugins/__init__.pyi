@@ -8,6 +8,7 @@ from .errors import AceError as AceError
 from .errors import AceWarning as AceWarning
 from .patch.constructors import attach as attach
 from .patch.constructors import patched as patched
+from .report.page import write_report as write_report
 from .report.status import status as status
 from .report.trace import read_trace as read_trace
 from .settings.config import Config as Config

@@ -16,8 +16,8 @@ from ..compare.store import Store
 from ..compare.trial import choose_jobs, count_processors, list_devices
 from ..errors import AceError
 from ..output import check_picture
-from ..report.tables import duration
-from ..report.trace import relative
+from ..report.tables import format_duration
+from ..report.trace import shorten_path
 from .options import ScriptCommand, adapters_or_files, as_json, print_json
 
 
@@ -136,7 +136,7 @@ def _list(comparison: Comparison, out: Path | None, jobs: int | None) -> None:
     store, jobs = Store(comparison, out), choose_jobs(jobs, len(comparison.trials))
     finished = store.load()
     for trial in comparison.trials:
-        state = f"finished, {duration(finished[trial].seconds)}" if trial in finished else "to run"
+        state = f"finished, {format_duration(finished[trial].seconds)}" if trial in finished else "to run"
         settings = ", ".join(f"{key} = {value}" for key, value in comparison.runs[trial.run].items())
         click.echo(f"{trial}: {settings}: {state}")
     first, contents = comparison.trials[0], comparison.contents
@@ -149,7 +149,7 @@ def _list(comparison: Comparison, out: Path | None, jobs: int | None) -> None:
     if finished:
         mean = sum(result.seconds for result in finished.values()) / len(finished)
         left = (len(comparison.trials) - len(finished)) * mean / jobs
-        click.echo(f"about {duration(left)} to go, estimated from the finished runs")
+        click.echo(f"about {format_duration(left)} to go, estimated from the finished runs")
     for key in ("needs", "hours"):
         if key in comparison.about:
             click.echo(f"{key}: {comparison.about[key]}")
@@ -166,4 +166,4 @@ def _print(result: ComparisonResult) -> None:
     for text in result.failed.values():
         click.echo(f"ace: {text}", err=True)
     picture = f"; picture: {result.picture}" if result.picture else ""
-    click.echo(f"Results: {relative(result.folder)}{picture}")
+    click.echo(f"Results: {shorten_path(result.folder)}{picture}")

@@ -14,7 +14,7 @@ import click
 from rich.markup import escape
 
 from ..errors import AceError, AceWarning
-from ..report.tables import console, table_of
+from ..report.terminal import make_table, open_console
 from ..settings.config import FIT
 from .options import adapters, as_json, print_json
 
@@ -50,13 +50,13 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
 
 
 def _print_diagnosis(found: Diagnosis) -> None:
-    out = console()
+    out = open_console()
     out.print(f"[bold]{escape(found.adapter)}[/]: {escape(found.upstream)}, from {escape(found.distribution)}")
     for requirement in found.requires:
         out.print(f"  requires {escape(requirement)}")
     elsewhere = any(part.module not in ("", part.name) for part in found.parts)
     added = ("added to",) if elsewhere else ()
-    table = table_of("name", *added, "reads", "features", "branch", "parameters", numbers=("parameters",))
+    table = make_table("name", *added, "reads", "features", "branch", "parameters", numbers=("parameters",))
     for part in found.parts:
         cells = [part.name, *([part.module] if elsewhere else []), part.reads, part.features, part.branch]
         table.add_row(*map(escape, cells), f"{part.parameters:,}")
@@ -125,13 +125,13 @@ def audit(
 
 def _print_audit(example: ExampleAudit, *, every: bool) -> None:
     """Print the layers down to the sites and those in which the error starts, or ``every`` layer."""
-    out = console()
+    out = open_console()
     found = example.found
     weights = f"weights of {example.checkpoint}" if example.checkpoint else "initial weights"
     branches = "with branches" if example.branches else "without branches"
     about = f"{example.upstream}, {example.model}, {weights}, {branches}"
     out.print(f"[bold]{escape(example.adapter)}[/]: {escape(about)}")
-    table = table_of("name", "kind", "output", "error in", "error out", "", numbers=("error in", "error out"))
+    table = make_table("name", "kind", "output", "error in", "error out", "", numbers=("error in", "error out"))
     culprits = {layer.name for layer in found.culprits}
     deepest = max(module.count(".") for module in example.sites.values())
     shown = [each for each in found.layers if every or each.name.count(".") <= deepest or each.name in culprits]

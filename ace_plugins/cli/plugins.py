@@ -14,7 +14,7 @@ from rich.markup import escape
 from ..errors import AceError, AceWarning, one_of
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..report.tables import console, table_of
+from ..report.terminal import make_table, open_console
 from ..scaffold import make_adapter
 from .options import as_json, print_json
 
@@ -56,8 +56,8 @@ def _describe(plugin: Plugin) -> dict[str, Any]:
 
 
 def _print_plugins(plugins: Sequence[Plugin]) -> None:
-    out = console()
-    table = table_of("name", "state", "upstream, distribution and required versions")
+    out = open_console()
+    table = make_table("name", "state", "upstream, distribution and required versions")
     for plugin in plugins:
         if plugin.problem is None:
             state = "[green]ready[/]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -10,20 +9,19 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from .. import __version__
-from ..compare.page import comparison_section, draw_curves
+from ..compare.page import draw_curves, render_comparison
 from ..compare.results import ComparisonResult, is_comparison, read_comparison
 from ..errors import AceError
-from ..output import check_picture, publish
-from ..report import charts as picture
-from ..report.runs import find_run, is_run, newest, read_run
-from ..report.sections import data_of, page_of
-from ..report.trace import relative
-from ..report.watch import SECONDS, Watch, follow, print_once, print_report
+from ..output import check_picture
+from ..report.charts import draw_picture
+from ..report.page import PAGE, describe_run, write_report
+from ..report.runs import default_runs, find_newest, find_run, is_run, read_run
+from ..report.terminal import print_report
+from ..report.trace import shorten_path
+from ..report.watch import SECONDS, RunWatcher, follow, print_once
 from ..settings.sources import RUNS
 from .options import as_json, print_json
 
-PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -50,13 +48,13 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
     read += [read_run(trace, label) for found in comparisons for label, trace in found.traces().items()]
     if png is not None:
         if read:
-            picture.draw(read, png)
+            draw_picture(read, png)
         elif not draw_curves(comparisons[0].comparison, comparisons[0].results, png):
             raise AceError(f"nothing to draw in {comparisons[0].folder}: expected traces or results with curves")
-        click.echo(f"Picture: {relative(png)}", err=True)
+        click.echo(f"Picture: {shorten_path(png)}", err=True)
     if as_json:
         compared = [{**found.to_dict(), "missing": found.missing} for found in comparisons]
-        print_json({"comparisons": compared, "runs": [data_of(run) for run in read]})
+        print_json({"comparisons": compared, "runs": [describe_run(run) for run in read]})
     if text:
         for found in comparisons:
             _print_comparison(found)
@@ -64,13 +62,12 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
             click.echo("\n" * bool(number or comparisons), nl=False)
             print_report(run)
     if out is not None or not (text or as_json or png is not None):
-        sources = [found.folder for found in (comparisons or read)]
-        out = out or (sources[0] / PAGE if len(sources) == 1 else Path(PAGE_OF_MANY))
-        made = f"Written by ace-patch report {__version__} on {time.strftime('%Y-%m-%d %H:%M')}."
+        sections = [render_comparison(found) for found in comparisons]
+        if out is None and len(comparisons) == 1:
+            out = comparisons[0].folder / PAGE
         title = f"ACE: {comparisons[0].comparison.adapter} compared" if comparisons else ""
-        page = page_of(read, before=[comparison_section(found) for found in comparisons], title=title, made=made)
-        publish(out, page.encode())
-        click.echo(f"Report: {relative(out)}", err=text or as_json)
+        out = write_report(*read, out=out, before=sections, title=title)
+        click.echo(f"Report: {shorten_path(out)}", err=text or as_json)
 
 
 def _print_comparison(found: ComparisonResult) -> None:
@@ -99,11 +96,11 @@ def watch(run: Path | None, once: bool, go_on: bool, every: float) -> None:
     once = once or not (go_on or sys.stdout.isatty())
     runs = None if run is not None and is_run(run) else _runs_in(run)
     try:
-        if not once and runs is not None and newest(runs) is None:
-            click.echo(f"waiting for a run in {relative(runs)}", err=True)
-            while newest(runs) is None:
+        if not once and runs is not None and find_newest(runs) is None:
+            click.echo(f"waiting for a run in {shorten_path(runs)}", err=True)
+            while find_newest(runs) is None:
                 time.sleep(every)
-        watched = Watch(find_run(run), runs=runs)
+        watched = RunWatcher(find_run(run), runs=runs)
         if once:
             print_once(watched)
         else:
@@ -115,7 +112,7 @@ def watch(run: Path | None, once: bool, go_on: bool, every: float) -> None:
 def _runs_in(where: Path | None) -> Path:
     """Return the folder in which new runs appear."""
     if where is None:
-        return Path(os.environ.get("ACE_RUNS") or RUNS)
+        return default_runs()
     if not where.is_dir():
         raise AceError(f"no run {str(where)!r}: expected the folder of a run, or a folder with runs, such as {RUNS}")
-    return where / RUNS if newest(where) is None and (where / RUNS).is_dir() else where
+    return where / RUNS if find_newest(where) is None and (where / RUNS).is_dir() else where

@@ -16,7 +16,7 @@ from ..errors import AceError
 from ..patch.shims import would_act
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..report.tables import console
+from ..report.terminal import open_console
 from ..run.launch import launch
 from ..settings.config import Config
 from ..settings.toml_file import SettingsFile
@@ -66,7 +66,7 @@ def _describe(plan: Plan, dry_run: bool) -> dict[str, Any]:
 
 
 def _print_patching(adapter: Plugin, plan: PatchPlan) -> None:
-    out = console()
+    out = open_console()
     out.print(escape(f"{adapter.patches.title} {plan.layout}"))
     for change in plan.changes:
         name, same = plan.name(change), change.before == change.after
@@ -137,7 +137,7 @@ def status(checkout: Path, as_json: bool) -> None:
 
 
 def _print_state(found: State) -> None:
-    out = console()
+    out = open_console()
     out.print(escape(f"{found.adapter.patches.title} {found.layout}"))
     for script, how in found.scripts.items():
         out.print(escape(f"  {script}: {how}"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..output import say
-from ..report.tables import duration
+from ..report.tables import format_duration
 from .plan import Comparison, Trial
 from .store import TrialResult
 from .trial import Event, MetricReader
@@ -52,7 +52,7 @@ class Progress:
             say(f"{text} ({self.summary()})", anyway=True)
 
     def _describe(self, result: TrialResult) -> str:
-        return f"{self.metric} {result.metrics[self.metric]:.4g} after {duration(result.seconds)}"
+        return f"{self.metric} {result.metrics[self.metric]:.4g} after {format_duration(result.seconds)}"
 
     @property
     def ended(self) -> int:
@@ -73,7 +73,7 @@ class Progress:
 
     def summary(self) -> str:
         left = self.seconds_left()
-        until = f"; about {duration(left)} to go" if left else ""
+        until = f"; about {format_duration(left)} to go" if left else ""
         return f"{self.ended} of {len(self.comparison.trials)} runs{until}"
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..report import page
-from ..report.charts import LINES_AT_MOST, Series, line_chart, save
-from ..report.tables import MINUS, plural
-from ..report.trace import relative
+from markupsafe import Markup
+
+from ..report.charts import LINES_AT_MOST, Series, draw_lines, save_figure
+from ..report.page import Chart, render_template
+from ..report.tables import MINUS, TableData, format_count
+from ..report.trace import shorten_path
 from .plan import Comparison
 from .store import TrialResult
 
@@ -44,7 +45,7 @@ def draw_curves(comparison: Comparison, results: Sequence[TrialResult], path: Pa
         for curve in seeds:
             axes.plot(range(1, len(curve) + 1), [value for _, value in curve], color=colour, alpha=0.35, linewidth=0.8)
         if seeds:
-            mean, label = _mean_curve(seeds), f"{run} ({plural(len(seeds), 'seed')})"
+            mean, label = _mean_curve(seeds), f"{run} ({format_count(len(seeds), 'seed')})"
             axes.plot(range(1, len(mean) + 1), mean, color=colour, linewidth=2, label=label)
     if values and values[0] > 0 and values[-1] > 5 * values[0]:
         axes.set_yscale("log")
@@ -59,7 +60,7 @@ def draw_curves(comparison: Comparison, results: Sequence[TrialResult], path: Pa
     axes.grid(alpha=0.2)
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    save(figure, path)
+    save_figure(figure, path)
     return True
 
 
@@ -74,40 +75,39 @@ def _mean_curve(curves: Sequence[Curve]) -> list[float]:
     return [sum(point[1] for point in points) / len(curves) for points in zip(*curves, strict=False)]
 
 
-def comparison_section(result: ComparisonResult) -> str:
-    """Return a comparison as a section of the report's page."""
+def render_comparison(result: ComparisonResult) -> Markup:
+    """Render a comparison as a section of the report's page."""
     comparison = result.comparison
-    settings = {
-        name: "; ".join(f"{key} = {value}" for key, value in settings.items())
+    settings = [
+        (f"run {name}", "; ".join(f"{key} = {value}" for key, value in settings.items()))
         for name, settings in comparison.runs.items()
-    }
-    parts = [
-        page.bullets(result.missing, "missing"),
-        *(page.paragraph(sentence, "whole") for sentence in result.sentences),
-        _table(result) if result.rows else page.paragraph("No run has finished yet."),
-        page.charts(_charts(result)),
-        page.subheading("What was compared"),
-        page.about(
-            [
-                ("adapter", comparison.adapter, False),
-                ("command", shlex.join(comparison.words), True),
-                ("seeds", ", ".join(map(str, comparison.seeds)), False),
-                *((f"run {name}", text, False) for name, text in settings.items()),
-            ]
-        ),
     ]
-    heading = f"{comparison.adapter}: {', '.join(comparison.runs)}"
-    return page.section(heading, relative(result.folder), parts, alone=True)
+    return render_template(
+        Path(__file__).parent / "templates" / "comparison.html",
+        heading=f"{comparison.adapter}: {', '.join(comparison.runs)}",
+        folder=shorten_path(result.folder),
+        missing=result.missing,
+        sentences=result.sentences,
+        table=_build_table(result) if result.rows else None,
+        caption=result.caption,
+        charts=_draw_charts(result),
+        properties=[
+            ("adapter", comparison.adapter),
+            ("command", shlex.join(comparison.words)),
+            ("seeds", ", ".join(map(str, comparison.seeds))),
+            *settings,
+        ],
+    )
 
 
-def _table(result: ComparisonResult) -> str:
-    columns, rows = result.cells(by_seed=True)
-    columns = [f" {column}" if column.startswith("seed ") else column for column in columns]
-    cells = [[escape(cell.replace("-", MINUS) if n else cell) for n, cell in enumerate(row)] for row in rows]
-    return page.table(columns, cells, numbers=columns[1:]) + page.paragraph(result.caption, "under")
+def _build_table(result: ComparisonResult) -> TableData:
+    headers, rows = result.cells(by_seed=True)
+    cells = [[name, *(cell.replace("-", MINUS) for cell in others)] for name, *others in rows]
+    seeds = [header for header in headers if header.startswith("seed ")]
+    return TableData(headers, cells, numbers=headers[1:], optional=seeds)
 
 
-def _charts(result: ComparisonResult) -> list[str]:
+def _draw_charts(result: ComparisonResult) -> list[Chart]:
     """Draw the mean over seeds of every metric by evaluation."""
     charts = []
     for metric in result.comparison.metrics:
@@ -117,6 +117,6 @@ def _charts(result: ComparisonResult) -> list[str]:
             if curves and any(map(math.isfinite, mean := _mean_curve(curves))):
                 series.append(Series(run, [(float(n), value) for n, value in enumerate(mean, 1)], noisy=True))
         if series and len(series) <= LINES_AT_MOST:
-            chart = line_chart(metric.name, series, across="evaluation")
-            charts.append(page.figure(metric.name, "mean over seeds", chart))
+            svg = draw_lines(metric.name, series, unit="evaluation")
+            charts.append(Chart(metric.name, "mean over seeds", svg))
     return charts

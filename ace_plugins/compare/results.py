@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..output import check_picture, say
-from ..report.runs import newest
-from ..report.tables import number
-from ..report.trace import relative
+from ..report.runs import find_newest
+from ..report.tables import format_number
+from ..report.trace import shorten_path
 from .experiment import Experiment, check_runs, parse_metric, parse_runs, parse_seeds
 from .live import Progress, Screen
 from .page import draw_curves
@@ -82,7 +82,7 @@ class ComparisonResult:
         store, traces = Store(self.comparison, self.folder), {}
         for trial in reversed(self.comparison.trials):
             attempts = sorted(store.trial_folder(trial).glob("work-*/ace-runs"), key=lambda path: path.stat().st_mtime)
-            found = [trace for attempt in attempts if (trace := newest(attempt))]
+            found = [trace for attempt in attempts if (trace := find_newest(attempt))]
             if found:
                 traces[trial.run] = (str(trial), found[-1])
         return dict(traces[run] for run in self.comparison.runs if run in traces)
@@ -92,16 +92,16 @@ class ComparisonResult:
         first, *others = self.comparison.metrics
         rows, paper = self.rows, self.comparison.about.get("paper", {})
         changes = {difference.run: difference.cell() for difference in self.differences}
-        spreads = ["" if row.spread is None else f" ± {number(row.spread, 2)}" for row in rows]
+        spreads = ["" if row.spread is None else f" ± {format_number(row.spread, 2)}" for row in rows]
         columns = [
             ("run", [row.run for row in rows]),
             ("seeds", [str(len(row.values)) for row in rows]),
-            (first.name, [number(row.mean) + spread for row, spread in zip(rows, spreads, strict=True)]),
+            (first.name, [format_number(row.mean) + spread for row, spread in zip(rows, spreads, strict=True)]),
             ("change", [changes.get(row.run, "") for row in rows]),
         ]
         for seed in self.comparison.seeds if by_seed else ():
             columns.append((f"seed {seed}", [_format(row.values.get(seed)) for row in rows]))
-        columns += [(metric.name, [number(row.others[metric.name]) for row in rows]) for metric in others]
+        columns += [(metric.name, [format_number(row.others[metric.name]) for row in rows]) for metric in others]
         columns.append(("time", ["" if row.time is None else f"× {row.time:.2f}" for row in rows]))
         columns.append(("equiv. error", [_format(row.equivariance_error, 2) for row in rows]))
         columns.append(("paper", [str(paper.get(row.run, "")) for row in rows]))
@@ -145,7 +145,7 @@ class ComparisonResult:
 
 
 def _format(value: float | None, digits: int = 4) -> str:
-    return "" if value is None else number(value, digits)
+    return "" if value is None else format_number(value, digits)
 
 
 def run_comparison(
@@ -226,7 +226,7 @@ def execute(
     tasks = [Task(comparison, trial, threads or first_threads) for trial in missing]
     if finished:
         total = len(comparison.trials)
-        say(f"{len(finished)} of {total} runs were finished before, in {relative(store.folder)}", anyway=True)
+        say(f"{len(finished)} of {total} runs were finished before, in {shorten_path(store.folder)}", anyway=True)
     before = comparison.contents.data_state()
     progress = (Screen if sys.stderr.isatty() else Progress)(comparison, finished, jobs)
     _run_tasks(store, tasks, progress, on)

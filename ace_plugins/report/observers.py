@@ -1,11 +1,7 @@
-"""gamma, lambda and u of a run in TensorBoard, Weights & Biases or trackio: whichever the setting ``log`` names.
+"""Observers: loggers (TensorBoard, Weights & Biases, trackio) and the announcer of attached models.
 
-An observer as anyone could write one. It comes in through the entry point group, and so this must not import torch. The
-logger's own library is imported at the first step that is logged.
-
-What is told of a model that a script attaches itself: a line when it is attached, its budget, a table at the end.
-
-``ace-patch run`` and patched scripts tell the same, and more of the process around it; then this one is silent.
+They are loaded through the entry point group, so this module must not import torch. The library of a logger is imported
+at the first step that is logged.
 """
 
 from __future__ import annotations
@@ -23,69 +19,69 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
-from ..later import later
 from ..output import quiet, say
 from ..plugins.registry import registry
 from ..settings.config import NONE
 from ..settings.sources import HOME
-from .record import RECORDER, Record
-from .trace import fresh, keep_out_of_git
+from .record import RECORDER, Record, get_ace
+from .runs import QUANTITIES
+from .trace import create_run_folder, hide_from_git
 
 if TYPE_CHECKING:
     from torch import nn
 
 
 PROJECT = "ace"
-"""The project of runs that are started here."""
+"""Project of runs that are started here."""
 
 
 class Logger(Protocol):
-    """Where values go."""
+    """A destination of logged values."""
 
     def log(self, values: dict[str, float], step: int) -> None: ...
 
     def close(self) -> None: ...
 
 
-class TensorBoard:
-    """An event file in the folder of the run's record; of a run without one, in a folder of its own."""
+class TensorBoardLogger:
+    """Writes an event file into the folder of the run, or into a new folder if the run has none."""
 
     def __init__(self, record: Record) -> None:
-        folder = record.folder or fresh(RECORDER.home / HOME / "tensorboard", record.adapter)
+        folder = record.folder or create_run_folder(RECORDER.home / HOME / "tensorboard", record.adapter)
         self.writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def log(self, values: dict[str, float], step: int) -> None:
         for name, value in values.items():
             self.writer.add_scalar(name, value, step)
-        self.writer.flush()  # a process that is killed loses nothing
+        self.writer.flush()  # a killed process loses nothing
 
     def close(self) -> None:
         self.writer.close()
 
 
-class Wandb:
-    """The script's run, whenever it has one open; else a run of our own."""
+class WandbLogger:
+    """Logs to the script's open run, or to a new run if there is none."""
 
     def __init__(self, record: Record) -> None:
         self.wandb = import_module("wandb")
         self.record = record
         self.own: Any = None
         self.defined: Any = None
-        """The run that knows what our values are drawn over."""
+        """The run in which our step metric is defined."""
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self.wandb.run is None:
             folder = Path(os.environ.get("WANDB_DIR") or RECORDER.home / HOME)
             folder.mkdir(parents=True, exist_ok=True)
-            keep_out_of_git(folder)
+            hide_from_git(folder)
             project = os.environ.get("WANDB_PROJECT", PROJECT)
             self.own = self.wandb.init(project=project, dir=str(folder), config=dataclasses.asdict(self.record.config))
         run = self.wandb.run
         if run is not self.defined:
             run.define_metric("ace/*", step_metric="ace/step")
             self.defined = run
-        # In the script's run the values wait for the script's next row. A row of our own would move wandb's step, and
-        # wandb drops rows of the script's whose step is below that.
+        # In the script's run our values join the script's next row. A separate row would advance wandb's step, and
+        # wandb drops the script's rows with a smaller step.
         run.log({**values, "ace/step": step}, commit=run is self.own)
 
     def close(self) -> None:
@@ -93,8 +89,8 @@ class Wandb:
             self.own.finish()
 
 
-class Trackio:
-    """The script's run, whenever it has one open; else a run of our own."""
+class TrackioLogger:
+    """Logs to the script's open run, or to a new run if there is none."""
 
     def __init__(self, record: Record) -> None:
         self.trackio = import_module("trackio")
@@ -108,9 +104,9 @@ class Trackio:
     def log(self, values: dict[str, float], step: int) -> None:
         if self.run is None:
             config = dataclasses.asdict(self.record.config)
-            with redirect_stdout(sys.stderr):  # stdout is the script's
+            with redirect_stdout(sys.stderr):  # stdout belongs to the script
                 self.own = self.trackio.init(project=PROJECT, config=config)
-        # The script's run counts its own rows: ours are numbered among them.
+        # The script's run numbers its own rows, ours among them.
         self.run.log({**values, "ace/step": step}, step=step if self.run is self.own else None)
 
     def close(self) -> None:
@@ -120,9 +116,9 @@ class Trackio:
 
 
 class Log:
-    """One run in its logger. What fails is told once, and training goes on without the log.
+    """The log of one run. The first failure is a warning and ends the log; training continues.
 
-    It holds the record, never the model: the log of a model that is dropped inside a function is closed too."""
+    It holds the record, never the model, so that the log of a dropped model is closed too."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -130,22 +126,23 @@ class Log:
         self.closed = False
 
     def write(self) -> None:
-        """How things are now, under the step that the trace has: it never goes back."""
+        """Log the current values under the step of the trace, which never decreases."""
         if self.closed:
             return
         first = self.logger is None
         try:
             self.logger = self.logger or KINDS[self.record.config.log](self.record)
-            self.logger.log(self._values(), self.record.steps)
+            self.logger.log(self._read_values(), self.record.steps)
         except Exception as error:
-            self.closed = True
-            self._warn(error)
+            self._fail(error)
         if first and not self.closed:
-            # What is registered last is called first. The library's own would end the run, and say so on stdout.
+            # After the library has registered its own exit function: the last one registered is called first, and the
+            # library's would end the run and print to stdout.
             atexit.register(self.close)
 
     def close(self) -> None:
-        if self.closed or self.record.process != os.getpid():  # a forked child ends without ending the run
+        """Close the logger, once."""
+        if self.closed or self.record.process != os.getpid():  # a forked child must not end the parent's log
             return
         self.closed = True
         atexit.unregister(self.close)
@@ -153,38 +150,37 @@ class Log:
             if self.logger is not None:
                 self.logger.close()
         except Exception as error:
-            self._warn(error)
+            self._fail(error)
 
-    def _values(self) -> dict[str, float]:
-        rows = zip(("gamma", "lambda", "u"), self.record.snapshot().tolist(), strict=True)
-        values = {
-            f"ace/{name}/{site}": value
-            for name, row in rows
-            for site, value in zip(self.record.sites, row, strict=True)
-        }
-        error = self.record.error_now or {}
-        measured = {f"ace/error/{name}": error.get(name) for name in ("relative", "absolute")}
-        return values | {name: value for name, value in measured.items() if value is not None}
+    def _read_values(self) -> dict[str, float]:
+        rows = zip(QUANTITIES, self.record.snapshot().tolist(), strict=True)
+        sites = self.record.sites
+        values = {f"ace/{name}/{site}": v for name, row in rows for site, v in zip(sites, row, strict=True)}
+        error = self.record.current_error or {}
+        names = ("relative", "absolute")
+        return values | {f"ace/error/{name}": error[name] for name in names if error.get(name) is not None}
 
-    def _warn(self, error: Exception) -> None:
-        told = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        warnings.warn(f"nothing more is logged to {self.record.config.log}: {told}; training goes on", AceWarning, 2)
+    def _fail(self, error: Exception) -> None:
+        self.closed = True
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        log = self.record.config.log
+        warnings.warn(f"logging to {log} stopped: {problem}; training continues", AceWarning, stacklevel=2)
 
 
 class Loggers:
-    """The logs of this process."""
+    """The observer that keeps the logs of this process."""
 
     def __init__(self) -> None:
         self.logs: weakref.WeakKeyDictionary[nn.Module, Log] = weakref.WeakKeyDictionary()
 
-    @hookimpl(trylast=True)  # after the recorder, which makes the folder and measures the error
+    @hookimpl(trylast=True)  # after the recorder, which creates the folder and measures the error
     def ace_stepped(self, model: nn.Module, step: int) -> None:
-        record = RECORDER.of(model)
+        record = RECORDER.get_record(model)
         config = record.config
-        if config.log == NONE or not record.leads or not (config.logs(step) or record.error_now):
+        if config.log == NONE or not record.leads or not (config.logs(step) or record.current_error):
             return
         log = self.logs.get(model)
-        if log is None or log.record is not record:  # the record of a forked process is its own
+        if log is None or log.record is not record:  # a forked process has a new record
             log = self.logs[model] = Log(record)
             weakref.finalize(model, log.close)
         log.write()
@@ -196,61 +192,65 @@ class Loggers:
             log.close()
 
 
-KINDS: dict[str, type[TensorBoard | Wandb | Trackio]] = {
-    "tensorboard": TensorBoard,
-    "wandb": Wandb,
-    "trackio": Trackio,
+KINDS: dict[str, type[TensorBoardLogger | WandbLogger | TrackioLogger]] = {
+    "tensorboard": TensorBoardLogger,
+    "wandb": WandbLogger,
+    "trackio": TrackioLogger,
 }
 LOGGERS = Loggers()
 
 
 class Announcer:
-    """An observer of all attached models of the process."""
+    """The observer that prints a line when a model is attached, its budget, and the summary at the end.
+
+    It is silent in ``ace-patch run`` and in patched scripts, which print the same and more."""
 
     def __init__(self) -> None:
         self.silent = False
-        """Somebody else tells."""
-        self._budgets_told: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._announced: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
-        if self._speaks(model):
-            say(banner(model))
+        if self._may_print(model):
+            say(describe_attachment(model))
 
     @hookimpl
     def ace_stepped(self, model: nn.Module, step: int) -> None:
-        if self._speaks(model):
-            self.tell_budget(model, step)
+        if self._may_print(model):
+            self.announce_budget(model, step)
 
     @hookimpl(tryfirst=True)  # before the recorder closes the record
     def ace_finished(self, model: nn.Module) -> None:
         record = RECORDER.records.get(model)
-        if record is not None and not record.finished and record.steps and self._speaks(model):
-            later("ace_plugins.report.tables").print_run(record.to_dict())
+        if record is not None and not record.finished and record.steps and self._may_print(model):
+            from .terminal import print_summary
 
-    def tell_budget(self, model: nn.Module, step: int) -> None:
-        """Once, when it is known."""
-        ace: Any = model.ace
-        if ace.config.paced and model not in self._budgets_told and ace.budget.is_settled(step):
-            self._budgets_told.add(model)
+            print_summary(record)
+
+    def announce_budget(self, model: nn.Module, step: int) -> None:
+        """Print the budget once, as soon as it is known."""
+        ace = get_ace(model)
+        if ace.config.paced and model not in self._announced and ace.budget.is_settled(step):
+            self._announced.add(model)
             say(f"budget: {ace.budget}")
 
-    def _speaks(self, model: nn.Module) -> bool:
-        ace: Any = model.ace
-        told: bool = ace.config.tell and not self.silent and not quiet()
-        return told and later("ace_plugins.engine.distributed").rank() == 0
+    def _may_print(self, model: nn.Module) -> bool:
+        from ..engine.distributed import rank
+
+        return get_ace(model).config.tell and not self.silent and not quiet() and rank() == 0
 
 
-def banner(model: nn.Module, commit: str = "") -> str:
-    """What was attached to what; ``commit`` says which state of its upstream the model comes from."""
-    now = later("ace_plugins.report.status").status(model)
-    ace: Any = model.ace
+def describe_attachment(model: nn.Module, commit: str = "") -> str:
+    """Return one line on an attached model. ``commit`` is the state of the upstream repository."""
+    from ..patch.shims import REPAIRS
+    from .status import status
+
+    now = status(model)
     plugin = registry().plugins.get(now.adapter)
-    repairs = later("ace_plugins.patch.shims").REPAIRS
-    shims = ", ".join(shim.name for shim in repairs.active(plugin)) if plugin is not None else ""
+    shims = ", ".join(shim.name for shim in REPAIRS.active(plugin)) if plugin is not None else ""
     return (
         f"{now.adapter}{commit}: attached to {type(model).__name__}, {len(now.sites)} sites, "
-        f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, {ace.config.summary}"
+        f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, {get_ace(model).config.summary}"
         + (f"; shims: {shims}" if shims else "")
     )
 

@@ -1,109 +1,325 @@
-"""One HTML file that needs nothing else: no network, no scripts, no fonts. Everything told is escaped here."""
+"""Builds the report of runs: one HTML file without scripts, fonts or network access, and the same as data.
+
+The templates in ``templates/`` escape everything that comes from a run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+import math
+import os
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-STYLE = Path(__file__).with_name("page.css")
+from markupsafe import Markup
 
+from .. import __version__
+from ..output import publish
+from ..settings.config import SETTINGS
+from .charts import LINES_AT_MOST, Point, Series, draw_heat_map, draw_lines, draw_sparkline, is_drawable, needs_log
+from .runs import QUANTITIES, SavedRun, find_run, pick_evenly, read_run
+from .tables import TableData, build_site_table, format_count, format_duration, format_number
+from .trace import finite_or_none, shorten_path
+from .verdicts import RunOutcome, judge_saved
 
-def page(title: str, sections: Sequence[str], *, heading: str = "", made: str = "") -> str:
-    """A whole page. ``heading`` is left out where one section says it all."""
-    style = STYLE.read_text(encoding="utf-8")
-    head = f"<h1>{escape(heading)}</h1>" if heading else ""
-    foot = f"<footer>{escape(made)}</footer>" if made else ""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<header>{head}</header>\n"
-        + "\n".join(sections)
-        + f"\n{foot}\n</body>\n</html>\n"
-    )
-
-
-def section(heading: str, under: str, parts: Iterable[str], *, alone: bool = False) -> str:
-    kind = ' class="alone"' if alone else ""
-    below = f'<p class="under">{escape(under)}</p>' if under else ""
-    return f"<section{kind}>\n<h2>{escape(heading)}</h2>\n{below}\n" + "\n".join(filter(None, parts)) + "\n</section>"
-
-
-def subheading(text: str) -> str:
-    return f"<h3>{escape(text)}</h3>"
+TEMPLATES = Path(__file__).with_name("templates")
+PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
+MEANINGS = {
+    "gamma": "share of its branch that a layer uses",
+    "lambda": "pull of the constraint",
+    "u": "slack of a layer",
+}
+NAMED = 6
+"""Largest number of layers that are listed beside a verdict."""
+POINTS = 1000
+"""Largest number of points of a series in the data; the trace has all of them."""
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    return f"<p{_class(kind)}>{escape(text)}</p>" if text else ""
+@dataclass(frozen=True)
+class Chart:
+    """A chart with its caption; ``text`` replaces a picture that would show nothing."""
+
+    title: str
+    remark: str
+    svg: Markup | str = ""
+    text: str = ""
 
 
-def bullets(items: Sequence[str], kind: str = "") -> str:
-    return f"<ul{_class(kind)}>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>" if items else ""
+def write_report(
+    *runs: str | os.PathLike[str] | SavedRun,
+    out: str | os.PathLike[str] | None = None,
+    before: Sequence[Markup] = (),
+    title: str = "",
+) -> Path:
+    """Write an HTML report of one or more runs, as ``ace-patch report`` does.
 
+    The page is one file that needs nothing else. It shows for each run its outcome with a verdict on every site, gamma,
+    lambda and u over time, the loss, the equivariance error and the settings; several runs are also compared.
 
-def facts(told: Sequence[tuple[str, str, str]]) -> str:
-    """The figures that people look for first: what it is, the figure, and a remark."""
-    boxes = "".join(
-        f"<div><dt>{escape(what)}</dt><dd>{escape(figure)}{f'<small>{escape(more)}</small>' if more else ''}</dd></div>"
-        for what, figure, more in told
-    )
-    return f'<dl class="facts">{boxes}</dl>' if told else ""
+        from ace_plugins import write_report
+        write_report()                                  # the newest run in .ace/runs
+        write_report("first/.ace/runs", "second/.ace/runs", out="both.html")
 
+    Args:
+        runs: Folders of runs, or folders that contain runs, of which the newest is taken. Default: the newest run in
+            .ace/runs.
+        out: The file. Default: report.html in the folder of the run, or ace-report.html in the current folder if there
+            are several runs.
+        before: Sections that precede the runs, as `render_template` returns them.
+        title: Title of the page. Default: the titles of the runs.
 
-def figure(title: str, remark: str, picture: str) -> str:
-    """``picture`` is SVG of ours, or a sentence where there is nothing to draw."""
-    drawn = picture if picture.startswith("<svg") else paragraph(picture, "under")
-    return f"<figure><figcaption>{escape(title)} <small>{escape(remark)}</small></figcaption>{drawn}</figure>"
+    Returns:
+        Path of the file.
 
-
-def charts(figures: Sequence[str]) -> str:
-    return '<div class="charts">' + "\n".join(figures) + "</div>" if figures else ""
-
-
-def word(text: str) -> str:
-    """A verdict."""
-    return f'<span class="word {escape(text.replace(" ", "-"), quote=True)}">{escape(text)}</span>' if text else ""
-
-
-def said(words: Mapping[str, tuple[str, str]]) -> str:
-    """Verdicts with what each means, and for which layers."""
-    items = "".join(
-        f"<li>{word(each)}<span>{escape(meaning)} <small>{escape(where)}</small></span></li>"
-        for each, (meaning, where) in words.items()
-    )
-    return f'<ul class="said">{items}</ul>' if items else ""
-
-
-def about(told: Sequence[tuple[str, str, bool]]) -> str:
-    """What it is, what it was, and whether that is code."""
-    rows = "".join(
-        f"<dt>{escape(what)}</dt><dd>{f'<code>{escape(text)}</code>' if code else escape(text)}</dd>"
-        for what, text, code in told
-        if text
-    )
-    return f'<dl class="about">{rows}</dl>' if rows else ""
-
-
-def two(*parts: str) -> str:
-    """Side by side where there is room."""
-    return '<div class="two">' + "".join(f"<div>{part}</div>" for part in parts if part) + "</div>"
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = ()) -> str:
-    """Cells are HTML of ours: who fills them escapes them. The first of a row is its heading.
-
-    A column whose name begins with a space is left out where there is little room.
+    Raises:
+        AceError: If a folder has no run, or the file cannot be written.
     """
-    kinds = [
-        " ".join([*(["number"] if c in numbers else []), *(["roomy"] if c.startswith(" ") else [])]) for c in columns
+    if not runs and not before:
+        runs = (find_run(None),)
+    read = [run if isinstance(run, SavedRun) else read_run(find_run(Path(run))) for run in runs]
+    if out is None:
+        out = read[0].folder / PAGE if len(read) == 1 and not before else Path(PAGE_OF_MANY)
+    publish(out, render_report(read, before=before, title=title).encode())
+    return Path(out)
+
+
+def render_report(runs: Sequence[SavedRun], *, before: Sequence[Markup] = (), title: str = "") -> str:
+    """Return the page as HTML."""
+    sections = list(before)
+    if len(runs) > 1:
+        sections.append(_render_side_by_side(runs, alone=not sections))
+    sections += [_render_run(run, alone=not sections and len(runs) == 1) for run in runs]
+    return render_template(
+        TEMPLATES / "page.html",
+        title=title or "ACE: " + "; ".join(run.title for run in runs),
+        sections=sections,
+        footer=f"Written by ace-patch report {__version__} on {time.strftime('%Y-%m-%d %H:%M')}.",
+    )
+
+
+def render_template(template: Path, **data: Any) -> Markup:
+    """Render a template as a part of the page. It may import the macros in ``parts.html``; all data is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, TEMPLATES]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return Markup(environment.get_template(template.name).render(data))
+
+
+def _render_run(run: SavedRun, *, alone: bool) -> Markup:
+    outcome = judge_saved(run)
+    pictures = [draw_sparkline(list(zip(run.steps, gamma, strict=True))) for gamma in run.values["gamma"] if run.steps]
+    return render_template(
+        TEMPLATES / "run.html",
+        alone=alone,
+        run=run,
+        outcome=outcome,
+        folder=shorten_path(run.folder),
+        facts=_list_facts(run),
+        verdicts=[(word, meaning, _list_sites(outcome, word)) for word, meaning in outcome.meanings.items()],
+        charts=[*_draw_sites(run), *_draw_training(run)],
+        events=[f"step {step:,}: {event}" for step, event in run.events],
+        table=build_site_table(outcome.sites, run.mode, pictures, "gamma over time") if pictures else None,
+        properties=_list_properties(run),
+    )
+
+
+def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
+    """Return the most important figures: name, figure and remark."""
+    facts = [("steps", f"{run.length:,}", "finished" if run.end is not None else "no end in the trace")]
+    if run.duration:
+        pace = f"{format_number(run.length / run.duration, 3)} steps per second"
+        facts.append(("time", format_duration(run.duration), pace))
+    sizes = [(abs(v), site) for site, v in zip(run.sites, run.last("gamma"), strict=True) if math.isfinite(v)]
+    if sizes:
+        size, site = max(sizes)
+        facts.append(("largest |gamma|", format_number(size, 3), site if size else "every layer"))
+    for name, points, more in (("training loss", run.loss, ""), ("equivariance error", run.errors, run.group)):
+        if points:
+            first = f"{format_number(points[0][1], 3)} at step {points[0][0]:,}"
+            facts.append((name, format_number(points[-1][1], 3), ", ".join(filter(None, (first, more)))))
+    return facts
+
+
+def _list_sites(outcome: RunOutcome, verdict: str) -> str:
+    names = outcome.find_sites(verdict)
+    if len(names) == len(outcome.sites) > 1:
+        return "every layer"
+    return ", ".join(names) if len(names) <= NAMED else f"{len(names)} of {len(outcome.sites)} layers"
+
+
+def _draw_sites(run: SavedRun) -> list[Chart]:
+    if not run.steps:
+        return []
+    charts = [_draw_quantity(run, name, what, run.steps, run.values[name]) for name, what in MEANINGS.items()]
+    if run.gradients:
+        steps = [step for step, _ in run.gradients]
+        values = [list(site) for site in zip(*(row for _, row in run.gradients), strict=True)]
+        remark = "of the loss at gamma: below 0 a larger gamma would help"
+        charts.append(_draw_quantity(run, "gradient", remark, steps, values, noisy=True))
+    return charts
+
+
+def _draw_quantity(
+    run: SavedRun,
+    name: str,
+    remark: str,
+    steps: Sequence[int],
+    values: Sequence[Sequence[float]],
+    *,
+    noisy: bool = False,
+) -> Chart:
+    """Draw a quantity of every site. ``values`` has for each site one value per step."""
+    finite = [value for site in values for value in site if math.isfinite(value)]
+    if not finite:
+        return Chart(name, remark, text="Not in the trace.")
+    if min(finite) == max(finite):
+        return Chart(name, remark, text=f"{format_number(finite[0])} for every layer, throughout.")
+    title = f"{name} of {format_count(len(run.sites), 'layer')} over {format_count(run.length, 'step')}"
+    if len(run.sites) > LINES_AT_MOST:
+        return Chart(name, remark, draw_heat_map(title, run.sites, steps, values))
+    series = [
+        Series(site, list(zip(steps, at, strict=True)), noisy) for site, at in zip(run.sites, values, strict=True)
     ]
-    head = "".join(f"<th{_class(kind)}>{escape(c.strip())}</th>" for c, kind in zip(columns, kinds, strict=True))
-    body = []
-    for first, *cells in rows:
-        rest = "".join(f"<td{_class(kind)}>{cell}</td>" for cell, kind in zip(cells, kinds[1:], strict=True))
-        body.append(f'<tr><th scope="row">{first}</th>{rest}</tr>')
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    return Chart(name, remark, draw_lines(title, series, zero=True, events=[step for step, _ in run.events]))
 
 
-def _class(kind: str) -> str:
-    return f' class="{kind}"' if kind else ""
+def _draw_training(run: SavedRun) -> list[Chart]:
+    charts = []
+    events = [step for step, _ in run.events]
+    if is_drawable(run.loss):
+        svg = draw_lines("training loss", [Series("loss", run.loss, noisy=True)], events=events)
+        charts.append(Chart("training loss", "as the script computed it", svg))
+    if is_drawable(run.errors):
+        zero = not needs_log(value for _, value in run.errors)
+        svg = draw_lines("equivariance error", [Series("error", run.errors)], zero=zero, marks=True, events=events)
+        charts.append(Chart("equivariance error", f"relative{f', under {run.group}' if run.group else ''}", svg))
+    groups: dict[tuple[Point, ...], list[str]] = {}  # parameter groups with the same rates share a line
+    for number in range(max((len(rates) for _, rates in run.rates), default=0)):
+        points = tuple((step, rates[number]) for step, rates in run.rates if number < len(rates))
+        if is_drawable(points):
+            groups.setdefault(points, []).append(str(number))
+    if groups:
+        rates = {value for points in groups for _, value in points}
+        remark = "of the script's optimizer"
+        if len(rates) == 1:
+            charts.append(Chart("learning rate", remark, text=f"{format_number(rates.pop())} throughout."))
+        else:
+            series = [Series(f"group {', '.join(names)}", points) for points, names in groups.items()]
+            svg = draw_lines("learning rate", series[:LINES_AT_MOST], zero=True, events=events)
+            charts.append(Chart("learning rate", remark, svg))
+    return charts
+
+
+def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
+    about, origins = run.about, run.about.get("origins")
+    command, seed = about.get("command"), about.get("seed")
+    origins = origins if isinstance(origins, dict) else {}
+    settings = [f"{k} = {v}{f' ({origins[k]})' if origins.get(k) else ''}" for k, v in run.changed.items()]
+    if run.config is not None:
+        defaults = len(SETTINGS.keys() - run.changed.keys())
+        settings.append(f"{defaults} others by default" if settings else "all by default")
+    return [
+        ("adapter", run.adapter),
+        ("started", str(about.get("started") or "").replace("T", " ")),
+        ("command", shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")),
+        ("seed", "" if seed is None else str(seed)),
+        ("settings", "; ".join(settings)),
+        ("upstream", _join_pairs(about.get("upstream"))),
+        ("versions", _join_pairs(about.get("versions")) or _join_pairs({"torch": about.get("torch")})),
+        ("lines", f"{len(run.steps):,} in the trace, up to step {run.length:,}"),
+    ]
+
+
+def _join_pairs(found: Any) -> str:
+    if not isinstance(found, dict):
+        return found if isinstance(found, str) else ""
+    return ", ".join(f"{key} {value}" for key, value in found.items() if value not in (None, "", [], {}))
+
+
+def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
+    """Compare runs: settings that differ, outcomes, and curves in one chart."""
+    names = name_runs(runs)
+    defaults = {key: setting.default for key, setting in SETTINGS.items()}
+    keys = dict.fromkeys(key for run in runs for key in run.changed)
+    settings = {key: [str((defaults | run.settings).get(key, "")) for run in runs] for key in keys}
+    u = [[value for value in run.last("u") if math.isfinite(value)] for run in runs]
+    curves = {
+        "training loss": ("as each script computed it", [run.loss for run in runs]),
+        "largest |gamma|": ("of all layers", [run.largest_gamma() for run in runs]),
+        "equivariance error": ("relative", [run.errors for run in runs]),
+    }
+    last = {title: [format_number(c[-1][1]) if c else "" for c in found] for title, (_, found) in curves.items()}
+    rows = {
+        **{key: values for key, values in settings.items() if len(set(values)) > 1},
+        "steps": [f"{run.length:,}{'' if run.end is not None else ', no end'}" for run in runs],
+        "time": [format_duration(run.duration) for run in runs],
+        "largest |gamma|": last["largest |gamma|"],
+        "largest u": [format_number(max(values, default=math.nan)) for values in u],
+        "training loss": last["training loss"],
+        "equivariance error": last["equivariance error"],
+        "verdicts": [_count_verdicts(judge_saved(run)) for run in runs],
+    }
+    charts = []
+    for title, (remark, found) in curves.items():
+        if len(runs) <= LINES_AT_MOST and any(map(is_drawable, found)):
+            noisy = title == "training loss"
+            series = [Series(name, points, noisy) for name, points in zip(names, found, strict=True)]
+            charts.append(Chart(title, remark, draw_lines(title, series, zero=title == "largest |gamma|")))
+    cells = [[name, *values] for name, values in rows.items() if any(values)]
+    table = TableData(["", *names], cells, numbers=names)
+    return render_template(TEMPLATES / "side_by_side.html", alone=alone, count=len(runs), table=table, charts=charts)
+
+
+def _count_verdicts(outcome: RunOutcome) -> str:
+    return ", ".join(f"{len(outcome.find_sites(word))} {word}" for word in outcome.meanings)
+
+
+def name_runs(runs: Sequence[SavedRun]) -> list[str]:
+    """Return the shortest names that differ: label, mode, title or folder."""
+    for attribute in ("label", "mode", "title", "name"):
+        names = [str(getattr(run, attribute)) for run in runs]
+        if all(names) and len(set(names)) == len(runs):
+            return names
+    return [f"{number}: {run.title}" for number, run in enumerate(runs, 1)]
+
+
+def describe_run(run: SavedRun) -> dict[str, Any]:
+    """Return the content of the page as JSON-compatible data: null for numbers that are not finite."""
+    outcome = judge_saved(run)
+    kept = pick_evenly(len(run.steps), POINTS)
+    rates = [run.rates[place] for place in pick_evenly(len(run.rates), POINTS)]
+    return {
+        "folder": str(run.folder),
+        "about": dict(run.about),
+        "changed": run.changed,
+        "steps": run.length,
+        "seconds": run.duration,
+        "lines": len(run.steps),
+        "finished": run.end is not None,
+        "missing": run.missing,
+        "verdict": outcome.advice,
+        "sites": [{**site.to_dict(), "meaning": outcome.meanings.get(site.verdict, "")} for site in outcome.sites],
+        "trace": {
+            "step": [run.steps[place] for place in kept],
+            "seconds": [finite_or_none(run.seconds[place]) for place in kept],
+            **{q: [[finite_or_none(site[place]) for site in run.values[q]] for place in kept] for q in QUANTITIES},
+        },
+        "loss": _list_points(run.loss),
+        "lr": [{"step": step, "lr": list(map(finite_or_none, values))} for step, values in rates],
+        "errors": [{**point, "group": run.group} for point in _list_points(run.errors)],
+        "events": [{"step": step, "event": event} for step, event in run.events],
+    }
+
+
+def _list_points(points: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
+    kept = (points[place] for place in pick_evenly(len(points), POINTS))
+    return [{"step": step, "value": finite_or_none(value)} for step, value in kept]

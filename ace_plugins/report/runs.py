@@ -1,7 +1,4 @@
-"""What is known of one run, line by line of its trace.
-
-Runs found and read back from their folders, in whatever state they were left: finished, killed, half written.
-"""
+"""Runs found and read back from their folders, in any state: finished, killed, still training, partly unreadable."""
 
 from __future__ import annotations
 
@@ -17,49 +14,50 @@ from typing import Any
 from ..errors import AceError, ConfigError
 from ..settings.config import FORMER_LOOPS, REMOVED, SETTINGS, Config
 from ..settings.sources import RUNS
-from .trace import ABOUT, LINES
+from .trace import ABOUT, LINES, TraceReader
 
 NAN = math.nan
 QUANTITIES = ("gamma", "lambda", "u")
-"""What every line has of every site."""
+"""Present in every line, with one value per site."""
+NAMED = 4
+"""Number of sites that a note lists."""
 
 
 @dataclass
-class Run:
-    """What is known of one run. Numbers that are missing or not finite are NaN."""
+class SavedRun:
+    """A run as its files describe it. Numbers that are missing or not finite are NaN."""
 
     folder: Path
     about: Mapping[str, Any]
-    """What run.json says; empty if there is none."""
+    """Content of run.json; empty if there is none."""
     config: Config | None
-    """None if run.json does not say."""
+    """None if run.json has no settings."""
     sites: list[str]
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    values: dict[str, list[list[float]]] = field(default_factory=lambda: {name: [] for name in QUANTITIES})
-    """gamma, lambda and u: of every site a value for every line."""
+    values: dict[str, list[list[float]]] = field(default_factory=dict)
+    """gamma, lambda and u: for each site one value per line."""
     loss: list[tuple[int, float]] = field(default_factory=list)
     rates: list[tuple[int, list[float]]] = field(default_factory=list)
-    """The live learning rates of the script's optimizer."""
+    """Learning rates of the script's optimizer, one per parameter group."""
     errors: list[tuple[int, float]] = field(default_factory=list)
-    """The relative equivariance error, with branches."""
+    """Relative equivariance error, with branches."""
     group: str = ""
-    """Under which it was measured."""
+    """Group of the equivariance error."""
     gradients: list[tuple[int, list[float]]] = field(default_factory=list)
-    """Of the loss at gamma, one for every site."""
-    landings: dict[int, float] = field(default_factory=dict)
-    """Sites that have landed by themselves, with how hard lambda has to hold them, as the mean of ``averaged``
-    gradients."""
+    """Gradient of the loss at gamma, one per site."""
+    held: dict[int, float] = field(default_factory=dict)
+    """For each landed site |lambda| / s, computed from the mean of ``averaged`` gradients."""
     averaged: float = math.inf
     events: list[tuple[int, str]] = field(default_factory=list)
     end: Mapping[str, Any] | None = None
-    """The last line of a run that came to its end."""
+    """The last line of a finished run."""
     absent: set[str] = field(default_factory=set)
-    """Of gamma, lambda and u, those that a line left out."""
+    """Quantities that some line lacks."""
     missing: list[str] = field(default_factory=list)
-    """What a reader should know is not there."""
+    """Notes on what could not be read."""
     label: str = ""
-    """What somebody who has many runs calls this one."""
+    """Name of the run within a comparison."""
 
     @property
     def name(self) -> str:
@@ -79,158 +77,175 @@ class Run:
 
     @property
     def length(self) -> int:
-        """Steps, as far as the trace goes."""
+        """Number of training steps up to the last line."""
         return max(self.steps, default=0)
 
     @property
-    def lasted(self) -> float:
-        """Seconds, as far as the trace goes."""
-        return max((value for value in self.seconds if math.isfinite(value)), default=0.0)
+    def duration(self) -> float:
+        """Seconds up to the last line."""
+        return max(filter(math.isfinite, self.seconds), default=0.0)
 
-    def now(self, quantity: str) -> list[float]:
-        """Its last values, one for every site."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings in run.json, under the names of this version."""
+        found = self.about.get("config")
+        known = {k: v for k, v in found.items() if k not in REMOVED} if isinstance(found, dict) else {}
+        return known | ({"loop": FORMER_LOOPS.get(str(known["loop"]), known["loop"])} if "loop" in known else {})
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Settings in run.json that differ from the defaults."""
+        return {k: v for k, v in self.settings.items() if k not in SETTINGS or v != SETTINGS[k].default}
+
+    def last(self, quantity: str) -> list[float]:
+        """Return the last value of each site."""
         return [site[-1] if site else NAN for site in self.values[quantity]]
 
-    def first(self, quantity: str) -> list[float]:
-        """Its first values, one for every site."""
-        return [site[0] if site else NAN for site in self.values[quantity]]
-
-    def largest(self) -> list[float]:
-        """The largest |gamma| of every line."""
-        return [
-            max((abs(v) for v in at if math.isfinite(v)), default=NAN) for at in zip(*self.values["gamma"], strict=True)
-        ]
-
-    def changed(self) -> dict[str, Any]:
-        """The settings that are not the defaults, as run.json has them."""
-        told = self.about.get("config")
-        told = told if isinstance(told, dict) else {}
-        return {key: value for key, value in told.items() if key not in SETTINGS or value != SETTINGS[key].default}
+    def largest_gamma(self) -> list[tuple[int, float]]:
+        """Return the largest |gamma| of each line, with its step."""
+        lines = zip(*self.values["gamma"], strict=True)
+        sizes = [max((abs(v) for v in line if math.isfinite(v)), default=NAN) for line in lines]
+        return list(zip(self.steps, sizes, strict=False))
 
     def add(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """More lines of the trace."""
+        """Add lines of the trace."""
         for line in lines:
-            step = _number(line.get("step"))
-            if not math.isfinite(step):
-                continue
-            self._add(int(step), line)
+            step = to_number(line.get("step"))
+            if math.isfinite(step):
+                self._add(int(step), line)
 
     def _add(self, step: int, line: Mapping[str, Any]) -> None:
         self.steps.append(step)
-        self.seconds.append(_number(line.get("seconds")))
+        self.seconds.append(to_number(line.get("seconds")))
         for name in QUANTITIES:
-            told = line.get(name)
-            row = [_number(value) for value in told] if isinstance(told, list) else []
+            row = _numbers(line.get(name)) or []
             if len(row) < len(self.sites):
                 self.absent.add(name)
-            for number, column in enumerate(self.values[name]):
-                column.append(row[number] if number < len(row) else NAN)
+            for number, values in enumerate(self.values[name]):
+                values.append(row[number] if number < len(row) else NAN)
         if "loss" in line:
-            self.loss.append((step, _number(line["loss"])))
-        if isinstance(line.get("lr"), list):
-            self.rates.append((step, [_number(value) for value in line["lr"]]))
-        gradient = line.get("gradient")
-        if isinstance(gradient, list) and len(gradient) == len(self.sites):
-            self.gradients.append((step, [_number(value) for value in gradient]))
-        self._land(line.get("landed"))
+            self.loss.append((step, to_number(line["loss"])))
+        if (rates := _numbers(line.get("lr"))) is not None:
+            self.rates.append((step, rates))
+        gradient = _numbers(line.get("gradient"))
+        if gradient is not None and len(gradient) == len(self.sites):
+            self.gradients.append((step, gradient))
+        landed = line.get("landed")
+        if isinstance(landed, dict):
+            sites, held = _numbers(landed.get("sites")) or [], _numbers(landed.get("held")) or []
+            self.held |= {int(s): value for s, value in zip(sites, held, strict=False) if math.isfinite(s)}
+            self.averaged = to_number(landed.get("gradients"))
         error = line.get("error")
         if isinstance(error, dict):
-            self.errors.append((step, _number(error.get("relative"))))
+            self.errors.append((step, to_number(error.get("relative"))))
             self.group = str(error.get("group") or self.group)
         if line.get("event"):
             self.events.append((step, str(line["event"])))
         if line.get("finished"):
             self.end = line
 
-    def _land(self, told: Any) -> None:
-        sites, held = (told.get("sites"), told.get("held")) if isinstance(told, dict) else (None, None)
-        if isinstance(sites, list) and isinstance(held, list) and len(sites) == len(held):
-            self.landings |= {int(site): _number(value) for site, value in zip(sites, held, strict=True)}
-            self.averaged = _number(told.get("gradients"))
 
-
-def _number(value: Any) -> float:
-    """NaN for what is no number, and for infinities: nobody can draw them."""
+def to_number(value: Any) -> float:
+    """Return NaN for infinities and for anything that is not a number."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return NAN
 
 
-class Follower:
-    """The lines of a trace, as they are written."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / LINES
-        self.garbled = 0
-        """Lines that are no JSON object."""
-        self._place = 0
-        self._rest = b""
-
-    @property
-    def cut_off(self) -> bool:
-        """The last line has no end yet, or never got one."""
-        return bool(self._rest.strip())
-
-    def poll(self) -> list[dict[str, Any]]:
-        """The lines that are new. A line counts once its end is there."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._place)
-                fresh = file.read()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise AceError(f"{self.path} cannot be read, {error.strerror or error}; mend that and try again") from None
-        self._place += len(fresh)
-        *whole, self._rest = (self._rest + fresh).split(b"\n")
-        lines = []
-        for text in whole:
-            try:
-                told = json.loads(text)
-            except ValueError:  # of which a text that is no UTF-8 is one
-                told = None
-            if isinstance(told, dict):
-                lines.append(told)
-            elif text.strip():
-                self.garbled += 1
-        return lines
+def _numbers(values: Any) -> list[float] | None:
+    return [to_number(value) for value in values] if isinstance(values, list) else None
 
 
-def read_run(folder: Path, label: str = "") -> Run:
-    """Everything that can be read of a run, and what cannot."""
-    run, follower = opened(folder)
+def pick_evenly(length: int, most: int) -> list[int]:
+    """Return at most ``most`` evenly spaced positions of a series, including the last one."""
+    every = max(1, -(-length // most))
+    return list(range(length - 1, -1, -every))[::-1]
+
+
+def open_run(folder: Path) -> tuple[SavedRun, TraceReader]:
+    """Read a run as far as it is written, and return it with the reader of further lines."""
+    reader = TraceReader(folder)
+    lines = reader.read_new()
+    missing: list[str] = []
+    about = _read_about(folder, missing)
+    width = max((len(line["gamma"]) for line in lines if isinstance(line.get("gamma"), list)), default=0)
+    found = about.get("sites")
+    names = [str(name) for name in found] if isinstance(found, list) else []
+    if about and width and width != len(names):
+        missing.append(f"{ABOUT} names {len(names)} layers but the trace has {width}: names may be wrong")
+    names += [f"site {number}" for number in range(len(names), width)]
+    run = SavedRun(folder, about, None, names, missing=missing)
+    run.config = _read_config(run)
+    run.values = {name: [[] for _ in names] for name in QUANTITIES}
+    run.add(lines)
+    return run, reader
+
+
+def read_run(folder: Path, label: str = "") -> SavedRun:
+    """Read everything that can be read of a run, and note what cannot."""
+    run, reader = open_run(folder)
     run.label = label
-    _take_stock(run, follower)
+    missing = run.missing
+    if not run.steps:
+        missing.append(f"{LINES} has no lines" if reader.path.exists() else f"{LINES} is missing")
+        return run
+    if reader.skipped:
+        missing.append(f"{reader.skipped} line{'s' * (reader.skipped > 1)} of {LINES} cannot be read and are left out")
+    if reader.truncated:
+        missing.append(f"the last line of {LINES} is cut off and left out")
+    if run.end is None:
+        missing.append(f"the trace has no end: the run was killed after step {run.length:,} or is still training")
+    for name in QUANTITIES:
+        gaps = [site for site, values in zip(run.sites, run.values[name], strict=True) if not _all_finite(values)]
+        if gaps:
+            problem = "missing" if name in run.absent else "not finite"
+            more = f" and {len(gaps) - NAMED} more" if len(gaps) > NAMED else ""
+            missing.append(f"{name} is {problem} in some lines: {', '.join(gaps[:NAMED])}{more}")
+    if not _all_finite([value for _, value in run.loss]):
+        missing.append("the loss is not finite in some lines")
     return run
 
 
-def opened(folder: Path) -> tuple[Run, Follower]:
-    """A run as far as it is written, and what reads on."""
-    follower = Follower(folder)
-    lines = follower.poll()
-    missing: list[str] = []
-    about = _about(folder, missing)
-    widths = [len(line["gamma"]) for line in lines if isinstance(line.get("gamma"), list)]
-    told = about.get("sites")
-    names = [str(name) for name in told] if isinstance(told, list) else []
-    if not names and widths:
-        names = [f"site {number}" for number in range(max(widths))]
-        if about:
-            missing.append(f"{ABOUT} has no names of layers: they are numbered")
-    elif widths and max(widths) != len(names):
-        missing.append(f"{ABOUT} names {len(names)} layers, the trace has {max(widths)}: the names may not fit")
-        names += [f"site {number}" for number in range(len(names), max(widths))]
-    run = Run(folder, about, _config(about, missing), names, missing=missing)
-    run.values = {name: [[] for _ in names] for name in QUANTITIES}
-    run.add(lines)
-    return run, follower
+def _all_finite(values: Sequence[float]) -> bool:
+    return all(map(math.isfinite, values))
+
+
+def _read_about(folder: Path, missing: list[str]) -> dict[str, Any]:
+    problem = "cannot be read"
+    try:
+        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        if isinstance(about, dict):
+            return about
+    except FileNotFoundError:
+        problem = "is missing"
+    except (OSError, ValueError):
+        pass
+    missing.append(f"{ABOUT} {problem}: the names of layers, the settings and the command are unknown")
+    return {}
+
+
+def _read_config(run: SavedRun) -> Config | None:
+    """Return the settings that this version has. The run may come from an older or a newer one."""
+    if "mode" not in run.settings:
+        if run.about:
+            run.missing.append(f"{ABOUT} has no settings: without the mode there are no verdicts")
+        return None
+    known = {key: value for key, value in run.settings.items() if key in SETTINGS}
+    if unknown := run.settings.keys() - known.keys():
+        run.missing.append(f"unknown settings: {', '.join(sorted(unknown))}")
+    try:
+        return Config(**known)
+    except ConfigError as error:
+        wrong = {key for key, _ in error.problems}
+    run.missing.append(f"settings with unknown values: {', '.join(sorted(wrong))}")
+    return None if "mode" in wrong else Config(**{key: value for key, value in known.items() if key not in wrong})
 
 
 def find_run(where: Path | None) -> Path:
-    """The folder of one run: the one that is named, or the newest below it; without a name, of the current folder."""
+    """Return the folder of one run: ``where`` itself, or the newest run in it; without ``where``, in .ace/runs."""
     if where is None:
-        where = Path(os.environ.get("ACE_RUNS") or RUNS)
-        found = newest(where)
+        where = default_runs()
+        found = find_newest(where)
         if found is None:
             raise AceError(
                 f"no runs in {where}: expected folders with {LINES}; train with ACE here first, or name a run"
@@ -242,85 +257,27 @@ def find_run(where: Path | None) -> Path:
         raise AceError(f"no run {str(where)!r}: expected the folder of a run, or one with runs, such as {RUNS}")
     if is_run(where):
         return where
-    found = newest(where) or newest(where / RUNS)
+    found = find_newest(where) or find_newest(where / RUNS)
     if found is None:
         raise AceError(f"no run in {where}: expected {LINES} there or in folders below; runs are under {RUNS}")
     return found
+
+
+def default_runs(home: Path = Path()) -> Path:
+    """Return the folder that new runs are written to: ACE_RUNS, or .ace/runs in ``home``."""
+    return Path(os.environ.get("ACE_RUNS") or home / RUNS)
 
 
 def is_run(folder: Path) -> bool:
     return (folder / LINES).is_file() or (folder / ABOUT).is_file()
 
 
-def newest(runs: Path) -> Path | None:
-    """The run that began last; None if there is none."""
+def find_newest(runs: Path) -> Path | None:
+    """Return the run in ``runs`` that started last; None if there is none."""
     found: list[tuple[float, str, Path]] = []
     with contextlib.suppress(OSError):
         for folder in runs.iterdir():
-            about = next((path for path in (folder / ABOUT, folder / LINES) if path.is_file()), None)
-            if about is not None:
-                found.append((about.stat().st_mtime, folder.name, folder))
+            first = next((path for path in (folder / ABOUT, folder / LINES) if path.is_file()), None)
+            if first is not None:
+                found.append((first.stat().st_mtime, folder.name, folder))
     return max(found)[2] if found else None
-
-
-def _about(folder: Path, missing: list[str]) -> dict[str, Any]:
-    path = folder / ABOUT
-    try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        missing.append(f"{ABOUT} is missing: layers have no names, and settings and command are not known")
-        return {}
-    except (OSError, ValueError):
-        told = None
-    if not isinstance(told, dict):
-        missing.append(f"{ABOUT} cannot be read: layers have no names, and settings and command are not known")
-        return {}
-    return told
-
-
-def _config(about: Mapping[str, Any], missing: list[str]) -> Config | None:
-    """The settings that this version knows. A record may come from an older or a newer one."""
-    told = about.get("config")
-    if not isinstance(told, dict) or "mode" not in told:
-        if about:
-            missing.append(f"{ABOUT} has no settings: there are no verdicts without the mode")
-        return None
-    known = {key: value for key, value in told.items() if key in SETTINGS}
-    if (loop := str(known.get("loop"))) in FORMER_LOOPS:
-        known["loop"] = FORMER_LOOPS[loop]
-    strange = [key for key in told if key not in SETTINGS and key not in REMOVED]
-    if strange:
-        missing.append(f"settings this version does not know: {', '.join(strange)}")
-    try:
-        return Config(**known)
-    except ConfigError as error:
-        wrong = {key for key, _ in error.problems}
-        missing.append(f"settings whose values this version does not know: {', '.join(sorted(wrong))}")
-        if "mode" in wrong:
-            return None
-        return Config(**{key: value for key, value in known.items() if key not in wrong})
-
-
-def _take_stock(run: Run, follower: Follower) -> None:
-    """What a reader of this trace should know is not there."""
-    if not run.steps:
-        run.missing.append(f"{LINES} has no lines" if follower.path.exists() else f"{LINES} is missing")
-        return
-    if follower.garbled:
-        run.missing.append(f"{follower.garbled} line{'s' * (follower.garbled > 1)} of {LINES} cannot be read: left out")
-    if follower.cut_off:
-        run.missing.append(f"the last line of {LINES} is cut off: left out")
-    if run.end is None:
-        run.missing.append(f"the trace has no end: the run was killed after step {run.length:,}, or is still under way")
-    for name in QUANTITIES:
-        gaps = [site for site, values in zip(run.sites, run.values[name], strict=True) if not _all_finite(values)]
-        if gaps:
-            told = ", ".join(gaps[:4]) + (f" and {len(gaps) - 4} more" if len(gaps) > 4 else "")
-            how = "is missing" if name in run.absent else "is not finite"
-            run.missing.append(f"{name} {how} in some lines: {told}")
-    if run.loss and not _all_finite([value for _, value in run.loss]):
-        run.missing.append("the loss is not finite in some lines")
-
-
-def _all_finite(values: Sequence[float]) -> bool:
-    return all(map(math.isfinite, values))

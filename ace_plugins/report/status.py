@@ -1,4 +1,4 @@
-"""What ACE is doing to a model, in numbers."""
+"""The state of ACE in a model, as numbers."""
 
 from __future__ import annotations
 
@@ -11,87 +11,94 @@ from torch import nn
 from ..contract.sites import Stem
 from ..engine.state import find, unwrap
 from .record import RECORDER
-from .tables import shown
+from .tables import build_site_table
+from .verdicts import SiteOutcome
 
 
 @dataclass(frozen=True)
-class SiteStatus:
-    """One site: its gamma, lambda and u, how many parameters its branch has, and a verdict."""
+class SiteStatus(SiteOutcome):
+    """The state of one site. ``verdict`` is empty before the first training step."""
 
-    name: str
-    module: str
-    gamma: float
-    lambda_: float
-    u: float
-    branch_parameters: int
-    verdict: str = ""
-    """As in the table at the end of a run; empty before the first step."""
+    module: str = ""
+    """Name of the submodule that the branch is added to."""
+    branch_parameters: int = 0
+    """Number of parameters of the branch."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """What ACE is doing to a model. In mode "off" there are no sites."""
+    """The state of ACE in a model. In mode "off" there are no sites. ``str(status)`` is a table."""
 
     adapter: str
     mode: str
     steps: int
+    """Number of training steps so far."""
     landed: bool
+    """True if gamma is at 0 for good at every site."""
     upstream_parameters: int
     ace_parameters: int
     stem_parameters: int
+    """Number of parameters that are shared by several branches; part of ``ace_parameters``."""
     sites: tuple[SiteStatus, ...]
     verdict: str = ""
-    """Of the whole: what the user should know, with what to do; empty if there is nothing to say."""
+    """A sentence on the whole run, with what to do; empty if there is nothing to say."""
     branches_in_eval: bool = False
-    """Whether ``model.eval()`` includes the branches, so that they are deployed."""
+    """True if ``model.eval()`` includes the branches, so that they are deployed."""
 
     def __str__(self) -> str:
-        """A few lines for people."""
         if not self.sites:
             return f"no ACE: {self.upstream_parameters:,} parameters"
-        width = max(len(site.name) for site in self.sites)
-        landed = ", landed" if self.landed else ""
         head = (
-            f"ACE {self.mode} ({self.adapter}), {self.steps:,} steps{landed}, "
+            f"ACE {self.mode} ({self.adapter}), {self.steps:,} steps{', landed' if self.landed else ''}, "
             f"{self.upstream_parameters:,} + {self.ace_parameters:,} parameters"
         )
-        rows = (
-            f"  {s.name:{width}}  gamma {s.gamma:8.4f}  lambda {s.lambda_:8.4f}{self._slack(s)}  {s.verdict}".rstrip()
-            for s in self.sites
-        )
-        return "\n".join([head, *rows, *([self.verdict] if self.verdict else [])])
-
-    def _slack(self, site: SiteStatus) -> str:
-        return f"  u {site.u:7.4f}" if "u" in shown(self.mode) else ""
+        table = str(build_site_table(self.sites, self.mode)).replace("\n", "\n  ")
+        return "\n".join([head, f"  {table}", *([self.verdict] if self.verdict else [])])
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON, with lambda under its own name."""
+        """Return the status as JSON-compatible data, with the key "lambda" instead of "lambda_"."""
         plain = dataclasses.asdict(self)
         plain["sites"] = [{("lambda" if k == "lambda_" else k): v for k, v in site.items()} for site in plain["sites"]]
         return plain
 
 
 def status(model: nn.Module) -> Status:
-    """Per site gamma, lambda, u and branch parameters. A model without ACE has mode "off" and no sites."""
+    """Return the state of ACE in a model: gamma, lambda, u, parameters and verdicts.
+
+        from ace_plugins import status
+        print(status(model))               # a table
+        status(model).sites[0].gamma       # a number
+
+    Args:
+        model: A model, also one wrapped in DataParallel, DistributedDataParallel or torch.compile.
+
+    Returns:
+        The state now. A model without ACE has mode "off" and no sites.
+    """
     model = unwrap(model)
     ace = find(model)
-    total = sum(p.numel() for p in model.parameters())
+    total = _count(model)
     if ace is None:
         return Status("", "off", 0, False, total, 0, 0, ())
-    added = sum(p.numel() for p in ace.parameters())
     values = zip(*ace.duals.snapshot(ace.gamma).tolist(), strict=True)
-    run = RECORDER.of(model).to_dict() if ace.duals.count else None
-    verdicts = [site["verdict"] for site in run["sites"]] if run else [""] * len(ace.sites)
-    sites = tuple(
-        SiteStatus(site.name, site.module, gamma, lambda_, u, _count(ace.branch(site.name)), word)
-        for site, (gamma, lambda_, u), word in zip(ace.sites, values, verdicts, strict=True)
+    outcome = RECORDER.get_record(model).judge() if ace.duals.count else None
+    verdicts = [site.verdict for site in outcome.sites] if outcome else [""] * len(ace.sites)
+    return Status(
+        adapter=ace.adapter,
+        mode=ace.config.mode,
+        steps=ace.duals.count,
+        landed=ace.landed,
+        upstream_parameters=total - _count(ace),
+        ace_parameters=_count(ace),
+        stem_parameters=sum(_count(ace.branch(name)) for name, node in ace.nodes.items() if isinstance(node, Stem)),
+        sites=tuple(
+            SiteStatus(site.name, gamma, lambda_, u, verdict, site.module, _count(ace.branch(site.name)))
+            for site, (gamma, lambda_, u), verdict in zip(ace.sites, values, verdicts, strict=True)
+        ),
+        verdict=outcome.advice if outcome else "",
+        branches_in_eval=ace.config.branches_in_eval,
     )
-    stems = sum(_count(ace.branch(name)) for name, node in ace.nodes.items() if isinstance(node, Stem))
-    steps, plain = ace.duals.count, total - added
-    verdict, mode = run["verdict"] if run else "", ace.config.mode
-    in_eval = ace.config.branches_in_eval
-    return Status(ace.adapter, mode, steps, ace.landed, plain, added, stems, sites, verdict, in_eval)
 
 
 def _count(module: nn.Module) -> int:
-    return sum(p.numel() for p in module.parameters())
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,26 +1,18 @@
-"""Numbers, lengths of time and counts, as people read them.
-
-What a run has come to, as a table.
-"""
+"""Formats numbers and builds tables as plain text. The terminal and the HTML page only render them."""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from .verdicts import meaning
+from .verdicts import SiteOutcome
 
 MINUS = "\N{MINUS SIGN}"
 
 
-def number(value: float, digits: int = 4) -> str:
-    """For people: four digits that count, a real minus sign, and words where there is no number."""
+def format_number(value: float, digits: int = 4) -> str:
+    """Return a number with so many significant digits and a real minus sign."""
     if not math.isfinite(value):
         return "not finite"
     text = f"{value:.{digits}g}"
@@ -32,67 +24,57 @@ def number(value: float, digits: int = 4) -> str:
     return "0" if text in ("0", "-0") else text.replace("-", MINUS)
 
 
-def duration(seconds: float) -> str:
-    """For people: ``42 s``, ``7 min``, ``2.5 h``."""
+def format_duration(seconds: float) -> str:
+    """Return ``42 s``, ``7 min`` or ``2.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def plural(count: int, word: str) -> str:
+def format_count(count: int, word: str) -> str:
+    """Return ``1 step`` or ``1,200 steps``."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
-WIDEST = 500
-"""Letters of a table where there is no terminal to fit it to: a name that is broken cannot be searched for."""
+@dataclass(frozen=True)
+class TableData:
+    """A table before it is rendered."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """Cells in the order of the headers. The first cell names the row."""
+    numbers: Collection[str] = ()
+    """Headers of columns with numbers, which are aligned on the right."""
+    optional: Collection[str] = ()
+    """Headers of columns that narrow screens leave out."""
+
+    def __str__(self) -> str:
+        columns = list(zip(self.headers, *self.rows, strict=True))
+        widths = [max(map(len, column)) for column in columns]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if header in self.numbers else cell.ljust(width)
+                for cell, width, header in zip(row, widths, self.headers, strict=True)
+            )
+            for row in (self.headers, *self.rows)
+        ]
+        return "\n".join(line.rstrip() for line in lines)
 
 
-def console(stderr: bool = False) -> Console:
-    """Lines are as long as they are, so that people can search and paste them; tables fit the terminal."""
-    made = Console(stderr=stderr, highlight=False, soft_wrap=True)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = WIDEST
-    return made
+def build_site_table(
+    sites: Sequence[SiteOutcome], mode: str, pictures: Sequence[str] = (), heading: str = "over time"
+) -> TableData:
+    """Return the table of sites: name, gamma, an optional picture of gamma, lambda, u and the verdict.
 
-
-def shown(mode: str) -> tuple[str, ...]:
-    """What there is to see of a site. Strict and scheduled mode have no slack."""
-    return ("gamma", "lambda", "u") if mode in ("bounded", "resilient") else ("gamma", "lambda")
-
-
-def table_of(*columns: str, numbers: Sequence[str] = ()) -> Table:
-    table = Table(header_style="bold")
-    for column in columns:
-        # Names stay whole: they are what people type and search for.
-        table.add_column(
-            column,
-            justify="right" if column in numbers else "left",
-            overflow="fold",
-            no_wrap=column in ("name", "site", *numbers),
-        )
-    return table
-
-
-def print_run(run: Mapping[str, Any]) -> None:
-    out = console(stderr=True)
-    steps = f"{run['steps']:,} step{'' if run['steps'] == 1 else 's'}"
-    steps = f"landed at step {run['steps']:,}" if run["landed"] else steps
-    where = f", trace in {run['folder']}" if run["folder"] else ""
-    out.print(f"ACE {run['mode']}, {steps}{escape(where)}")
-    keys = shown(run["mode"])
-    table = table_of("site", *keys, "verdict", numbers=keys)
-    for site in run["sites"]:
-        numbers = (_number(site[key], ".4f") for key in keys)
-        table.add_row(escape(site["name"]), *numbers, site["verdict"])
-    out.print(table, soft_wrap=False)
-    for word in dict.fromkeys(site["verdict"] for site in run["sites"]):
-        out.print(f"{word}: {escape(meaning(word, run['mode']))}")
-    if run["errors"]:
-        told = ", ".join(f"{_number(error['relative'], '.3g')} at step {error['step']:,}" for error in run["errors"])
-        out.print(f"equivariance error under {run['errors'][0]['group']}, with branches, relative: {told}")
-    if run["verdict"]:
-        out.print(escape(run["verdict"]))
-
-
-def _number(value: float | None, form: str) -> str:
-    return "not finite" if value is None else format(value, form)
+    Strict and scheduled mode have no slack u. The column of verdicts is left out if there are none.
+    """
+    numbers = ("gamma", "lambda", "u") if mode in ("bounded", "resilient") else ("gamma", "lambda")
+    judged = any(site.verdict for site in sites)
+    drawn = [heading] if pictures else []
+    headers = ["site", "gamma", *drawn, *numbers[1:], *(["verdict"] if judged else [])]
+    rows = []
+    for number, site in enumerate(sites):
+        gamma, *others = map(format_number, (site.gamma, site.lambda_, site.u)[: len(numbers)])
+        picture = [pictures[number]] if pictures else []
+        rows.append([site.name, gamma, *picture, *others, *([site.verdict] if judged else [])])
+    return TableData(headers, rows, numbers, optional=drawn)

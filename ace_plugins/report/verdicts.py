@@ -1,219 +1,254 @@
-"""What a run tells its user about each layer, read off the history of its gamma and lambda.
+"""Derives verdicts on each site and on the whole run from the history of gamma, lambda and u.
 
-strict: gamma goes to 0 and stays there, the symmetry fits the data. gamma keeps swinging about 0, or settles elsewhere
-while lambda keeps growing: the data breaks the symmetry. resilient: u says how much.
-
-What a run came to, read off its trace: a verdict for each layer and for the whole, and what to do.
+strict: the symmetry fits the data if gamma goes to 0 and stays there. The data breaks it if gamma keeps swinging about
+0, or settles elsewhere while lambda keeps growing. resilient: u measures how far the data breaks it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..settings.config import Config
-from .runs import QUANTITIES, Run
+from .runs import QUANTITIES, SavedRun, pick_evenly
+from .trace import finite_or_none
 
 NEAR = 0.05
-"""|gamma| below this counts as 0: what the branch adds is small beside f_eq."""
+"""|gamma| below this counts as 0: the branch adds little beside f_eq."""
 HELD = 0.7
-"""|lambda| / s above which a gamma that has landed would not stay at 0: most of the gradient there is no noise."""
+"""A landed gamma with |lambda| / s above this would not stay at 0: most of the gradient there is not noise."""
 FEWEST_GRADIENTS = 12
-"""Gradients at 0 below which their mean says nothing: early in training all of them may point one way."""
+"""Fewer gradients at 0 have no reliable mean: early in training all of them may point the same way."""
 FEWEST_STEPS = 40
-"""Steps below which no budget is long enough for gamma to land."""
-AFTER = 30
-"""Steps after the horizon that landing takes, in a short run."""
+"""In fewer steps gamma cannot land, whatever the budget."""
+LANDING_STEPS = 30
+"""Steps that landing takes after the horizon, in a short run."""
 FEWEST = 12
-"""Points of a history below which nothing can be said about where it goes."""
-
+"""Fewer points of a history show no trend."""
 FEWEST_TO_BREAK = 64
-"""Points below which a gamma that stays where it is may just not have begun to move."""
-
+"""With fewer points, a gamma that stays where it is may not have begun to move."""
 DRIFT = 0.25
-"""How far lambda may still move in half a run, beside its size, for u to say roughly how much: it drifts as long as the
-loss falls."""
+"""u is reliable if lambda moved by less than this share of its size in half a run: it drifts as long as the loss
+falls."""
+POINTS = 256
+"""Points of a saved run that verdicts are derived from: as many as a run in progress keeps."""
 
 FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
-UNASKED = "scheduled"
-LANDED, SETTLED = "landed", "settled"
-"""gamma is at 0 for good, or at rest, and what the data want was not seen."""
-_UNSEEN = (
-    "whether the data break the symmetry was not seen, since in random frames no branch can learn what breaks it "
-    "(mode resilient with frames off tells)"
+SCHEDULED, LANDED, SETTLED = "scheduled", "landed", "settled"
+
+_UNKNOWN = (
+    "Unknown: this run used random frames, which hide any symmetry breaking in the data "
+    "(mode resilient with frames off shows it)"
 )
-_MEANING = {
-    ("strict", FITS): "gamma is at 0: the symmetry fits the data, the branch can go",
-    ("bounded", FITS): "|gamma| is below epsilon",
-    ("resilient", FITS): "gamma is at 0 and needs no slack: the symmetry fits the data",
-    ("strict", MOVING): "gamma is still on its way to 0: give it more steps, or a budget that fits the run",
-    ("bounded", MOVING): "|gamma| is still above epsilon: give it more steps",
-    ("resilient", MOVING): "gamma or u is still on its way: give it more steps",
-    (
-        "strict",
-        BREAKS,
-    ): "gamma does not stay at 0: the data breaks the symmetry here (try mode resilient), or a "
+_MEANINGS = {
+    (FITS, "strict"): "gamma is at 0: the symmetry fits the data, and the branch can be removed",
+    (FITS, "bounded"): "|gamma| is below epsilon",
+    (FITS, "resilient"): "gamma is at 0 without slack: the symmetry fits the data",
+    (MOVING, "strict"): "gamma has not reached 0 yet: train longer, or set a budget that matches the run",
+    (MOVING, "bounded"): "|gamma| is still above epsilon: train longer",
+    (MOVING, "resilient"): "gamma or u is still changing: train longer",
+    (BREAKS, "strict"): "gamma does not stay at 0: the data breaks the symmetry here (try mode resilient), or a "
     "learning rate (dual_lr, gamma_lr) does not fit",
-    ("bounded", BREAKS): "|gamma| is at epsilon: the data breaks the symmetry here, this layer would use more",
-    ("resilient", BREAKS): "the data breaks the symmetry here: u says how much",
-    (
-        "strict",
-        CUT,
-    ): "gamma was set to 0 from far away: this is plain upstream again, but the branch was cut off "
-    "rather than learnt away; preset 'fit' lets gamma arrive by itself",
+    (BREAKS, "bounded"): "|gamma| is at epsilon: the data breaks the symmetry here, and a larger epsilon would be used",
+    (BREAKS, "resilient"): "the data breaks the symmetry here: u measures how much",
+    (CUT, ""): "gamma was set to 0 while it was still large: the model is plain upstream again, but the branch was cut "
+    "off before training had reduced it; preset 'fit' lets gamma reach 0 by itself",
+    (SHORT, ""): "too few steps for a verdict",
+    (LANDED, ""): f"gamma is at 0, and the branch can be removed. {_UNKNOWN}",
+    (SETTLED, ""): f"gamma and u no longer change. {_UNKNOWN}",
+    (SCHEDULED, ""): "gamma follows the schedule regardless of the data: the symmetry of the data is unknown",
+    (DIVERGED, ""): "gamma, lambda or the gradient of the loss is not finite: lower the learning rate",
 }
 
 
-def meaning(word: str, mode: str) -> str:
-    """A verdict in a sentence."""
-    if word == SHORT:
-        return "too few steps to tell"
-    if word == LANDED:
-        return f"gamma is at 0: what is left is upstream's model, the branch can go; {_UNSEEN}"
-    if word == SETTLED:
-        return f"gamma and u have come to rest; {_UNSEEN}"
-    if word == UNASKED:
-        return "gamma follows the schedule, whatever the data say: nothing is known of the symmetry here"
-    if word == DIVERGED:
-        return "gamma, lambda or the loss's gradient is not finite: lower the learning rate"
-    return _MEANING[mode, word]
+def explain(verdict: str, mode: str) -> str:
+    """Return a verdict as a sentence with what to do; empty for verdicts of other versions."""
+    return _MEANINGS.get((verdict, mode)) or _MEANINGS.get((verdict, ""), "")
 
 
-def sites_verdicts(
-    config: Config,
-    history: Sequence[Sequence[Sequence[float]]],
-    *,
-    landed: Collection[int] = (),
-    held: Sequence[float] = (),
-    gradients: float = math.inf,
-    turned: bool = False,
-) -> list[str]:
-    """A word per site, from the gammas, lambdas and us of each.
+@dataclass(frozen=True)
+class SiteOutcome:
+    """The last values of a site and its verdict."""
 
-    ``landed`` are the sites that have; ``held`` says of each site how hard lambda has to hold gamma, in units of the
-    loss's gradient there, as the mean of so many ``gradients``. ``turned``: the run trained in random frames.
+    name: str
+    gamma: float
+    lambda_: float
+    u: float
+    verdict: str = ""
+    """Empty if nothing is known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-compatible data."""
+        values = {"gamma": self.gamma, "lambda": self.lambda_, "u": self.u}
+        return {"name": self.name, **{k: finite_or_none(v) for k, v in values.items()}, "verdict": self.verdict}
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """The outcome of a run."""
+
+    mode: str
+    sites: Sequence[SiteOutcome]
+    advice: str = ""
+    """A sentence on the whole run, with what to do; empty if there is nothing to say."""
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """Each verdict in use, explained."""
+        return {word: explain(word, self.mode) for word in dict.fromkeys(s.verdict for s in self.sites) if word}
+
+    def find_sites(self, verdict: str) -> list[str]:
+        """Return the names of the sites with this verdict."""
+        return [site.name for site in self.sites if site.verdict == verdict]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that verdicts are derived from."""
+
+    config: Config
+    sites: Sequence[str]
+    history: Sequence[Sequence[Sequence[float]]]
+    """For each site its gammas, its lambdas and its us."""
+    steps: int
+    landed: Collection[int] = ()
+    """Indices of landed sites."""
+    held: Sequence[float] = ()
+    """|lambda| / s of each site, computed from the mean of ``gradients`` gradients."""
+    gradients: float = math.inf
+    frames: bool = False
+    """True if the run trained in random frames."""
+    budget: int | None = None
+    """Number of steps that the run was expected to have."""
+    ended: bool = True
+    """False for a run in progress: there is no advice for it."""
+
+
+def judge(evidence: Evidence) -> RunOutcome:
+    """Derive the verdicts of a run."""
+    verdicts = [_judge_site(evidence, number) for number in range(len(evidence.sites))]
+    sites = [
+        SiteOutcome(name, gamma[-1], lambda_[-1], u[-1], verdict)
+        for name, (gamma, lambda_, u), verdict in zip(evidence.sites, evidence.history, verdicts, strict=True)
+    ]
+    all_landed = len(evidence.landed) == len(sites)
+    nothing = not evidence.ended or not sites or all_landed or DIVERGED in verdicts
+    return RunOutcome(evidence.config.mode, sites, "" if nothing else _advise(evidence, sites))
+
+
+def judge_saved(run: SavedRun) -> RunOutcome:
+    """Return the verdicts that a run wrote at its end, or derive those that its trace allows."""
+    last = zip(run.sites, *(run.last(name) for name in QUANTITIES), strict=True)
+    sites = [SiteOutcome(*values) for values in last]
+    config, end = run.config, run.end or {}
+    written = end.get("verdicts")
+    if isinstance(written, list) and len(written) == len(sites):
+        judged = [replace(site, verdict=str(word)) for site, word in zip(sites, written, strict=True)]
+        return RunOutcome(run.mode, judged, str(end.get("verdict") or ""))
+    if config is None or config.mode == "off" or run.absent or not run.steps or not sites:
+        return RunOutcome(run.mode, sites)
+    kept = pick_evenly(len(run.steps), POINTS)
+    history = [[[run.values[name][n][at] for at in kept] for name in QUANTITIES] for n in range(len(sites))]
+    landed = frozenset(n for n, (gamma, _, _) in enumerate(history) if _has_landed(config, run, n, gamma))
+    found = judge(
+        Evidence(
+            config,
+            run.sites,
+            history,
+            run.length,
+            landed=landed,
+            held=[run.held.get(n, 0.0) for n in range(len(sites))],
+            gradients=run.averaged,
+            frames=bool(run.about.get("frames", config.turns)),
+            budget=config.budget if isinstance(config.budget, int) else None,
+            ended=run.end is not None,
+        )
+    )
+    # A site that landed by itself is not judged unless the trace has the evidence of its landing.
+    unknown = landed - run.held.keys() if config.paced else frozenset()
+    judged = [
+        replace(site, verdict=LANDED) if n in unknown and site.verdict != DIVERGED else site
+        for n, site in enumerate(found.sites)
+    ]
+    return replace(found, sites=judged)
+
+
+def _has_landed(config: Config, run: SavedRun, number: int, gamma: Sequence[float]) -> bool:
+    """A paced strict gamma stays at 0 once it is there; under the paper's loop all sites land at one step."""
+    if config.mode == "strict" and config.paced:
+        return gamma[-1] == 0 and (number in run.held or (len(gamma) > 1 and gamma[-2] == 0))
+    return config.has_landed(run.length)
+
+
+def _judge_site(evidence: Evidence, number: int) -> str:
+    config, held = evidence.config, evidence.held
+    gamma, lambda_, u = evidence.history[number]
+    landed = number in evidence.landed
+    scaled = [value / config.gamma_unit for value in gamma]
+    word = judge_course(config.mode, scaled, lambda_, _bound(config, u), landed=landed)
+    if held and not math.isfinite(held[number]):
+        return DIVERGED
+    if not config.paced:
+        return word
+    if config.mode == "strict" and not landed and word in (FITS, BREAKS):
+        return MOVING  # a paced gamma lands by itself, unless the run was too short
+    if evidence.frames and word in (FITS, CUT, BREAKS):
+        return LANDED if landed else SETTLED
+    if landed and word in (FITS, CUT):
+        return FITS if held[number] <= HELD else BREAKS if evidence.gradients >= FEWEST_GRADIENTS else SHORT
+    return word
+
+
+def _bound(config: Config, u: Sequence[float]) -> float:
+    return config.epsilon if config.mode == "bounded" else u[-1]
+
+
+def judge_course(
+    mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False
+) -> str:
+    """Return the verdict on one site from its course alone.
+
+    ``bound`` is the value that |gamma| may have at the end: u or epsilon.
     """
-    words = []
-    for number, (gamma, lambda_, u) in enumerate(history):
-        gamma = [value / config.gamma_unit for value in gamma]
-        bound = config.epsilon if config.mode == "bounded" else u[-1]
-        there = number in landed
-        word = verdict(config.mode, gamma, lambda_, bound, landed=there)
-        if config.mode == "strict" and config.paced and not there and word in (FITS, BREAKS):
-            word = MOVING  # at its own pace it arrives, or the run was too short for it
-        if held and not math.isfinite(held[number]):
-            word = DIVERGED
-        if turned and config.paced and word in (FITS, CUT, BREAKS):
-            word = LANDED if there else SETTLED
-        elif there and word in (FITS, CUT) and config.paced:  # there gamma arrives by itself
-            word = FITS if held[number] <= HELD else BREAKS if gradients >= FEWEST_GRADIENTS else SHORT
-        words.append(word)
-    return words
-
-
-def verdict(mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False) -> str:
-    """A word for one site. ``bound`` is what |gamma| may be at the end: u or epsilon."""
     if not all(map(math.isfinite, (*gamma, *lambda_, bound))):
         return DIVERGED
     if mode == "scheduled":
-        return UNASKED
+        return SCHEDULED
     if landed:
         before = next((value for value in reversed(gamma) if value), 0.0)
         return CUT if abs(before) > NEAR else FITS
     if len(gamma) < FEWEST:
         return SHORT
     if mode == "strict":
-        return _strict(gamma, lambda_)
-    now = _mean([*map(abs, gamma[-(len(gamma) // 4) :])])  # wherever it is in its swing
+        return _judge_strict(gamma, lambda_)
+    now = _mean([*map(abs, gamma[-(len(gamma) // 4) :])])  # independent of the phase of a swing
     if now > bound + min(NEAR, max(0.25 * bound, 0.02)):
         return MOVING
     if mode == "bounded":
         return BREAKS if now > 0.9 * bound else FITS
-    unused = bound > NEAR and now < 0.5 * bound  # slack that gamma leaves goes, if slowly
+    unused = bound > NEAR and now < 0.5 * bound  # slack that gamma does not use goes away, slowly
     if unused or _spread(lambda_, 4) > DRIFT * _size(lambda_):  # u follows lambda
         return FITS if now <= NEAR and (unused or bound <= NEAR) else MOVING
     return FITS if bound < 0.01 else BREAKS
 
 
-def whole_verdict(
-    config: Config,
-    sites: Sequence[str],
-    history: Sequence[Sequence[Sequence[float]]],
-    verdicts: Sequence[str],
-    steps: int,
-    *,
-    landed: bool = False,
-    budget: int | None = None,
-) -> str:
-    """What the user should know about how the run ended; empty if there is nothing to say.
-
-    ``budget`` is what the run was taken for, in steps.
-    """
-    if DIVERGED in verdicts or landed:
-        return ""
-    lands = config.lands
-    if config.paced and budget is not None and steps < (1 if lands else 0.9) * budget:
-        bounds = [config.epsilon if config.mode == "bounded" else u[-1] for _, _, u in history]
-        gammas = [abs(gamma[-1]) for gamma, _, _ in history]
-        above = max(gamma - (0.0 if lands else bound) for gamma, bound in zip(gammas, bounds, strict=True))
-        return _ended_early(config, max(gammas), steps, budget) if above >= 0.01 * config.gamma_unit else ""
-    if SHORT in verdicts:
-        return ""
-    if config.mode == "strict" and config.loop == "paper":
-        return _strict_whole(config, max(abs(gamma[-1]) for gamma, _, _ in history), steps)
-    us = [u[-1] for _, _, u in history]
-    most = max(range(len(us)), key=us.__getitem__)
-    if config.mode == "resilient" and us[most] > max(0.01, 1.1 * sorted(us)[(len(us) - 1) // 2]):
-        return f"{sites[most]} breaks the symmetry the most: u = {us[most]:.3g}"
-    return ""
-
-
-def _ended_early(config: Config, largest: float, steps: int, budget: int) -> str:
-    fewest = FEWEST_STEPS if config.mode == "scheduled" else max(FEWEST_STEPS, round(AFTER / (1 - config.share)))
-    told = f"|gamma| is still up to {largest:.2g}: the run made {steps:,} steps and was taken for {budget:,}; "
-    if steps < fewest:
-        return told + f"it needs {fewest} for gamma to arrive: train longer, with budget = {fewest}"
-    return told + f"with budget = {steps} gamma arrives in a run of this length"
-
-
-def _strict_whole(config: Config, largest: float, steps: int) -> str:
-    if largest <= NEAR:
-        return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
-    told = (
-        f"|gamma| is still up to {largest:.2f}: the f_eq that model.eval() shows is not yet the model that trains, "
-        "and early stopping or a falling learning rate can leave it there; "
-    )
-    if config.land_at:
-        return told + f"land_at = {config.land_at:,} was not reached in {steps:,} steps"
-    return told + "preset 'fit' paces gamma by the length of the run"
-
-
-def _strict(gamma: Sequence[float], lambda_: Sequence[float]) -> str:
+def _judge_strict(gamma: Sequence[float], lambda_: Sequence[float]) -> str:
     quarter = len(gamma) // 4
     if _size(gamma[-quarter:]) <= NEAR:
         return FITS
     half = gamma[-2 * quarter :]
     if min(half) < -0.5 * NEAR and max(half) > 0.5 * NEAR:
-        return _swing(gamma)
-    # A slow gamma, and one that is just turning round, were elsewhere half a run ago.
+        return _judge_swing(gamma)
+    # A slow gamma, and one at a turning point, were elsewhere half a run ago.
     stays = _spread(gamma, 4) <= 0.1 * min(abs(gamma[-1]), abs(gamma[-1] - gamma[0]))
     grows = _spread(lambda_, 2) > 0.05 * _size(lambda_)
     return BREAKS if stays and grows and len(gamma) >= FEWEST_TO_BREAK else MOVING
 
 
-def _swing(gamma: Sequence[float]) -> str:
-    peaks = _peaks(gamma)
-    if len(peaks) > 1 and 0.5 * peaks[-1] < abs(gamma[-1]) and peaks[-1] < peaks[-2]:
-        peaks.pop()  # it may still rise
-    count = max(2, len(peaks) // 3)
-    dying = max(peaks[-count:]) < 0.8 * max(peaks[-2 * count : -count], default=0.0)
-    return MOVING if dying or len(peaks) < 4 else BREAKS
-
-
-def _peaks(gamma: Sequence[float]) -> list[float]:
-    """How far gamma got each time it was on one side of 0."""
-    peaks: list[float] = []
+def _judge_swing(gamma: Sequence[float]) -> str:
+    peaks: list[float] = []  # the largest |gamma| of each stay on one side of 0
     side = 0.0
     for value in gamma:
         if abs(value) > 0.5 * NEAR and math.copysign(1, value) != side:
@@ -221,11 +256,50 @@ def _peaks(gamma: Sequence[float]) -> list[float]:
             peaks.append(0.0)
         if peaks:
             peaks[-1] = max(peaks[-1], abs(value))
-    return peaks
+    if len(peaks) > 1 and 0.5 * peaks[-1] < abs(gamma[-1]) and peaks[-1] < peaks[-2]:
+        peaks.pop()  # it may still rise
+    count = max(2, len(peaks) // 3)
+    fading = max(peaks[-count:]) < 0.8 * max(peaks[-2 * count : -count], default=0.0)
+    return MOVING if fading or len(peaks) < 4 else BREAKS
+
+
+def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
+    config, steps, budget = evidence.config, evidence.steps, evidence.budget
+    largest = max(abs(site.gamma) for site in sites)
+    still = f"|gamma| is still up to {largest:.2g}: "
+    if config.paced and budget is not None and steps < (1 if config.lands else 0.9) * budget:
+        bounds = [0.0 if config.lands else _bound(config, [site.u]) for site in sites]
+        above = max(abs(site.gamma) - bound for site, bound in zip(sites, bounds, strict=True))
+        if above < 0.01 * config.gamma_unit:
+            return ""
+        fewest = FEWEST_STEPS
+        if config.mode != "scheduled":
+            fewest = max(fewest, round(LANDING_STEPS / (1 - config.share)))
+        still += f"the run made {steps:,} of {budget:,} expected steps; "
+        if steps < fewest:
+            return still + f"gamma needs {fewest} steps to arrive: train longer, with budget = {fewest}"
+        return still + f"with budget = {steps} gamma arrives in a run of this length"
+    if any(site.verdict == SHORT for site in sites):
+        return ""
+    if config.mode == "strict" and config.loop == "paper":
+        if largest <= NEAR:
+            return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
+        still += (
+            "model.eval() runs f_eq without branches, which is not yet the model that was trained; early stopping or "
+            "a falling learning rate can leave gamma there; "
+        )
+        if config.land_at:
+            return still + f"land_at = {config.land_at:,} was not reached in {steps:,} steps"
+        return still + "preset 'fit' paces gamma by the length of the run"
+    most = max(sites, key=lambda site: site.u)
+    middle = sorted(site.u for site in sites)[(len(sites) - 1) // 2]
+    if config.mode == "resilient" and most.u > max(0.01, 1.1 * middle):
+        return f"{most.name} breaks the symmetry the most: u = {most.u:.3g}"
+    return ""
 
 
 def _spread(values: Sequence[float], eighths: int) -> float:
-    """How far it moved in the last eighths of the run, noise aside."""
+    """Return how far a course moved in its last eighths, averaging out noise."""
     length = len(values) // 8
     ends = [len(values) - number * length for number in range(eighths)]
     means = [_mean(values[end - length : end]) for end in ends]
@@ -238,87 +312,3 @@ def _size(values: Sequence[float]) -> float:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-POINTS = 256
-"""Of a history, as many as the run itself keeps for its verdicts."""
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One site at the end of the trace."""
-
-    name: str
-    gamma: float
-    lambda_: float
-    u: float
-    verdict: str
-    """Empty if nothing can be said."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    layers: list[Layer]
-    whole: str
-    """What to know about the run as a whole; empty if there is nothing to say."""
-    meanings: dict[str, str]
-    """What each word that was used says, and what to do."""
-
-    def named(self, word: str) -> list[str]:
-        """The layers with this verdict."""
-        return [layer.name for layer in self.layers if layer.verdict == word]
-
-
-def outcome(run: Run) -> Outcome:
-    """The run's own verdicts where it has written them at its end, and otherwise those that the trace allows."""
-    words, whole = _told(run) or _found(run)
-    now = (run.now(name) for name in QUANTITIES)
-    layers = [Layer(*values) for values in zip(run.sites, *now, words, strict=True)]
-    meanings = {word: _meaning(word, run.mode) for word in dict.fromkeys(words) if word}
-    return Outcome(layers, whole, meanings)
-
-
-def _told(run: Run) -> tuple[list[str], str] | None:
-    words = (run.end or {}).get("verdicts")
-    if not isinstance(words, list) or len(words) != len(run.sites):
-        return None
-    return [str(word) for word in words], str((run.end or {}).get("verdict") or "")
-
-
-def _found(run: Run) -> tuple[list[str], str]:
-    nothing = ["" for _ in run.sites]
-    config = run.config
-    if config is None or config.mode == "off" or run.absent or not run.steps or not run.sites:
-        return nothing, ""
-    every = max(1, -(-len(run.steps) // POINTS))
-    # From the end backwards, so that the last values are among them.
-    kept = range(len(run.steps) - 1, -1, -every)[::-1]
-    history = [
-        [[run.values[name][site][point] for point in kept] for name in QUANTITIES] for site in range(len(run.sites))
-    ]
-    landed = frozenset(number for number, (gamma, _, _) in enumerate(history) if _landed(config, run, number, gamma))
-    unknown = landed - run.landings.keys() if config.paced else frozenset()
-    held = [run.landings.get(number, 0.0) for number in range(len(history))]
-    turned = bool(run.about.get("frames", config.turns))
-    words = sites_verdicts(config, history, landed=landed, held=held, gradients=run.averaged, turned=turned)
-    words = [LANDED if n in unknown and word != DIVERGED else word for n, word in enumerate(words)]
-    budget = config.budget if isinstance(config.budget, int) else None
-    finite = all(math.isfinite(value) for site in history for values in site for value in values)
-    if run.end is None or not finite:  # of a run that goes on, "still" and "not yet" are no news
-        return words, ""
-    everywhere = len(landed) == len(history)
-    return words, whole_verdict(config, run.sites, history, words, run.length, landed=everywhere, budget=budget)
-
-
-def _landed(config: Config, run: Run, number: int, gamma: Sequence[float]) -> bool:
-    """A strict gamma that arrives at 0 by itself stays there; under the paper's loop all land at one step."""
-    if config.mode == "strict" and config.paced:
-        return gamma[-1] == 0 and (number in run.landings or (len(gamma) > 1 and gamma[-2] == 0))
-    return config.has_landed(run.length)
-
-
-def _meaning(word: str, mode: str) -> str:
-    try:
-        return meaning(word, mode)
-    except KeyError:  # a word of another version
-        return ""

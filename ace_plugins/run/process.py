@@ -28,10 +28,10 @@ from ..errors import AceError, AceWarning
 from ..output import quiet, say
 from ..patch.constructors import patch_models
 from ..plugins.registry import registry
-from ..report.observers import ANNOUNCER, banner
+from ..report.observers import ANNOUNCER, describe_attachment
 from ..report.record import RECORDER, Record
-from ..report.tables import print_run  # not later: an import at exit hides that Ctrl-C ended the process
-from ..report.trace import relative
+from ..report.terminal import print_summary  # not later: an import at exit hides that Ctrl-C ended the process
+from ..report.trace import shorten_path
 from ..settings.config import Config
 from .activation import RunRequest, had_traceback
 
@@ -109,13 +109,13 @@ class ProcessRun:
             file = frame.f_code.co_filename
             package = str(frame.f_globals.get("__name__")).partition(".")[0]
             if package not in ours and "site-packages" not in file and not file.startswith("<"):
-                place = f" ({relative(file)} line {line})"
+                place = f" ({shorten_path(file)} line {line})"
         return place
 
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
         if rank() == 0:
-            say(banner(model, self._commit))
+            say(describe_attachment(model, self._commit))
         self._add_record(model)
 
     @hookimpl
@@ -126,11 +126,11 @@ class ProcessRun:
             if multiprocessing.parent_process() is not None:  # such a process may end without running atexit functions
                 multiprocessing.util.Finalize(None, self.summarise, exitpriority=0)
         if self.rank == 0:
-            ANNOUNCER.tell_budget(model, step)
+            ANNOUNCER.announce_budget(model, step)
         self._add_record(model)  # new here if another process built the model and it came by pickle or fork
 
     def _add_record(self, model: nn.Module) -> None:
-        record = RECORDER.of(model)
+        record = RECORDER.get_record(model)
         if record not in self.records:
             self.records.append(record)
 
@@ -160,9 +160,9 @@ class ProcessRun:
                 continue  # a second model that only loaded a checkpoint
             if not had_traceback():
                 if sys.stderr is not None:
-                    print_run(record.to_dict())
+                    print_summary(record)
             elif record.folder is not None:
-                say(f"trace in {relative(record.folder)}")
+                say(f"trace in {shorten_path(record.folder)}")
         if not (trained or elsewhere or had_traceback()) and self.request.is_first:
             models = ", ".join(sorted({record.model for record in records}))
             expected = "expected optimizer.step() of a torch.optim optimizer after a backward in model.train()"

@@ -12,7 +12,7 @@ from traces import write_run
 from ace_plugins import AceError
 from ace_plugins.adapter import Metric
 from ace_plugins.cli.main import cli
-from ace_plugins.compare.page import comparison_section
+from ace_plugins.compare.page import render_comparison
 from ace_plugins.compare.plan import Comparison, Trial
 from ace_plugins.compare.results import is_comparison, read_comparison
 from ace_plugins.compare.store import Store, TrialResult
@@ -53,11 +53,11 @@ def test_the_direction_of_a_metric_is_read(tmp_path: Path) -> None:
 
 
 def test_the_section_has_table_sentences_and_curves(tmp_path: Path) -> None:
-    drawn = comparison_section(read_comparison(written(tmp_path / "c")))
+    drawn = render_comparison(read_comparison(written(tmp_path / "c")))
     assert "fit&lt;b is better than off in 2 of 2 seeds" in drawn
     assert "<b" not in drawn
     assert "mean over seeds" in drawn
-    assert "<code>main.py &#x27;a b&#x27;</code>" in drawn
+    assert "<code>main.py &#39;a b&#39;</code>" in drawn
     assert "evaluations" in drawn
 
 
@@ -73,7 +73,7 @@ def test_a_comparison_without_results_says_so(tmp_path: Path) -> None:
     comparison = Comparison("egno", ("m.py",), {"off": {}}, (1,), (Metric("test", ""),))
     Store(comparison, tmp_path).describe(threads=1)
     assert Trial("off", 1) not in Store(comparison, tmp_path).load()
-    assert "No run has finished yet." in comparison_section(read_comparison(tmp_path))
+    assert "No run has finished yet." in render_comparison(read_comparison(tmp_path))
 
 
 def test_report_of_a_comparison(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ace_plugins.compare.plan import Comparison, Trial
 from ace_plugins.compare.results import ComparisonResult
 from ace_plugins.compare.store import TrialResult
 from ace_plugins.compare.trial import Event, MetricReader, choose_jobs
-from ace_plugins.report.tables import duration
+from ace_plugins.report.tables import format_duration
 
 METRICS = (Metric("test", r"test (\S+)"), Metric("validation", r"val (\S+)"))
 
@@ -125,7 +125,7 @@ def test_the_number_of_simultaneous_trials(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(("seconds", "told"), [(42, "42 s"), (600, "10 min"), (9000, "2.5 h")])
 def test_durations(seconds: float, told: str) -> None:
-    assert duration(seconds) == told
+    assert format_duration(seconds) == told
 
 
 def test_a_metric_may_have_the_name_of_another_column() -> None:

@@ -17,7 +17,7 @@ from toy import Layered, TwoOutputs, VectorMaps
 from ace_plugins import attach, status
 from ace_plugins.adapter import AdapterError, ConfigError, Irreps, Site, Vectors
 from ace_plugins.engine.scheduled import WEIGHT, PenalisedLinear, gamma_at
-from ace_plugins.report.verdicts import sites_verdicts, whole_verdict
+from ace_plugins.report.verdicts import Evidence, judge
 
 BY_SCHEDULE: dict[str, Any] = {"mode": "scheduled", "trace": False, "frames": "off"}
 
@@ -151,10 +151,7 @@ def test_what_is_no_action_is_told() -> None:
 def test_a_schedule_asks_nothing_of_the_data_and_says_when_it_was_cut() -> None:
     config = attach(Layered(), **BY_SCHEDULE).ace.config
     history = [[[0.01 * n for n in range(60)], [0.0] * 60, [0.0] * 60]]
-    words = sites_verdicts(config, history)
-    assert words == ["scheduled"]
-    told = whole_verdict(config, ["a"], history, words, 60, budget=200)
-    assert told == (
-        "|gamma| is still up to 0.59: the run made 60 steps and was taken for 200; "
-        "with budget = 60 gamma arrives in a run of this length"
-    )
+    found = judge(Evidence(config, ["a"], history, 60, budget=200))
+    assert [site.verdict for site in found.sites] == ["scheduled"]
+    assert "60 of 200 expected steps" in found.advice
+    assert "with budget = 60" in found.advice

@@ -36,7 +36,7 @@ def one(name: str, seconds: int) -> None:
     sys.path[:0] = [str(HERE), str(HERE.parent)]
     with atheris.instrument_imports(include=["ace_plugins.settings", "ace_plugins.checkout", "ace_plugins.report"]):
         import ace_plugins.checkout.marking
-        import ace_plugins.report.sections
+        import ace_plugins.report.page
         import ace_plugins.settings.toml_file  # noqa: F401
     import test_inputs
     from toy import ADAPTERS

@@ -24,9 +24,9 @@ from ace_plugins.adapter import Example, Script, Shim, Site, hookimpl
 from ace_plugins.checkout.marking import is_marked, mark, unmark
 from ace_plugins.plugins.plugin import EXPECTED
 from ace_plugins.plugins.registry import registry
+from ace_plugins.report.page import describe_run, render_report
 from ace_plugins.report.runs import read_run
-from ace_plugins.report.sections import data_of, page_of
-from ace_plugins.report.verdicts import outcome
+from ace_plugins.report.verdicts import judge_saved
 from ace_plugins.settings.config import SETTINGS
 from ace_plugins.settings.sources import VARIABLES, resolve
 from ace_plugins.settings.toml_file import read
@@ -229,9 +229,9 @@ def test_traces(told: list[str], about: str, replace: bool) -> None:
             (folder / "run.json").write_bytes(about.encode("utf-8", "surrogatepass"))
         try:
             run = read_run(folder)
-            outcome(run)
-            json.dumps(data_of(run))
-            assert page_of([run]).startswith("<!DOCTYPE html>")
+            judge_saved(run)
+            json.dumps(describe_run(run))
+            assert render_report([run]).startswith("<!DOCTYPE html>")
         except AceError as error:
             one_line(error)
 

@@ -18,7 +18,7 @@ from toy import Layered
 from ace_plugins import attach, project
 from ace_plugins.report.record import RECORDER
 from ace_plugins.report.runs import find_run, read_run
-from ace_plugins.report.verdicts import meaning, outcome
+from ace_plugins.report.verdicts import explain, judge_saved
 
 BROKEN, NOISE = 0.3, 0.1
 FITTED = {"preset": "fit", "loop": "paced"}
@@ -48,7 +48,7 @@ def trained(steps: int, field: float, *, rate: float = 3e-3, **settings: Any) ->
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()) / NOISE**2)
-    told = RECORDER.of(model).to_dict()
+    told = RECORDER.get_record(model).to_dict()
     words = {site["verdict"] for site in told["sites"]}
     return Ended(words, told["verdict"], told["landed"], sum(losses[-40:]) / 40, model)
 
@@ -62,11 +62,11 @@ def test_symmetric_data_under_strict() -> None:
 def test_broken_data_under_strict_and_resilient_mode_as_advised() -> None:
     ended = trained(1250, BROKEN, budget=1250, frames="off")
     assert (ended.words, ended.landed) == ({"breaks"}, True)
-    assert "try mode resilient" in meaning("breaks", "strict")
+    assert "try mode resilient" in explain("breaks", "strict")
     better = trained(1250, BROKEN, budget=1250, **BOUNDED)
     assert better.words <= {"breaks", "moving"}
     assert "breaks" in better.words
-    assert "u says how much" in meaning("breaks", "resilient")
+    assert "u measures how much" in explain("breaks", "resilient")
     assert better.loss < 0.3 * ended.loss, "which is what the advice is for"
 
 
@@ -80,9 +80,9 @@ def test_in_random_frames_nothing_is_said_of_the_data(field: float) -> None:
     ended = trained(400, field, budget=400)
     assert (ended.words, ended.landed) == ({"landed"}, True)
     assert trained(400, field, budget=400, frames="on", **BOUNDED).words <= {"settled", "moving"}
-    told = meaning("landed", "strict")
-    assert "was not seen" in told
-    assert "mode resilient with frames off tells" in told
+    told = explain("landed", "strict")
+    assert "random frames" in told
+    assert "mode resilient with frames off" in told
 
 
 def test_too_few_steps_and_more_of_them_as_advised() -> None:
@@ -101,7 +101,7 @@ def test_landing_too_early_and_the_preset_as_advised() -> None:
     """The paper's loop with its landing by hand: from far away it is a cut."""
     ended = trained(60, 0.0, loop="paper", land_at=20)
     assert ended.words == {"cut"}
-    assert "preset 'fit' lets gamma arrive by itself" in meaning("cut", "strict")
+    assert "preset 'fit' lets gamma reach 0" in explain("cut", "strict")
     better = trained(60, 0.0, budget=60, frames="off")
     assert better.landed
     assert better.words <= {"fits", "too short"}
@@ -111,7 +111,7 @@ def test_diverged_and_a_lower_rate_as_advised() -> None:
     with pytest.warns(UserWarning, match="was not finite in .* steps: .* lower the learning rate"):
         ended = trained(400, 0.0, rate=1e6, budget=400, frames="off", trace_every=10)
     assert ended.words == {"diverged"}
-    assert "lower the learning rate" in meaning("diverged", "strict")
+    assert "lower the learning rate" in explain("diverged", "strict")
     assert trained(400, 0.0, budget=400, frames="off").words <= {"fits", "too short"}
 
 
@@ -123,5 +123,5 @@ def test_a_killed_run_is_judged_as_it_would_have_judged_itself(frames: str, tmp_
     lines = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
     assert lines[-1].pop("finished")
     (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
-    found = outcome(read_run(folder))
-    assert {layer.verdict for layer in found.layers} == ended.words
+    found = judge_saved(read_run(folder))
+    assert {layer.verdict for layer in found.sites} == ended.words

@@ -358,7 +358,7 @@ def test_a_logger_that_fails_is_told_once_and_costs_no_training(
     monkeypatch.setitem(loggers.KINDS, "tensorboard", failing)
     monkeypatch.setattr(plugin, "_importable", lambda package: True)
     model = attach(Layered(), log="tensorboard", trace_every=1)
-    told = "nothing more is logged to tensorboard: OSError: No space left on device; training goes on"
+    told = "logging to tensorboard stopped: OSError: No space left on device; training continues"
     with pytest.warns(AceWarning, match=f"^{told}$") as caught:  # noqa: PT031
         train(model, 3)
         project(model)

@@ -11,26 +11,27 @@ from pathlib import Path
 import pytest
 from traces import write_run
 
+from ace_plugins import AceError
 from ace_plugins.report.charts import (
     GAP,
     LETTER,
     WIDTH,
     Scale,
     Series,
-    across_ticks,
-    columns,
-    heat_map,
-    line_chart,
-    scale_of,
-    shortened,
-    smoothed,
-    spans,
-    spread,
-    thinned,
+    average_spans,
+    draw_heat_map,
+    draw_lines,
+    draw_ticks,
+    fit_scale,
+    shorten_name,
+    smooth,
+    spread_labels,
+    thin,
 )
+from ace_plugins.report.page import describe_run, render_report, write_report
 from ace_plugins.report.runs import read_run
-from ace_plugins.report.sections import data_of, page_of
-from ace_plugins.report.tables import duration, number
+from ace_plugins.report.tables import build_site_table, format_duration, format_number
+from ace_plugins.report.verdicts import SiteOutcome
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -94,7 +95,7 @@ def test_the_parser_of_these_tests_notices_what_is_wrong() -> None:
 def test_a_page_has_all_that_was_asked_for(tmp_path: Path) -> None:
     about = {"versions": {"torch": "2.13.0", "ace-plugins": "0.1"}, "upstream": "EGNO at abc1234", "seed": 7}
     folder = write_run(tmp_path / "a", sites=3, lines=100, origins={"rho": "--rho"}, **about)
-    text = page_of([read_run(folder)])
+    text = render_report([read_run(folder)])
     page = checked(text)
     assert '<meta name="viewport"' in text
     assert "prefers-color-scheme: dark" in text
@@ -109,8 +110,8 @@ def test_a_page_has_all_that_was_asked_for(tmp_path: Path) -> None:
         "training loss",
         "learning rate",
         "relative, under SE(3)",
-        "gamma is at 0 and needs no slack",
-        "the data breaks the symmetry here: u says how much",
+        "gamma is at 0 without slack",
+        "u measures how much",
     ):
         assert told in page.words, told
     assert page.tags.count("figure") == 7
@@ -137,15 +138,15 @@ def test_nothing_that_is_read_becomes_markup(tmp_path: Path) -> None:
     told[-1] |= {"verdicts": [bad, "fits"], "verdict": bad}
     (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told))
     run = read_run(folder)
-    page = checked(page_of([run, run]))
+    page = checked(render_report([run, run]))
     assert page.words.count("<script>alert(1)") > 8
     many = write_run(tmp_path / "b", sites=12, names=[f"{n}{bad}" for n in range(12)])
-    checked(page_of([read_run(many)]))
+    checked(render_report([read_run(many)]))
 
 
 def test_many_layers_are_maps_and_few_are_lines(tmp_path: Path) -> None:
-    few = page_of([read_run(write_run(tmp_path / "a", sites=8))])
-    many = page_of([read_run(write_run(tmp_path / "b", sites=9))])
+    few = render_report([read_run(write_run(tmp_path / "a", sites=8))])
+    many = render_report([read_run(write_run(tmp_path / "b", sites=9))])
     assert few.count('<g class="heat" transform') == 0
     assert many.count('<g class="heat" transform') == 4
     checked(many)
@@ -155,7 +156,7 @@ def test_many_layers_are_maps_and_few_are_lines(tmp_path: Path) -> None:
 def test_long_runs_give_small_pages_soon(tmp_path: Path, sites: int, lines: int, megabytes: float) -> None:
     folder = write_run(tmp_path / "a", sites=sites, lines=lines, errors=500, noise=1.0)
     began = time.process_time()
-    text = page_of([read_run(folder)])
+    text = render_report([read_run(folder)])
     assert time.process_time() - began < 5
     assert len(text.encode()) < megabytes * 2**20
     checked(text)
@@ -164,13 +165,13 @@ def test_long_runs_give_small_pages_soon(tmp_path: Path, sites: int, lines: int,
 @pytest.mark.parametrize("mode", ["strict", "bounded", "resilient", "scheduled", "off"])
 @pytest.mark.parametrize("finished", [True, False])
 def test_every_mode_finished_or_not(tmp_path: Path, mode: str, finished: bool) -> None:
-    page = checked(page_of([read_run(write_run(tmp_path / "a", mode=mode, finished=finished))]))
+    page = checked(render_report([read_run(write_run(tmp_path / "a", mode=mode, finished=finished))]))
     assert f"egno, {mode}" in page.words
     assert ("the trace has no end" in page.words) is not finished
 
 
 def test_u_that_never_moves_is_a_sentence_and_no_chart(tmp_path: Path) -> None:
-    page = checked(page_of([read_run(write_run(tmp_path / "a", mode="strict"))]))
+    page = checked(render_report([read_run(write_run(tmp_path / "a", mode="strict"))]))
     assert "0 for every layer, throughout." in page.words
 
 
@@ -178,14 +179,14 @@ def test_a_run_of_one_line_and_one_of_none(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", lines=1)
     first = (folder / "trace.jsonl").read_text().splitlines(keepends=True)[0]
     (folder / "trace.jsonl").write_text(first)
-    assert "killed after step 1" in checked(page_of([read_run(folder)])).words
+    assert "killed after step 1" in checked(render_report([read_run(folder)])).words
     (folder / "trace.jsonl").write_text("")
-    assert "trace.jsonl has no lines" in checked(page_of([read_run(folder)])).words
+    assert "trace.jsonl has no lines" in checked(render_report([read_run(folder)])).words
 
 
 def test_runs_side_by_side_say_what_differs(tmp_path: Path) -> None:
     one, two = write_run(tmp_path / "a", mode="resilient"), write_run(tmp_path / "b", mode="strict", finished=False)
-    page = checked(page_of([read_run(one), read_run(two)]))
+    page = checked(render_report([read_run(one), read_run(two)]))
     assert "2 runs side by side" in page.words
     assert "mode resilient strict" in page.words
     assert "rho 2x" not in page.words, "what they share is not in the table"
@@ -196,32 +197,55 @@ def test_the_data_are_json_and_thinned(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", sites=2, lines=2500)
     with (folder / "trace.jsonl").open("a") as file:
         file.write('{"step": 25010, "gamma": [null, 1], "lambda": [0, 0], "u": [0, 0], "finished": true}\n')
-    told = json.loads(json.dumps(data_of(read_run(folder)), allow_nan=False))
+    told = json.loads(json.dumps(describe_run(read_run(folder)), allow_nan=False))
     assert len(told["trace"]["step"]) <= 1000
     assert told["trace"]["step"][-1] == told["steps"] == 25010
     assert told["sites"][0]["gamma"] is None
     assert told["trace"]["gamma"][-1] == [None, 1]
 
 
+def test_a_report_is_written_beside_its_run_or_where_it_should_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = write_run(tmp_path / "runs" / "a"), write_run(tmp_path / "b", mode="strict")
+    monkeypatch.setenv("ACE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    assert write_report() == write_report(tmp_path / "runs") == one / "report.html"
+    assert write_report(one, str(two)) == Path("ace-report.html")
+    assert "2 runs side by side" in Path("ace-report.html").read_text(encoding="utf-8")
+    assert write_report(one, out="mine.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    with pytest.raises(AceError, match="nowhere"):
+        write_report("nowhere")
+
+
+def test_the_table_of_sites_has_the_columns_that_say_something() -> None:
+    site = SiteOutcome("layers.0", -0.5, float("nan"), 0.25, "breaks")
+    table = build_site_table([site], "resilient", ["▁█"])
+    assert list(table.headers) == ["site", "gamma", "over time", "lambda", "u", "verdict"]
+    assert table.rows == [["layers.0", "−0.5", "▁█", "not finite", "0.25", "breaks"]]
+    table = build_site_table([SiteOutcome("layers.0", 0.0, 1.5, 0.0)], "strict")
+    assert str(table) == "site      gamma  lambda\nlayers.0      0     1.5"
+
+
 def test_thinning_keeps_peaks_ends_and_gaps() -> None:
     points = [(float(n), 0.0) for n in range(10_000)]
     points[4321] = (4321.0, 9.0)
-    (kept,) = thinned(points)
+    (kept,) = thin(points)
     assert len(kept) < 500
     assert (4321.0, 9.0) in kept
     assert (kept[0][0], kept[-1][0]) == (0.0, 9999.0)
     points[5000] = (5000.0, float("nan"))
-    assert [piece[0][0] for piece in thinned(points)] == [0.0, 5001.0]
-    assert smoothed([(float(n), float(n % 2)) for n in range(1000)], 10)[0][:2] == [(0.0, 0.0), (50.0, 1.0)]
+    assert [piece[0][0] for piece in thin(points)] == [0.0, 5001.0]
+    assert smooth([(float(n), float(n % 2)) for n in range(1000)], 10)[0][:2] == [(0.0, 0.0), (50.0, 1.0)]
 
 
 def test_labels_do_not_touch_and_stay_inside() -> None:
-    placed = spread([100.0, 101.0, 99.0, 10.0, 200.0], 5, 205)
+    placed = spread_labels([100.0, 101.0, 99.0, 10.0, 200.0], 5, 205)
     assert sorted(placed)[0] == 10
     assert placed[2] < placed[0] < placed[1], "in the order of their lines"
     gaps = [b - a for a, b in zip(sorted(placed), sorted(placed)[1:], strict=False)]
     assert min(gaps) >= GAP - 1e-9
-    crowded = spread([200.0] * 8, 5, 205)
+    crowded = spread_labels([200.0] * 8, 5, 205)
     assert max(crowded) <= 205
     assert min(b - a for a, b in zip(sorted(crowded), sorted(crowded)[1:], strict=False)) >= GAP - 1e-9
 
@@ -229,7 +253,7 @@ def test_labels_do_not_touch_and_stay_inside() -> None:
 @pytest.mark.parametrize("last", [7, 960, 50_000, 1_000_000])
 @pytest.mark.parametrize("left", [46.0, 150.0])
 def test_numbers_below_a_chart_do_not_touch(last: int, left: float) -> None:
-    drawn = across_ticks(Scale(0, last, left, WIDTH - 8), 0, "step")
+    drawn = draw_ticks(Scale(0, last, left, WIDTH - 8), 0, "step")
     found = [(float(x), told) for x, told in re.findall(r'x="([\d.]+)" y="0.0">([^<]+)<', drawn)]
     assert len(found) >= 2
     assert found[-1][1].endswith(" steps")
@@ -243,24 +267,24 @@ def test_scales_have_round_numbers() -> None:
     assert Scale(0, 960, 0, 100).ticks(4) == [0, 500]
     assert Scale(0.03, 2.5, 0, 1, log=True).ticks() == [0.05, 0.1, 0.2, 0.5, 1, 2]
     assert Scale(1e-8, 1, 0, 1, log=True)(1e-4) == pytest.approx(0.5)
-    assert scale_of([0.0, 2.0], 0, 1, zero=True).low == 0
-    assert scale_of([float("nan")], 0, 1).ticks()
+    assert fit_scale([0.0, 2.0], 0, 1, zero=True).low == 0
+    assert fit_scale([float("nan")], 0, 1).ticks()
 
 
 def test_maps_tell_signs_apart_and_show_what_is_not_finite() -> None:
     nan = float("nan")
-    drawn = heat_map("t", ["a", "b", "c"], [1, 2, 3], [[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0], [0.0, nan, 0.0]])
+    drawn = draw_heat_map("t", ["a", "b", "c"], [1, 2, 3], [[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0], [0.0, nan, 0.0]])
     for shade in ("p8", "n8", "z", "x"):
         assert f'<path class="{shade}"' in drawn
     assert '<path class="p8" d="M0 0h120v1' in drawn, "the first row is above 0"
-    assert columns(spans([1, 10, 20], 4), [1.0, 3.0, 5.0], 4) == [1.0, 3.0, 3.0, 5.0]
+    assert average_spans([1, 10, 20], [1.0, 3.0, 5.0], 4) == [1.0, 3.0, 3.0, 5.0]
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_begins_where_it_began() -> None:
     steps, values = [5000, 6000, 7000], [1.0, 0.5, -1.0]
-    assert spans(steps, 4) == [0, 1, 3]
-    assert spans([1, 50, 100], 4) == [0, 1, 3]
-    drawn = heat_map("t", ["a", "b"], steps, [values, values])
+    assert average_spans(steps, values, 4) == [1.0, 0.5, 0.5, -1.0]
+    assert average_spans([1, 50, 100], values, 4) == [1.0, 0.5, 0.5, -1.0]
+    drawn = draw_heat_map("t", ["a", "b"], steps, [values, values])
     assert '<path class="x"' not in drawn, "nothing before it is called not finite"
     assert ">6,000</text>" in drawn
     assert ">1,000</text>" not in drawn
@@ -268,14 +292,14 @@ def test_a_run_that_goes_on_from_a_checkpoint_begins_where_it_began() -> None:
 
 def test_an_axis_is_logarithmic_only_where_it_can_be() -> None:
     def falling(end: float) -> str:
-        return line_chart("t", [Series("a", [(0.0, 100.0), (1.0, 10.0), (2.0, end)])])
+        return draw_lines("t", [Series("a", [(0.0, 100.0), (1.0, 10.0), (2.0, end)])])
 
     assert ">10</text>" in falling(1.0)
     assert ">50</text>" in falling(-1.0)
 
 
 def test_words_for_numbers() -> None:
-    assert [number(v) for v in (0.0, -0.5, 1234567.0, 1e-7, float("nan"), 12.3456)] == [
+    assert [format_number(v) for v in (0.0, -0.5, 1234567.0, 1e-7, float("nan"), 12.3456)] == [
         "0",
         "−0.5",
         "1.235e6",
@@ -283,5 +307,5 @@ def test_words_for_numbers() -> None:
         "not finite",
         "12.35",
     ]
-    assert [duration(s) for s in (42, 400, 9000)] == ["42 s", "7 min", "2.5 h"]
-    assert shortened("interactions.10.message") == "inter…s.10.message"
+    assert [format_duration(s) for s in (42, 400, 9000)] == ["42 s", "7 min", "2.5 h"]
+    assert shorten_name("interactions.10.message") == "inter…s.10.message"

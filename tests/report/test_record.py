@@ -14,7 +14,7 @@ from ace_plugins import attach, project, status
 from ace_plugins.engine.duals import Duals
 from ace_plugins.report.observers import ANNOUNCER
 from ace_plugins.report.record import RECORDER
-from ace_plugins.report.tables import print_run
+from ace_plugins.report.terminal import print_summary
 from ace_plugins.settings.config import Config
 
 
@@ -49,7 +49,7 @@ FIT: dict[str, Any] = {"preset": "fit", "loop": "paced"}
 )
 def test_advice_that_is_followed_helps(first: dict[str, Any]) -> None:
     """Ten runs of sixty steps, each with settings that do not fit it. What is told is done, to the letter."""
-    told = RECORDER.of(trained(60, **{**FIT, **first})).to_dict()
+    told = RECORDER.get_record(trained(60, **{**FIT, **first})).to_dict()
     advice = told["verdict"]
     budget, preset = re.search(r"with budget = (\d+)", advice), re.search(r"preset '(\w+)' paces", advice)
     if budget:
@@ -58,22 +58,22 @@ def test_advice_that_is_followed_helps(first: dict[str, Any]) -> None:
         assert preset, advice
         second = {key: value for key, value in first.items() if key not in ("dual_lr", "loop")}
         second = {**second, "preset": preset[1], "loop": "paced", "budget": 60}
-    better = RECORDER.of(trained(max(60, second["budget"]), **second)).to_dict()
+    better = RECORDER.get_record(trained(max(60, second["budget"]), **second)).to_dict()
     if better["mode"] == "strict":
         assert better["landed"]
         assert not told["landed"]
     assert better["verdict"] != advice
-    assert "was taken for" not in better["verdict"]
+    assert "expected steps" not in better["verdict"]
     far, near = (max(abs(site["gamma"]) for site in run["sites"]) for run in (told, better))
     assert near < far
 
 
 def test_status_has_the_verdicts_of_the_table() -> None:
     model = trained(60, **FIT, budget=60)
-    told, run = status(model), RECORDER.of(model).to_dict()
+    told, run = status(model), RECORDER.get_record(model).to_dict()
     assert [site.verdict for site in told.sites] == [site["verdict"] for site in run["sites"]]
     assert {site.verdict for site in told.sites} == {"landed"}, "in random frames no symmetry breaks"
-    assert str(told).splitlines()[1].endswith(told.sites[0].verdict)
+    assert str(told).splitlines()[2].endswith(told.sites[0].verdict)
     early = status(trained(20, **FIT, budget=1000))
     assert {site.verdict for site in early.sites} <= {"too short", "moving"}, "of twenty steps nothing can be said"
     assert early.verdict in str(early)
@@ -81,34 +81,35 @@ def test_status_has_the_verdicts_of_the_table() -> None:
 
 
 def test_a_strict_run_that_did_not_converge_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
-    told = RECORDER.of(trained(15)).to_dict()
+    record = RECORDER.get_record(trained(15))
+    told = record.to_dict()
     assert told["verdict"].startswith("|gamma| is still up to 0.9")
     assert told["verdict"].endswith("preset 'fit' paces gamma by the length of the run")
     assert {site["verdict"] for site in told["sites"]} == {"moving"}
-    print_run(told)
+    print_summary(record)
     printed = " ".join(capsys.readouterr().err.split())
     assert "ACE strict, 15 steps, trace in" in printed
-    assert "moving: gamma is still on its way to 0: give it more steps" in printed
+    assert "moving: gamma has not reached 0" in printed
     assert "|gamma| is still up to 0.9" in printed
 
 
 def test_a_landing_from_far_away_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    print_run(RECORDER.of(trained(5, land_at=3, trace=False)).to_dict())
+    print_summary(RECORDER.get_record(trained(5, land_at=3, trace=False)))
     printed = capsys.readouterr().err
     assert "ACE strict, landed at step 3\n" in printed
-    assert "cut: gamma was set to 0 from far away" in printed
+    assert "cut: gamma was set to 0" in printed
     assert "the symmetry holds" not in printed
 
 
 def test_land_at_that_was_not_reached_is_told() -> None:
-    told = RECORDER.of(trained(14, land_at=100)).to_dict()
+    told = RECORDER.get_record(trained(14, land_at=100)).to_dict()
     assert told["verdict"].endswith("land_at = 100 was not reached in 14 steps")
 
 
 def test_a_record_outlives_its_model_and_holds_no_model() -> None:
     model = trained(3)
-    record = RECORDER.of(model)
-    assert RECORDER.of(model) is record
+    record = RECORDER.get_record(model)
+    assert RECORDER.get_record(model) is record
     assert record.folder is not None
     del model
     gc.collect()
@@ -119,10 +120,10 @@ def test_a_record_outlives_its_model_and_holds_no_model() -> None:
 
 def test_a_projected_model_begins_a_record_of_its_own_when_attached_again() -> None:
     model = trained(2)
-    first = RECORDER.of(model)
+    first = RECORDER.get_record(model)
     project(model)
     attach(model)
-    assert RECORDER.of(model) is not first
+    assert RECORDER.get_record(model) is not first
     assert first.finished
 
 

@@ -79,7 +79,7 @@ def test_a_folder_that_cannot_be_written_costs_no_training(tmp_path: Path, monke
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ACE_RUNS", str(tmp_path / "file" / "runs"))
     model = attach(Layered())
-    with pytest.warns(AceWarning, match="no trace is written: .*training goes on"):
+    with pytest.warns(AceWarning, match="no trace is written: .*training continues"):
         train(model, 12)
 
 
@@ -148,7 +148,7 @@ def test_an_error_that_cannot_be_measured_is_told_once(
 ) -> None:
     """A batch that cannot be copied, and an adapter that knows no group."""
     attach(model, adapter, error_every=1)
-    with pytest.warns(AceWarning, match=f"the equivariance error of {reason}.*training goes on") as caught:
+    with pytest.warns(AceWarning, match=f"the equivariance error of {reason}.*training continues") as caught:
         train(model, 3, *args)
     assert len(caught) == 1
     assert [line["step"] for line in read_trace(runs(tmp_path)[0])] == [1, 2, 3]
@@ -260,7 +260,7 @@ def test_a_line_has_the_loss_its_gradient_at_gamma_and_the_rates(tmp_path: Path)
 
 
 def trace_of(model: Any) -> list[dict[str, Any]]:
-    folder = RECORDER.of(model).folder
+    folder = RECORDER.get_record(model).folder
     assert folder is not None
     return read_trace(folder)
 
@@ -298,7 +298,7 @@ def test_the_trace_never_runs_backwards() -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [line.get("event") for line in lines] == [None] * 6 + ["a checkpoint of step 3 was loaded", None]
     model.load_state_dict(kept)
-    folder = RECORDER.of(model).folder
+    folder = RECORDER.get_record(model).folder
     assert folder is not None
     project(model)
     last = read_trace(folder)[-1]
@@ -309,7 +309,7 @@ def test_what_a_record_says_of_its_run() -> None:
     torch.manual_seed(123)
     model = attach(Layered())
     train(model, 1)
-    folder = RECORDER.of(model).folder
+    folder = RECORDER.get_record(model).folder
     assert folder is not None
     about = json.loads((folder / "run.json").read_text())
     assert about["seed"] == 123

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ace_plugins import Config
 from ace_plugins.engine.duals import Duals
 from ace_plugins.report.record import History
-from ace_plugins.report.verdicts import FEWEST, FEWEST_TO_BREAK, NEAR, meaning, verdict
+from ace_plugins.report.verdicts import FEWEST, FEWEST_TO_BREAK, NEAR, explain, judge_course
 
 Curve = Callable[[float], float]
 
@@ -25,7 +25,7 @@ def course(curve: Curve, points: int) -> list[float]:
 
 
 def strict(gamma: Curve, lambda_: Curve, points: int = 200) -> str:
-    return verdict("strict", course(gamma, points), course(lambda_, points), 0.0)
+    return judge_course("strict", course(gamma, points), course(lambda_, points), 0.0)
 
 
 def swing(times: float, decay: float = 0.0, size: float = 1.0) -> Curve:
@@ -106,24 +106,24 @@ def test_a_swing_that_died_down_to_one_that_goes_on() -> None:
 )
 def test_the_other_modes(mode: str, gamma: Curve, lambda_: Curve, bound: float, said: str) -> None:
     for points in (FEWEST, 64, 257):
-        assert verdict(mode, course(gamma, points), course(lambda_, points), bound) == said
+        assert judge_course(mode, course(gamma, points), course(lambda_, points), bound) == said
 
 
 @pytest.mark.parametrize("mode", ["strict", "bounded", "resilient"])
 def test_what_goes_before_all_else(mode: str) -> None:
     zeros = [0.0] * 50
-    assert verdict(mode, zeros, zeros, 0.1, landed=True) == "fits"
-    assert verdict(mode, [1.0, 0.5, 0.02, 0.0], [0.0] * 4, 0.1, landed=True) == "fits"
-    assert verdict(mode, [1.0, -0.9, 0.0, 0.0], [0.0] * 4, 0.1, landed=True) == "cut"
+    assert judge_course(mode, zeros, zeros, 0.1, landed=True) == "fits"
+    assert judge_course(mode, [1.0, 0.5, 0.02, 0.0], [0.0] * 4, 0.1, landed=True) == "fits"
+    assert judge_course(mode, [1.0, -0.9, 0.0, 0.0], [0.0] * 4, 0.1, landed=True) == "cut"
     for length in range(FEWEST):
-        assert verdict(mode, [1.0] * length, [0.0] * length, 0.1) == "too short"
+        assert judge_course(mode, [1.0] * length, [0.0] * length, 0.1) == "too short"
     for bad in (math.nan, math.inf, -math.inf):
         for at in (0, 25, -1):
             odd = zeros.copy()
             odd[at] = bad
-            assert verdict(mode, odd, zeros, 0.1) == "diverged"
-            assert verdict(mode, zeros, odd, 0.1, landed=True) == "diverged"
-        assert verdict(mode, zeros, zeros, bad) == "diverged"
+            assert judge_course(mode, odd, zeros, 0.1) == "diverged"
+            assert judge_course(mode, zeros, odd, 0.1, landed=True) == "diverged"
+        assert judge_course(mode, zeros, zeros, bad) == "diverged"
 
 
 WORDS = {"strict": ("fits", "moving", "breaks", "cut"), "bounded": ("fits", "moving", "breaks")}
@@ -133,8 +133,8 @@ WORDS["resilient"] = WORDS["bounded"]
 def test_every_verdict_is_explained_in_every_mode() -> None:
     for mode, words in WORDS.items():
         for word in (*words, "too short", "landed", "settled", "scheduled", "diverged"):
-            assert meaning(word, mode)
-            assert "\n" not in meaning(word, mode)
+            assert explain(word, mode)
+            assert "\n" not in explain(word, mode)
 
 
 finite = st.floats(-1e300, 1e300) | st.floats(-2, 2) | st.sampled_from([0.0, -0.0, NEAR, -NEAR, 1.0])
@@ -145,9 +145,9 @@ points = st.lists(st.tuples(finite, finite), max_size=60)
 @given(st.sampled_from(["strict", "bounded", "resilient"]), points, st.floats(0, 1e30), st.booleans())
 def test_no_run_is_too_odd(mode: str, run: list[tuple[float, float]], bound: float, landed: bool) -> None:
     gamma, lambda_ = [g for g, _ in run], [la for _, la in run]
-    said = verdict(mode, gamma, lambda_, bound, landed=landed)
-    assert meaning(said, "strict")
-    turned = verdict(mode, [-g for g in gamma], [-la for la in lambda_], bound, landed=landed)
+    said = judge_course(mode, gamma, lambda_, bound, landed=landed)
+    assert explain(said, "strict")
+    turned = judge_course(mode, [-g for g in gamma], [-la for la in lambda_], bound, landed=landed)
     assert turned == said, "no side of 0 is better than the other"
 
 
@@ -159,17 +159,19 @@ def test_no_run_is_too_odd(mode: str, run: list[tuple[float, float]], bound: flo
 def test_the_scale_of_lambda_does_not_matter(run: list[tuple[float, float]], scale: float) -> None:
     gamma, lambda_ = [g for g, _ in run], [la if abs(la) > 1e-3 else 0.0 for _, la in run]
     for mode, bound in (("strict", 0.0), ("resilient", 0.2)):
-        assert verdict(mode, gamma, lambda_, bound) == verdict(mode, gamma, [scale * la for la in lambda_], bound)
+        assert judge_course(mode, gamma, lambda_, bound) == judge_course(
+            mode, gamma, [scale * la for la in lambda_], bound
+        )
 
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.floats(-2, 2), min_size=FEWEST, max_size=60), st.sampled_from([0.0, 0.01, 0.5]))
 def test_a_smaller_gamma_is_never_further_from_0(gamma: list[float], scale: float) -> None:
     lambda_ = [1.0] * len(gamma)
-    if verdict("strict", gamma, lambda_, 0.0) == "fits":
-        assert verdict("strict", [scale * g for g in gamma], lambda_, 0.0) == "fits"
+    if judge_course("strict", gamma, lambda_, 0.0) == "fits":
+        assert judge_course("strict", [scale * g for g in gamma], lambda_, 0.0) == "fits"
     order = ("fits", "breaks", "moving")
-    smaller, larger = (verdict("bounded", [s * g for g in gamma], lambda_, 0.3) for s in (scale, 1.0))
+    smaller, larger = (judge_course("bounded", [s * g for g in gamma], lambda_, 0.3) for s in (scale, 1.0))
     assert order.index(smaller) <= order.index(larger)
 
 
@@ -190,7 +192,7 @@ def simulated(mode: str, steps: int, objectives: Sequence[tuple[float, float]] =
         duals.ascend(before, rate)
         history.record(step, duals.snapshot(gamma))
     sites = history.per_site(now=duals.snapshot(gamma))
-    return [verdict(mode, g, la, 0.1 if mode == "bounded" else u[-1]) for g, la, u in sites]
+    return [judge_course(mode, g, la, 0.1 if mode == "bounded" else u[-1]) for g, la, u in sites]
 
 
 def test_a_strict_run_on_data_that_the_symmetry_fits() -> None:

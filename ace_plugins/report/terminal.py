@@ -1,0 +1,99 @@
+"""Prints runs to the terminal, with rich."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .charts import sparkline
+from .record import Record
+from .runs import SavedRun
+from .tables import TableData, build_site_table, format_count, format_duration, format_number
+from .trace import shorten_path
+from .verdicts import RunOutcome, judge_saved
+
+WIDTH = 500
+"""Columns where there is no terminal: names that are broken into two lines cannot be searched for."""
+
+
+def open_console(stderr: bool = False) -> Console:
+    """Return a console that never breaks lines of text, so that they can be searched; tables fit the terminal."""
+    console = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = WIDTH
+    return console
+
+
+def make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
+    """Return an empty table. Names and numbers are never broken into two lines."""
+    table = Table(header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column in ("name", "site", *numbers))
+        table.columns[-1].justify = "right" if column in numbers else "left"
+    return table
+
+
+def render_table(data: TableData) -> Table:
+    """Return a table for rich."""
+    table = make_table(*data.headers, numbers=list(data.numbers))
+    for row in data.rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def print_summary(record: Record) -> None:
+    """Print the outcome of a run of this process to stderr."""
+    out = open_console(stderr=True)
+    outcome, errors = record.judge(), record.first_and_last_error
+    steps = f"landed at step {record.steps:,}" if record.duals.landed else format_count(record.steps, "step")
+    where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
+    out.print(f"ACE {outcome.mode}, {steps}{escape(where)}")
+    _print_outcome(out, outcome)
+    if errors:
+        values = (f"{'not finite' if e['relative'] is None else format(e['relative'], '.3g')}" for e in errors)
+        listed = ", ".join(f"{value} at step {e['step']:,}" for value, e in zip(values, errors, strict=True))
+        out.print(f"equivariance error under {escape(errors[0]['group'])}, with branches, relative: {listed}")
+    if outcome.advice:
+        out.print(escape(outcome.advice))
+
+
+def print_report(run: SavedRun) -> None:
+    """Print a saved run to stdout."""
+    out = open_console()
+    outcome = judge_saved(run)
+    out.print(f"[bold]{escape(run.title)}[/]: {escape(describe_progress(run))}")
+    out.print(escape(str(run.folder)))
+    for note in run.missing:
+        out.print(f"[yellow]note[/]: {escape(note)}")
+    _print_outcome(out, outcome, [sparkline(run.steps, gamma, 16) for gamma in run.values["gamma"]])
+    for name, points, group in (("loss", run.loss, ""), ("equivariance error", run.errors, run.group)):
+        if points:
+            steps, values = zip(*points, strict=True)
+            under = f" (relative, under {escape(group)})" if group else ""
+            first, last = format_number(values[0], 3), format_number(values[-1], 3)
+            out.print(f"{name}{under}: {first} {sparkline(steps, values)} {last}")
+    for step, event in run.events:
+        out.print(f"step {step:,}: {escape(event)}")
+    if run.changed:
+        out.print(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")
+    if outcome.advice:
+        out.print(escape(outcome.advice))
+
+
+def describe_progress(run: SavedRun) -> str:
+    """Return steps, time and pace of a saved run in one line."""
+    parts = [f"{run.length:,} steps"]
+    if run.duration:
+        parts += [format_duration(run.duration), f"{format_number(run.length / run.duration, 3)} steps/s"]
+    return ", ".join([*parts, *(["finished"] if run.end is not None else [])])
+
+
+def _print_outcome(out: Console, outcome: RunOutcome, pictures: Sequence[str] = ()) -> None:
+    if outcome.sites:
+        out.print(render_table(build_site_table(outcome.sites, outcome.mode, pictures)), soft_wrap=False)
+    for verdict, meaning in outcome.meanings.items():
+        out.print(f"{escape(verdict)}: {escape(meaning)}")
