@@ -1,65 +1,74 @@
-"""What can go wrong, in one line each: the thing, what was expected, what was found, what to do."""
+"""Errors and warnings. A message is one line: what is wrong, what was expected, what was found, what to do."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
+TYPE_CHECKING = False  # importing typing would slow down every script that is patched
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
 class AceError(Exception):
-    """A mistake the user can mend. The command prints it as one line and exits with 2."""
+    """An error the user can fix. Commands print it in one line and exit with code 2."""
 
 
 class ConfigError(AceError, ValueError):
-    """A setting that does not exist or has a value it cannot have."""
+    """A setting that is unknown or has an invalid value."""
 
     def __init__(self, message: str = "", problems: Iterable[tuple[str, str]] = ()) -> None:
         self.problems = tuple(problems)
-        """Setting and what is wrong with it, where that is known, for those who know where the setting stands."""
+        """Pairs of a setting and its problem, so that a caller can add the setting's origin."""
         super().__init__(message or "; ".join(text for _, text in self.problems))
 
 
 class CheckoutError(AceError):
-    """A checkout that is not what the adapter patches, or cannot be changed."""
+    """A checkout that does not fit the adapter, or cannot be changed."""
 
     def __init__(self, message: str, details: Iterable[str] = ()) -> None:
         self.message = message
         self.details = tuple(details)
-        """One line each, where there are many things to say."""
+        """Single differences, one line each."""
         super().__init__(f"{message}: {'; '.join(self.details)}" if self.details else message)
 
 
 class AdapterError(AceError):
-    """An adapter that is unknown, does not fit what is installed, or broke the contract."""
+    """An adapter that is unknown, does not fit the installed versions, or violates the contract."""
 
 
 class AttachError(AceError):
-    """A model that cannot be attached to, or is not attached."""
+    """A model that ACE cannot be attached to, or is not attached to."""
 
 
 class CheckpointError(AceError, RuntimeError):
-    """A checkpoint that does not belong to this model."""
+    """A checkpoint that does not fit this model."""
 
 
 class StepError(AceError, RuntimeError):
-    """An optimizer step that would train the model without its dual loop."""
+    """An optimizer step that would train the model without the dual loop."""
 
 
 class AceWarning(UserWarning):
-    """Something the user should know about, though work goes on."""
+    """A problem that does not stop the run."""
 
 
 class AceDeprecationWarning(AceWarning, DeprecationWarning):
-    """A former name that still works. Commands print it; Python hides it from users of scripts, as is usual."""
+    """A former name that still works. Commands print it; in scripts Python hides it by default."""
 
 
 MANY = 8
-"""Names that nobody wants to read where one of them is near."""
+"""If there are more names than this, `one_of` lists only the most similar one."""
 
 
 def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> str:
-    """``unknown mode 'strct': expected one of bounded, off (did you mean 'strict'?)``"""
+    """Return the message about an unknown name, with the most similar known name.
+
+        unknown mode 'strct': expected one of bounded, off, strict (did you mean 'strict'?)
+
+    Args:
+        what: What the name stands for.
+        given: The unknown name.
+        known: The known names.
+        do: Advice at the end.
+    """
     import difflib
 
     names = sorted(known)

@@ -13,7 +13,7 @@ from rich.markup import escape
 from ..checkout.patching import PatchPlan, Plan, State, plan_patch, plan_revert, read_state, require_checkout
 from ..contract.upstreams import StandIn
 from ..errors import AceError
-from ..patch.shims import would_act
+from ..patch.shims import has_effect
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..report.terminal import open_console
@@ -76,7 +76,7 @@ def _print_patching(adapter: Plugin, plan: PatchPlan) -> None:
         else:
             done, what = "already marked" if same else "marked", "one line"
         out.print(escape(f"  {name}: {done} ({what})"))
-    missing = [shim.name for shim in adapter.shims if isinstance(shim, StandIn) and would_act(adapter, shim)]
+    missing = [shim.name for shim in adapter.shims if isinstance(shim, StandIn) and has_effect(adapter, shim)]
     if missing and plan.config.shims:
         out.print(f"not installed, replaced by a stub: {', '.join(missing)}")
     _print_cautions(out, plan.config)

@@ -1,9 +1,8 @@
-"""Where ACE goes into a model: sites, the stems their branches share, and what a branch reads.
+"""Places where ACE changes a model: sites, the stems that their branches share, and the tensors that branches read.
 
-A branch reads one tensor and writes one tensor. What it reads is a `Tap` (an argument of some submodule's forward) or
-the name of a `Stem` or `Site` whose output it takes. That covers a branch on a layer's own input (SEGNN), a chain fed
-from the model's input (SchNet), several outputs of one layer and a map that all layers share (EGNO), and several maps
-inside one layer that share an input (vector neurons).
+A branch reads one tensor and writes one. It reads a `Tap`, an argument of a submodule's forward pass, or the output of
+an earlier `Stem` or `Site`, by name. This covers a branch on a layer's input (SEGNN), a chain from the model's input
+(SchNet), several outputs of a layer with a shared map (EGNO), and several maps inside one layer (vector neurons).
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tap:
-    """An argument of a submodule's forward, by position or by name, with dots into attributes and keys.
-
-    It is read when the submodule is called, before it runs.
-    """
+    """An argument of a submodule's forward pass. It is read when the submodule is called, before it runs."""
 
     argument: int | str = 0
+    """Position or name of the argument, with dots into attributes and keys: "graph.pos"."""
     module: str | None = None
-    """Dotted path of the submodule. "" is the model itself; None is the module of the site that reads."""
+    """Dotted path of the submodule; "" is the model itself, None the module of the site that reads."""
 
     def __post_init__(self) -> None:
         if type(self.argument) not in (int, str) or self.argument == "":
@@ -38,7 +35,7 @@ class Tap:
 
 
 class _Features:
-    """A feature vector is one or several trailing dimensions; its width is their product."""
+    """Common fields of sites and stems. Feature vectors have one or several dimensions; the width is their product."""
 
     name: str
     reads: Tap | str | None
@@ -47,10 +44,9 @@ class _Features:
     axis: int = -1
 
     def __post_init__(self) -> None:
-        """Said here, where the adapter's author sees which node it is, and not when a forward stumbles over it."""
         who = f"{type(self).__name__} {self.name!r}"
         if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"{who}: name: expected a text, found {self.name!r}")
+            raise ValueError(f"{who}: name: expected a non-empty string, found {self.name!r}")
         for field_name in ("shape_in", "shape_out"):
             shape = getattr(self, field_name)
             if not isinstance(shape, tuple) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
@@ -64,55 +60,59 @@ class _Features:
 
     @property
     def width_in(self) -> int:
+        """Number of features that the branch reads."""
         return prod(self.shape_in)
 
     @property
     def width_out(self) -> int:
+        """Number of features that the branch writes."""
         return prod(self.shape_out)
 
 
 @dataclass(frozen=True)
 class Stem(_Features):
-    """A part that several branches share. It is added nowhere and has no gamma.
-
-    With ``reads`` it is computed once in a forward, for all that name it. Without (None) only its weights are shared:
-    every site that goes ``through`` it applies it to what the site reads.
-    """
+    """A module that several branches share. It has no gamma, and its output is not added to the model."""
 
     name: str
+    """Unique among the model's sites and stems."""
     reads: Tap | str | None
+    """What the stem reads, once per forward pass, for all sites that read the stem. None shares only its weights:
+    every site that goes ``through`` the stem applies it to the tensor that the site reads."""
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
     bounded: bool = True
-    """False leaves it out of spectral normalisation. Right where BatchNorm follows, which takes out the scale."""
+    """Whether the stem's linear maps are divided by their spectral norm. Not needed before BatchNorm, which removes
+    the scale."""
 
 
 @dataclass(frozen=True)
 class Site(_Features):
-    """One place of the model where ``gamma * branch`` is added.
+    """A place in the model where ``gamma * branch`` is added to a submodule's output.
 
-    ``shape_in`` and ``shape_out`` are the trailing dimensions that make one feature vector: (d,) for plain features,
-    (3, channels) where vector channels belong together.
+    Site("layers.0", shape_in=(64,), shape_out=(64,))
+    Site("layers.0.coors", "layers.0", (3,), (3,), reads=Tap("coors"), output=1)
     """
 
     name: str
-    """Unique in the model and stable over upstream's versions: users and checkpoints know the site by it."""
+    """Unique in the model and stable across upstream's versions. Users and checkpoints refer to the site by it."""
     module: str = ""
-    """Dotted path of the submodule whose output the branch is added to. By default the site's name."""
+    """Dotted path of the submodule that the branch's output is added to. By default the site's name."""
     shape_in: tuple[int, ...] = ()
+    """Trailing dimensions of one feature vector of the tensor that the branch reads: (d,), or (3, channels)."""
     shape_out: tuple[int, ...] = ()
+    """Trailing dimensions of one feature vector of the output."""
     reads: Tap | str = field(default_factory=Tap)
-    """What the branch reads. By default the first argument of ``module``; a name is an earlier stem or site."""
+    """Tensor that the branch reads: a `Tap` (default: the first argument of ``module``) or an earlier stem or site."""
     output: int | str | None = None
-    """Which of the submodule's outputs: an index of a tuple, a key of a dict, None for a single tensor."""
+    """Output of the submodule: an index of a tuple, a key of a dict, None for a single tensor."""
     through: str | None = None
-    """A stem without ``reads`` that is applied first; ``shape_in`` is what comes out of it."""
+    """Stem without ``reads`` that is applied first; ``shape_in`` is then the shape of its output."""
     acts: tuple[Action, Action] | None = None
-    """How the group acts on what the branch reads and on what it is added to, where that is known: linear actions on
-    the trailing dimensions ``shape_in`` and ``shape_out``. Only mode "scheduled" asks for it."""
+    """Linear actions of the group on the dimensions ``shape_in`` and ``shape_out``; None if unknown. Used by mode
+    "scheduled" and by audits."""
     axis: int = -1
-    """Dimension of the features in what the branch reads and in the output: 1 for images [batch, channels, height,
-    width]. ``shape_in`` and ``shape_out`` then have one size each. By default features are the trailing dimensions."""
+    """Dimension of the features in both tensors: 1 for images [batch, channels, height, width], with one size each in
+    ``shape_in`` and ``shape_out``. By default features are the trailing dimensions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,17 +146,17 @@ Node = Site | Stem
 
 @runtime_checkable
 class AddsItself(Protocol):
-    """A branch that adds itself to upstream's output, where that is cheaper than making its value first.
+    """A branch that adds its own output, if that is cheaper than computing the output first.
 
-    Its site reads a `Tap` that names a module. The branch checks what it reads itself. Such a branch may leave the
-    output in another order in memory; what the tapped module returns then goes through ``restore``.
+    Its site reads a `Tap` with a module. The branch checks the tensor it reads. It may change the memory layout of the
+    output; ``restore`` then restores the layout of the tapped module's output.
     """
 
     def prepare(self, read: Tensor) -> Any:
-        """What was read, as the branch wants it. Made once for all sites that read the same tensor."""
+        """Convert the tensor that is read. Called once for all sites that read the same tensor."""
 
     def add_to(self, output: Tensor, gamma: Tensor, prepared: Any) -> Tensor:
-        """``output + gamma * branch``. The output may be written to."""
+        """Return ``output + gamma * branch``. The output may be written in place."""
 
     def restore(self, output: Tensor) -> Tensor:
-        """The output of the tapped module, in the order in memory that upstream has it in."""
+        """Return the output of the tapped module in upstream's memory layout."""

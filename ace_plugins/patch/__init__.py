@@ -1,1 +1,1 @@
-"""ACE on models that somebody else builds: wrapped constructors, import hooks, repairs."""
+"""ACE on models that the user's script builds: wrapped constructors, import hooks, compatibility shims."""

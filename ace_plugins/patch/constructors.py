@@ -1,8 +1,8 @@
-"""attach: ACE on a model. patched: on every model of an upstream, when its constructor returns.
+"""Attaching ACE to a model, or to all models of an upstream when they are constructed.
 
-The class stays the class it is. Only its ``__init__`` is wrapped, in place, so it does not matter who imported it
-before, under which name. A module that is not imported yet is met when it is. Classes of a checkout are found by their
-file, since scripts import one file under several names.
+Upstream's class stays the same object. Only its ``__init__`` is wrapped, in place, so it does not matter who imported
+the class before or under which name. A module that is not imported yet is handled when it is. Classes of a checkout
+are identified by file, since scripts import one file under several names.
 """
 
 from __future__ import annotations
@@ -24,18 +24,31 @@ from ..plugins.claims import class_in, holds
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.config import Config
-from .imports import imported, when_imported
+from .imports import find_imported, when_imported
 from .shims import REPAIRS
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
-    """Put ACE on a model, in place, and return it.
+    """Attach ACE to a model in place. Call it before the optimizer is built.
 
-    ``adapter`` is the name of an adapter; without it the adapters are asked who claims the model. ``settings`` are
-    fields of `Config`, and ``preset`` for a named set of the adapter's. Everything is checked before anything is
-    changed. In mode "off" the model stays as it is, down to its parameters.
+        model = attach(SchNet(...), mode="resilient")
+
+    Everything is checked before anything is changed. In mode "off" the model is not changed at all.
+
+    Args:
+        model: The model, of a class that an adapter patches. Pass the model inside any wrapper such as DDP.
+        adapter: Name of the adapter; by default the one adapter that claims the model.
+        settings: Fields of `Config`, and ``preset`` for one of the adapter's presets.
+
+    Returns:
+        The same model.
+
+    Raises:
+        AttachError: If the object is not a module, or ACE cannot be attached to it.
+        AdapterError: If no adapter or several claim the model, or the adapter fails.
+        ConfigError: If a setting is unknown or invalid.
     """
     if not isinstance(model, nn.Module):
         raise AttachError(f"cannot attach to {type(model).__name__}: expected a torch.nn.Module")
@@ -44,7 +57,7 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
 
 
 def attach_with(model: M, plugin: Plugin, config: Config) -> M:
-    """`attach`, with the adapter and the settings at hand, and the repairs that its upstream needs."""
+    """Attach ACE with this adapter and config, and apply the shims that the upstream needs."""
     ace = prepare(model, plugin, config)
     if config.shims:
         REPAIRS.apply(plugin, config.device)
@@ -54,7 +67,7 @@ def attach_with(model: M, plugin: Plugin, config: Config) -> M:
 
 
 class Patch(AbstractContextManager["Patch"]):
-    """A patch in force. Leave the ``with`` block, or call ``undo()``, to end it; attached models stay so."""
+    """A patch in effect, until the ``with`` block ends or ``undo()`` is called. Attached models stay attached."""
 
     def __init__(self, plugin: Plugin, config: Config) -> None:
         self.plugin = plugin
@@ -65,6 +78,7 @@ class Patch(AbstractContextManager["Patch"]):
         return self.plugin.patches
 
     def undo(self) -> None:
+        """End the patch: models that are constructed from now on are plain."""
         CONSTRUCTORS.end(self)
 
     def __exit__(self, *error: object) -> None:
@@ -72,19 +86,33 @@ class Patch(AbstractContextManager["Patch"]):
 
 
 def patched(name: str, **settings: Any) -> Patch:
-    """Attach every model of this upstream at its construction, from now on.
+    """Attach ACE to every model of an upstream that is constructed from now on.
 
-    A context manager, or a plain call that stays in force. Settings are checked now, not at the first model.
+        with patched("schnet", mode="strict"):
+            model = SchNet(...)
+
+    Without ``with``, the patch stays in effect.
+
+    Args:
+        name: Name of the adapter.
+        settings: Fields of `Config`, and ``preset`` for one of the adapter's presets. They are checked at once.
+
+    Returns:
+        The patch, a context manager with a method ``undo()``.
+
+    Raises:
+        AdapterError: If the adapter is unknown, unusable, or names no model classes.
+        ConfigError: If a setting is unknown or invalid.
     """
     plugin = registry().adapter(name)
     return patch_models(plugin, plugin.configure(settings))
 
 
 def patch_models(plugin: Plugin, config: Config) -> Patch:
-    """`patched`, with the adapter and the settings at hand."""
+    """Start a patch with this adapter and config."""
     if not plugin.patches.models:
         raise AdapterError(
-            f"adapter {plugin.name!r} recognises models by looking at them and names no class to patch; call "
+            f"adapter {plugin.name!r} recognises models by a test and names no class to patch; call "
             f"attach(model, adapter={plugin.name!r}) where the model is built"
         )
     patch = Patch(plugin, config)
@@ -92,7 +120,7 @@ def patch_models(plugin: Plugin, config: Config) -> Patch:
         REPAIRS.offer_stand_ins(plugin)
         REPAIRS.apply(plugin, config.device, importing=True)
         if config.device != "auto":
-            REPAIRS.apply(plugin, config.device)  # for models that are not ours to attach, too
+            REPAIRS.apply(plugin, config.device)  # also for models that ACE is not attached to
     CONSTRUCTORS.begin(patch)
     return patch
 
@@ -103,15 +131,15 @@ class _UnderConstruction(threading.local):
 
 
 class Constructors:
-    """The constructors that were wrapped in this process, and the patches in force."""
+    """The constructors that were wrapped in this process, and the patches in effect."""
 
     def __init__(self) -> None:
         self.patches: dict[str, list[Patch]] = {}
-        """Per model class ("module:Class") the patches in force; the last one counts."""
+        """Patches in effect by model class ("module:Class"). The last one counts."""
         self.hooked: set[tuple[str, bool]] = set()
-        """Model classes whose modules are watched for, by name or by file."""
+        """Model classes with an import hook for their module, by name or by file."""
         self.paths: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-        """Of the model classes that were met, what adapters call them."""
+        """The "module:Class" of each model class that was imported."""
         self.wrapped: weakref.WeakSet[type] = weakref.WeakSet()
         self.building = _UnderConstruction()
 
@@ -129,35 +157,35 @@ class Constructors:
             REPAIRS.withdraw_stand_ins(patch.plugin)
 
     def _watch(self, path: str, *, in_a_checkout: bool) -> None:
-        """Meet the module of this class: now where it is imported, and whenever it will be."""
+        """Handle the module of this class: now if it is imported already, and on every later import."""
 
-        def met(module: ModuleType) -> None:
+        def handle(module: ModuleType) -> None:
             if any(holds(patch.upstream, module, path) for patch in self.patches.get(path, ())):
-                self._meet(module, path)
+                self._wrap_class(module, path)
 
         where = {"file": file_of(path)} if in_a_checkout else {"name": path.partition(":")[0]}
         if (path, in_a_checkout) not in self.hooked:
             self.hooked.add((path, in_a_checkout))
-            when_imported(met, **where)
-        for module in imported(**where):
-            if not in_a_checkout or class_in(module, path) is not None:  # else it may still be running
-                met(module)
+            when_imported(handle, **where)
+        for module in find_imported(**where):
+            if not in_a_checkout or class_in(module, path) is not None:  # else its code may still be running
+                handle(module)
 
-    def _meet(self, module: ModuleType, path: str) -> None:
-        """A module that holds a patched class is there: wrap its constructor, once."""
+    def _wrap_class(self, module: ModuleType, path: str) -> None:
+        """Wrap the constructors of a model class and its subclasses, once."""
         patch = self.patches[path][-1]
         cls = class_in(module, path)
         if cls is None:
             raise AdapterError(
                 f"adapter {patch.plugin.name!r} expected class {path.partition(':')[2]} in {module.__name__} and found "
-                "none: this version of the upstream does not fit"
+                "none: the adapter does not support this version of the upstream"
             )
         if patch.config.shims:
             REPAIRS.apply(patch.plugin, patch.config.device)
         known = cls in self.paths
         self.paths[cls] = path
         if not known:
-            # A subclass's own constructor goes on after upstream's returned: the model is born when it returns.
+            # A subclass's constructor continues after upstream's returns, so the model is complete when it returns.
             self._watch_subclasses(cls)
             for each in (cls, *_subclasses(cls)):
                 self._wrap(each)
@@ -166,10 +194,10 @@ class Constructors:
         if cls not in self.wrapped:
             self.wrapped.add(cls)
             if "__init__" in vars(cls):
-                wrapt.wrap_function_wrapper(cls, "__init__", self._born)
+                wrapt.wrap_function_wrapper(cls, "__init__", self._construct)
 
     def _watch_subclasses(self, cls: Any) -> None:
-        """Wrap the constructors of classes that are derived later."""
+        """Wrap the constructors of subclasses that are defined later."""
         own = vars(cls).get("__init_subclass__")
 
         def init_subclass(subclass: Any, /, **options: Any) -> None:
@@ -181,8 +209,8 @@ class Constructors:
 
         cls.__init_subclass__ = classmethod(init_subclass)
 
-    def _born(self, init: Any, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Wrapper of ``__init__``: attaches when the outermost constructor of a model returns."""
+    def _construct(self, init: Any, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call ``__init__`` and attach ACE when the outermost constructor of a model returns."""
         building = self.building.models
         if id(model) in building:
             init(*args, **kwargs)

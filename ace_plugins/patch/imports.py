@@ -1,4 +1,4 @@
-"""Knowing when a module is imported: by its name, or by its file whatever name it is imported under."""
+"""Callbacks for imports: by a module's name, or by its file, whatever name the file is imported under."""
 
 from __future__ import annotations
 
@@ -6,108 +6,115 @@ import sys
 
 from ..plugins.claims import is_file
 
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
+TYPE_CHECKING = False  # importing typing would slow down every script that is patched
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
-    Met = Callable[[ModuleType], None]
+    Callback = Callable[[ModuleType], None]
 
 
-class Watch:
-    """Finds nothing itself: asks the other finders, and has their loader tell when the module has run."""
+class ImportHook:
+    """A finder that delegates to the other finders and makes their loaders run the callbacks."""
 
     def __init__(self) -> None:
-        self.names: dict[str, list[Met]] = {}
-        self.files: dict[str, list[Met]] = {}
-        """By the path of the file relative to some root: "models/net.py"."""
+        self.names: dict[str, list[Callback]] = {}
+        self.files: dict[str, list[Callback]] = {}
+        """Callbacks by a file's path relative to any root: "models/net.py"."""
         self.stems: set[str] = set()
-        """Last parts of the names that can matter, for a quick no to all others."""
-        self.asking: set[str] = set()
-        """What the other finders are being asked for: they may ask in turn. Other threads wait for the import lock."""
+        """Last parts of the names that can match, to skip all other imports quickly."""
+        self.searching: set[str] = set()
+        """Modules that the other finders are searching for, since these may import in turn."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.rpartition(".")[2] not in self.stems or name in self.asking:
+        if name.rpartition(".")[2] not in self.stems or name in self.searching:
             return None
-        self.asking.add(name)
+        self.searching.add(name)
         try:
             others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
-            answers: Iterator[ModuleSpec | None] = (finder.find_spec(name, path, target) for finder in others)
-            spec = next(filter(None, answers), None)
+            found: Iterator[ModuleSpec | None] = (finder.find_spec(name, path, target) for finder in others)
+            spec = next(filter(None, found), None)
         finally:
-            self.asking.discard(name)
+            self.searching.discard(name)
         if spec is not None and spec.loader is not None and self._callbacks(name, spec.origin):
-            _tell_after(spec.loader, self)
+            loader: Any = spec.loader  # kept, since inspect and pickle look at its type; only its method is replaced
+            if not isinstance(loader.exec_module, _Execute):  # some loaders serve many modules, as that of a zip file
+                loader.exec_module = _Execute(loader.exec_module, self)
         return spec
 
-    def _callbacks(self, name: str, file: str | None) -> list[Met]:
-        by_file = [met for known, mets in self.files.items() if is_file(file, known) for met in mets]
+    def _callbacks(self, name: str, file: str | None) -> list[Callback]:
+        by_file = [each for known, callbacks in self.files.items() if is_file(file, known) for each in callbacks]
         return [*self.names.get(name, ()), *by_file]
 
-    def met(self, module: ModuleType) -> None:
+    def run_callbacks(self, module: ModuleType) -> None:
         spec = getattr(module, "__spec__", None)
-        for met in self._callbacks(module.__name__, getattr(spec, "origin", None)):
-            met(module)
+        for callback in self._callbacks(module.__name__, getattr(spec, "origin", None)):
+            callback(module)
 
 
-_WATCH = Watch()
+class _Execute:
+    """The ``exec_module`` of a loader, followed by the callbacks."""
+
+    def __init__(self, execute: Callback, hook: ImportHook) -> None:
+        self.execute = execute
+        self.hook = hook
+
+    def __call__(self, module: ModuleType) -> None:
+        self.execute(module)
+        self.hook.run_callbacks(module)
+
+
+_HOOK = ImportHook()
 
 
 def install() -> None:
-    """Watch imports from now on."""
-    if _WATCH not in sys.meta_path:
-        sys.meta_path.insert(0, _WATCH)
+    """Install the import hook."""
+    if _HOOK not in sys.meta_path:
+        sys.meta_path.insert(0, _HOOK)
 
 
-def when_imported(met: Met, *, name: str = "", file: str = "") -> None:
-    """Call ``met(module)`` after the module of that name, or any module from that file, will have been imported.
+def when_imported(callback: Callback, *, name: str = "", file: str = "") -> None:
+    """Call a function with every module that is imported from now on under this name or from this file.
 
-    A file is named relative to a root: "models/net.py".
+    Args:
+        callback: Called with the module after its code has run.
+        name: Full name of the module.
+        file: Path of the module's file relative to any root, for example "models/net.py".
     """
     install()
     if name:
-        _WATCH.names.setdefault(name, []).append(met)
-        _WATCH.stems.add(name.rpartition(".")[2])
+        _HOOK.names.setdefault(name, []).append(callback)
+        _HOOK.stems.add(name.rpartition(".")[2])
     if file:
-        _WATCH.files.setdefault(file, []).append(met)
-        _WATCH.stems.add(file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2])
+        _HOOK.files.setdefault(file, []).append(callback)
+        _HOOK.stems.add(file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2])
 
 
-def whenever_imported(met: Met, *, name: str = "", file: str = "") -> None:
-    """Call ``met(module)`` for the modules of that name or file that are there, and for those that will be."""
-    when_imported(met, name=name, file=file)
-    for module in imported(name=name, file=file):
-        met(module)
+def whenever_imported(callback: Callback, *, name: str = "", file: str = "") -> None:
+    """Call a function with every module of this name or file, imported already or in the future.
+
+    Args:
+        callback: Called with the module after its code has run.
+        name: Full name of the module.
+        file: Path of the module's file relative to any root, for example "models/net.py".
+    """
+    when_imported(callback, name=name, file=file)
+    for module in find_imported(name=name, file=file):
+        callback(module)
 
 
-def imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
-    """The modules of that name, or from that file, that are there already."""
+def find_imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
+    """Yield the modules of this name, or from this file, that are imported already."""
     for known, module in list(sys.modules.items()):
         try:
             spec = getattr(module, "__spec__", None)
         except Exception:
-            continue  # no module: there are libraries that put other things there
+            continue  # some libraries put objects there that are not modules
         if spec is None or getattr(spec, "_initializing", False):
-            continue  # still running
+            continue  # its code is still running
         if (name and known == name) or (file and is_file(getattr(spec, "origin", None), file)):
             yield module
-
-
-def _tell_after(loader: Any, watch: Watch) -> None:
-    """Have this module's own loader tell. It stays the loader it is: inspect and pickle ask for its type."""
-    if not isinstance(loader.exec_module, _Telling):  # some loaders serve many modules, as that of a zip file
-        loader.exec_module = _Telling(loader.exec_module, watch)
-
-
-class _Telling:
-    def __init__(self, execute: Met, watch: Watch) -> None:
-        self.execute = execute
-        self.watch = watch
-
-    def __call__(self, module: ModuleType) -> None:
-        self.execute(module)
-        self.watch.met(module)

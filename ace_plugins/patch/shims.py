@@ -1,4 +1,4 @@
-"""Repairs of an upstream on today's stack: each applied once, and only where the thing is missing."""
+"""Compatibility shims of upstreams: each is applied once, and only if it is needed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .stand_ins import STAND_INS
 
 
 class Repairs:
-    """What was repaired in this process."""
+    """The shims that were applied in this process."""
 
     def __init__(self) -> None:
         self.applied: set[tuple[str, str]] = set()
-        """Adapter and shim."""
+        """Names of adapter and shim."""
 
     def apply(self, plugin: Plugin, device: str, *, importing: bool = False) -> None:
-        """Apply what this upstream needs and has not got yet; ``importing``, what it needs to be imported at all."""
+        """Apply the shims that this upstream needs; with ``importing`` only those it needs to be imported."""
         for shim in plugin.shims:
-            if isinstance(shim, StandIn) or self.acts(plugin, shim) or shim.device not in (None, device):
+            if isinstance(shim, StandIn) or self.is_active(plugin, shim) or shim.device not in (None, device):
                 continue
             if importing and not shim.first:
                 continue
@@ -37,36 +37,38 @@ class Repairs:
                 ) from error
 
     def make_importable(self) -> None:
-        """What any upstream needs to be imported, before a model that was saved whole is read: that imports its own."""
+        """Apply the shims that upstreams need to be imported, before a pickled model is loaded, which imports one."""
         for plugin in registry().adapters:
             self.apply(plugin, "auto", importing=True)
 
-    def acts(self, plugin: Plugin, shim: AnyShim) -> bool:
-        """Whether it does something in this process now."""
+    def is_active(self, plugin: Plugin, shim: AnyShim) -> bool:
+        """Return whether a shim was applied, or a stub imported, in this process."""
         return shim.name in STAND_INS.active if isinstance(shim, StandIn) else (plugin.name, shim.name) in self.applied
 
     def active(self, plugin: Plugin) -> list[AnyShim]:
-        return [shim for shim in plugin.shims if self.acts(plugin, shim)]
+        """Return the active shims of an adapter."""
+        return [shim for shim in plugin.shims if self.is_active(plugin, shim)]
 
     def offer_stand_ins(self, plugin: Plugin) -> None:
-        """Before upstream is imported: what is not installed is there when upstream asks for it."""
+        """Make an adapter's stubs importable from its upstream's files."""
         for shim in plugin.shims:
             if isinstance(shim, StandIn):
                 STAND_INS.offer(shim, plugin.patches.files)
 
     def withdraw_stand_ins(self, plugin: Plugin) -> None:
+        """Make an adapter's stubs unavailable for new imports."""
         for shim in plugin.shims:
             if isinstance(shim, StandIn):
                 STAND_INS.withdraw(shim)
 
 
-def would_act(plugin: Plugin, shim: AnyShim) -> bool:
-    """Whether it does something, or will once upstream asks for the module it stands in for."""
+def has_effect(plugin: Plugin, shim: AnyShim) -> bool:
+    """Return whether a shim is active, or a stub will be once upstream imports the module."""
     if isinstance(shim, Shim):
-        return REPAIRS.acts(plugin, shim)
+        return REPAIRS.is_active(plugin, shim)
     try:
         return find_spec(shim.name) is None
-    except ModuleNotFoundError:  # the package it would be in
+    except ModuleNotFoundError:  # its parent package is not installed
         return True
 
 

@@ -1,8 +1,8 @@
-"""Modules that stand in for ones that are not installed, for the files of one upstream and for nobody else.
+"""Stubs for modules that are not installed, visible to the files of one upstream only.
 
-Libraries probe for optional packages and behave differently where they find one: PyTorch Geometric asks for
-torch_scatter, trainers ask for wandb. So a stand-in answers only imports written in upstream's own files, and only
-after every other finder had nothing.
+Libraries probe for optional packages and change their behaviour if they find one: PyTorch Geometric looks for
+torch_scatter, trainers for wandb. So a stub is found only by import statements in upstream's own files, and only after
+all other finders have failed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 
 from ..plugins.claims import belongs
 
-TYPE_CHECKING = False  # as typing has it, without waiting for typing: scripts wait for this module
+TYPE_CHECKING = False  # importing typing would slow down every script that is patched
 if TYPE_CHECKING:
     import ast
     from collections.abc import Callable, Sequence
@@ -24,46 +24,47 @@ if TYPE_CHECKING:
 
 
 class StandIns:
-    """The last finder of all."""
+    """The last finder of all, which finds stubs."""
 
     def __init__(self) -> None:
         self.offered: dict[str, list[tuple[StandIn, tuple[str, ...]]]] = {}
-        """Per module what stands in for it, and the files that tell its upstream; several upstreams may miss one."""
+        """Stubs by module, each with the files that identify its upstream. Several upstreams may need one module."""
         self.active: dict[str, StandIn] = {}
-        """What stands in for something now."""
-        self.asked: Callable[[str, str], None] | None = None
-        """Told of every module that nobody found, with the file that imports it, before the answer."""
+        """Stubs that were imported."""
+        self.on_missing: Callable[[str, str], None] | None = None
+        """Called with each module that no finder found and the file that imports it, before the stub is searched."""
 
     def offer(self, stand_in: StandIn, files: tuple[str, ...]) -> None:
-        """From now on, in upstreams that hold these files."""
+        """Make a stub importable from upstreams that have these files."""
         self.withdraw(stand_in)
         self.offered.setdefault(stand_in.name, []).append((stand_in, files))
         self.install()
 
     def withdraw(self, stand_in: StandIn) -> None:
-        """What was made stays: upstream has it."""
+        """Make a stub unavailable for new imports."""
         others = [each for each in self.offered.pop(stand_in.name, []) if each[0].reason != stand_in.reason]
         if others:
             self.offered[stand_in.name] = others
 
     def install(self) -> None:
+        """Install the finder."""
         if self not in sys.meta_path:
             sys.meta_path.append(self)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        importer, line = _import_statement()
-        if self.asked is not None:
-            self.asked(name, importer)
+        importer, line = _find_import_statement()
+        if self.on_missing is not None:
+            self.on_missing(name, importer)
         for stand_in, files in self.offered.get(name, ()):
-            if belongs(importer, files) and not is_a_question(importer, line):
-                loader: Any = _Maker(stand_in, self)
-                return ModuleSpec(name, loader, origin=f"stand-in of ace-plugins for {name}")
+            if belongs(importer, files) and not is_optional(importer, line):
+                loader: Any = _Loader(stand_in, self)
+                return ModuleSpec(name, loader, origin=f"stub of ace-plugins for {name}")
         return None
 
 
-class _Maker:
+class _Loader:
     def __init__(self, stand_in: StandIn, owner: StandIns) -> None:
         self.stand_in = stand_in
         self.owner = owner
@@ -74,24 +75,24 @@ class _Maker:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        pass  # it was made whole
+        pass  # create_module returns it complete
 
 
-def _import_statement() -> tuple[str, int]:
-    """The file and line of the import statement that is being carried out."""
+def _find_import_statement() -> tuple[str, int]:
+    """Return the file and line of the import statement that is being executed."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         ours = str(frame.f_globals.get("__name__")).startswith("ace_plugins.")
-        # What is in no file ("<string>", "<frozen importlib._bootstrap>") was executed by one.
+        # Code outside of files ("<string>", "<frozen importlib._bootstrap>") was executed by a file.
         if not ours and not file.startswith("<") and os.path.basename(os.path.dirname(file)) != "importlib":
             return file, frame.f_lineno
         frame = frame.f_back
     return "", 0
 
 
-def is_a_question(file: str, line: int) -> bool:
-    """Whether this import may fail: it stands in a ``try`` that catches the failure. Then no is the right answer."""
+def is_optional(file: str, line: int) -> bool:
+    """Return whether an import may fail, because it is in a ``try`` that catches the error. Then it gets no stub."""
     import ast
 
     try:
@@ -101,12 +102,12 @@ def is_a_question(file: str, line: int) -> bool:
         return False
     tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
     return any(
-        each.body[0].lineno <= line <= (each.body[-1].end_lineno or line) and any(map(_catches_it, each.handlers))
+        each.body[0].lineno <= line <= (each.body[-1].end_lineno or line) and any(map(_catches, each.handlers))
         for each in tries
     )
 
 
-def _catches_it(handler: ast.ExceptHandler) -> bool:
+def _catches(handler: ast.ExceptHandler) -> bool:
     import ast
 
     if handler.type is None:

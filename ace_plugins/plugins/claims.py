@@ -1,4 +1,4 @@
-"""Whose model is this? Classes are matched by name, and those of a checkout by file, so nothing is imported."""
+"""Matching models with upstreams: classes by name, those of a checkout by file. Nothing is imported."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def claims(upstream: Upstream, cls: type) -> bool:
-    """Whether this class, or one it is derived from, is among the upstream's model classes."""
-    return any(_is(upstream, base, path) for base in cls.__mro__ for path in upstream.models)
+    """Return whether this class or a base class is one of the upstream's model classes."""
+    return any(_matches(upstream, base, path) for base in cls.__mro__ for path in upstream.models)
 
 
-def _is(upstream: Upstream, cls: type, path: str) -> bool:
+def _matches(upstream: Upstream, cls: type, path: str) -> bool:
     module, _, name = path.partition(":")
     if upstream.checkout is None and class_in(sys.modules.get(module), path) is cls:
-        return True  # where upstream offers it, wherever it is defined
+        return True  # exported there, wherever it is defined
     return cls.__qualname__ == name and holds(upstream, sys.modules.get(cls.__module__), path)
 
 
 def class_in(module: ModuleType | None, path: str) -> type | None:
-    """The class "module:Class" in this module, if it is there."""
+    """Return the class "module:Class" in this module; None if it has none."""
     found: object = module
     for part in path.partition(":")[2].split("."):
         found = getattr(found, part, None)
@@ -33,33 +33,41 @@ def class_in(module: ModuleType | None, path: str) -> type | None:
 
 
 def holds(upstream: Upstream, module: ModuleType | None, path: str) -> bool:
-    """Whether this module is the one that the class "module:Class" of this upstream is in."""
+    """Return whether this is the module of the class "module:Class" of this upstream."""
     if upstream.checkout is None:
         return module is not None and module.__name__ == path.partition(":")[0]
     file = getattr(getattr(module, "__spec__", None), "origin", None)
-    # Other projects have a models/net.py too: in the same folder must be the rest of this one's.
+    # Other projects have a models/net.py too, so the upstream's other files must be in the same folder.
     return is_file(file, file_of(path)) and belongs(file or "", upstream.files)
 
 
 def is_file(path: str | None, relative: str) -> bool:
-    """Whether a module's file is the one of that name ("models/net.py") in some folder."""
+    """Return whether a module's path ends with this relative path ("models/net.py")."""
     return bool(path) and f"/{path}".replace(os.sep, "/").endswith(f"/{relative}")
 
 
 def belongs(file: str, upstream: tuple[str, ...]) -> bool:
-    """Whether a file is part of an upstream: it is in, or below, a folder that holds all of upstream's own files."""
+    """Return whether a file is part of an upstream's clone.
+
+    Args:
+        file: Path of the file.
+        upstream: Relative paths of files that identify the clone, such as `Upstream.files`.
+
+    Returns:
+        True if the file is in, or below, a folder that has all of the upstream's files.
+    """
     if not file or not upstream:
         return False
-    # As it was found and as it is: either may be a link into the checkout, or out of it.
-    return any(holding(os.path.dirname(path(file)), upstream) for path in (os.path.abspath, os.path.realpath))
+    # Both as given and resolved: either may be a link into the checkout, or out of it.
+    return any(find_root(os.path.dirname(path(file)), upstream) for path in (os.path.abspath, os.path.realpath))
 
 
-def holding(folder: str, upstream: tuple[str, ...]) -> str | None:
-    """The folder, this one or one above it, that holds all files of an upstream."""
+def find_root(folder: str, upstream: tuple[str, ...]) -> str | None:
+    """Return this folder, or the nearest one above it, that has all files of an upstream; None if there is none."""
     last = ""
     while folder != last:
         if os.path.basename(folder) in ("site-packages", "dist-packages"):
-            return None  # a library, in an environment that somebody made inside the checkout
+            return None  # a library in an environment inside the checkout
         if all(os.path.isfile(os.path.join(folder, each)) for each in upstream):
             return folder
         folder, last = os.path.dirname(folder), folder

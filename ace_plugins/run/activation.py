@@ -151,7 +151,7 @@ class Activation:
         install()
         sys.meta_path.insert(0, self)
         if request.root is not None:
-            STAND_INS.asked = self._handle_missing
+            STAND_INS.on_missing = self._handle_missing
             STAND_INS.install()
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
@@ -171,7 +171,7 @@ class Activation:
         if self.started:
             return
         self.started = True
-        STAND_INS.asked = None
+        STAND_INS.on_missing = None
         try:
             from .process import ProcessRun
 

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ..contract.upstreams import Shim
 from ..errors import AceError
 from ..output import say
-from ..plugins.claims import holding
+from ..plugins.claims import find_root
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.sources import find_misspelt
@@ -133,7 +133,7 @@ def find_checkout(plugin: Plugin, words: Sequence[str]) -> Path | None:
     """Return the checkout that contains the command's script, if any."""
     script = next((word for word in words if word.endswith(".py")), None)
     here = Path(script).resolve().parent if script else Path.cwd()
-    found = holding(str(here), plugin.patches.files) if plugin.patches.checkout else None
+    found = find_root(str(here), plugin.patches.files) if plugin.patches.checkout else None
     return None if found is None else Path(found)
 
 

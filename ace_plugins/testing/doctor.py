@@ -13,7 +13,7 @@ from ..contract.sites import Node, Site
 from ..engine.measure import equivariance_error
 from ..errors import AceError, AdapterError
 from ..output import progress
-from ..patch.shims import would_act
+from ..patch.shims import has_effect
 from ..plugins.plugin import one_line
 from ..report.status import status
 from ..symmetry.measure import EquivarianceError
@@ -116,7 +116,7 @@ def _diagnosis(name: str, seed: int, checkout: Path | None, judgement: Judgement
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
         error_at_1=errors[1],
-        shims=tuple(Repair(shim.name, shim.reason, would_act(plugin, shim)) for shim in plugin.shims),
+        shims=tuple(Repair(shim.name, shim.reason, has_effect(plugin, shim)) for shim in plugin.shims),
         presets=plugin.presets,
         checks=judgement.held,
         skipped=judgement.skipped,

@@ -19,7 +19,7 @@ import pytest
 
 from ace_plugins.adapter import StandIn
 from ace_plugins.patch import imports
-from ace_plugins.patch.imports import Watch, imported, is_file, when_imported
+from ace_plugins.patch.imports import ImportHook, find_imported, is_file, when_imported
 from ace_plugins.patch.stand_ins import StandIns, belongs
 
 NET = """
@@ -37,8 +37,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     root = tmp_path / "upstream"
     (root / "models").mkdir(parents=True)
     (root / "models/net.py").write_text(NET)
-    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if not isinstance(finder, Watch)])
-    monkeypatch.setattr(imports, "_WATCH", Watch())
+    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if not isinstance(finder, ImportHook)])
+    monkeypatch.setattr(imports, "_HOOK", ImportHook())
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.syspath_prepend(str(root))
     known = {*sys.modules}
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     new = {name: module for name, module in sys.modules.items() if name not in known and isinstance(module, ModuleType)}
     told = {name: f"{module!r} {[*vars(module).get('__path__', ())]}" for name, module in new.items()}
     for name, text in told.items():
-        if str(tmp_path) in text or "stand-in" in text:
+        if str(tmp_path) in text or "stub of ace-plugins" in text:
             del sys.modules[name]
     assert "models" not in sys.modules
 
@@ -74,8 +74,8 @@ def test_a_module_is_met_by_its_name_when_it_has_run(folder: Path) -> None:
     assert seen == [3]
     importlib.import_module("models.net")
     assert seen == [3], "once"
-    assert [*imported(name="models.net")] == [net]
-    assert [*imported(name="models.nets")] == []
+    assert [*find_imported(name="models.net")] == [net]
+    assert [*find_imported(name="models.nets")] == []
 
 
 def test_a_name_is_the_whole_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_a_file_is_met_under_every_name(folder: Path, monkeypatch: pytest.Monkey
     for name in ("pack.models.net_too", "mymodels.net"):
         importlib.import_module(name)
     assert len(met) == 3
-    assert {module.__name__ for module in imported(file="models/net.py")} == set(met)
+    assert {module.__name__ for module in find_imported(file="models/net.py")} == set(met)
 
 
 def test_a_package_is_met_by_its_file(folder: Path) -> None:
@@ -127,7 +127,7 @@ def test_several_are_told_in_their_order_and_one_may_watch_more(folder: Path) ->
     importlib.import_module("models.net")
     importlib.import_module("models.other")
     assert told == ["second", "first", "second", "later"]
-    assert sum(isinstance(finder, Watch) for finder in sys.meta_path) == 1
+    assert sum(isinstance(finder, ImportHook) for finder in sys.meta_path) == 1
 
 
 def test_a_module_that_is_there_already_is_met_when_it_is_reloaded(folder: Path) -> None:
@@ -181,12 +181,12 @@ def test_modules_that_import_each_other(folder: Path) -> None:
 def test_a_module_that_still_runs_is_not_there_yet(folder: Path) -> None:
     written(
         folder / "models/net.py",
-        "from ace_plugins.patch.imports import imported\n"
-        "found = [*imported(name='models.net'), *imported(file='models/net.py')]",
+        "from ace_plugins.patch.imports import find_imported\n"
+        "found = [*find_imported(name='models.net'), *find_imported(file='models/net.py')]",
     )
     net = importlib.import_module("models.net")
     assert net.found == []
-    assert [*imported(file="models/net.py")] == [net]
+    assert [*find_imported(file="models/net.py")] == [net]
 
 
 def test_odd_things_among_the_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_odd_things_among_the_modules(folder: Path, monkeypatch: pytest.MonkeyPa
 
     for name, thing in (("odd_a", Odd()), ("odd_b", None), ("odd_c", object()), ("odd_d", ModuleType("odd_d"))):
         monkeypatch.setitem(sys.modules, name, thing)
-    assert [*imported(name="odd_a"), *imported(file="odd_a.py"), *imported(name="odd_d")] == []
+    assert [*find_imported(name="odd_a"), *find_imported(file="odd_a.py"), *find_imported(name="odd_d")] == []
 
 
 def test_a_module_is_as_it_would_be_without(folder: Path) -> None:
@@ -271,7 +271,7 @@ def test_threads_that_import_at_once(folder: Path) -> None:
         thread.join()
     assert failed == []
     assert sorted(met) == names
-    assert imports._WATCH.asking == set()
+    assert imports._HOOK.searching == set()
 
 
 def test_what_is_not_watched_is_not_looked_for(folder: Path) -> None:
@@ -352,7 +352,7 @@ def test_ways_to_import_it(folder: Path, stand_ins: StandIns, text: str, where: 
         return
     made = importlib.import_module(name).scatter_lib
     assert made.who == "a test"
-    assert made.__spec__.origin == "stand-in of ace-plugins for scatter_lib"
+    assert made.__spec__.origin == "stub of ace-plugins for scatter_lib"
     assert stand_ins.active.keys() == {"scatter_lib"}
 
 
@@ -468,7 +468,7 @@ def test_it_is_told_what_nobody_found(
     folder: Path, tmp_path: Path, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    stand_ins.asked = lambda name, file: asked.append((name, file))
+    stand_ins.on_missing = lambda name, file: asked.append((name, file))
     stand_ins.install()
     stand_ins.install()
     assert sys.meta_path.count(stand_ins) == 1  # type: ignore[arg-type]

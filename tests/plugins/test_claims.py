@@ -51,7 +51,7 @@ def test_a_model_is_claimed_by_class_first_and_then_by_looking(generic: Generic)
     assert registry().claiming(Own()).name == "generic"
     with pytest.raises(AdapterError, match=r"no adapter claims.*generic \(models with layers\)"):
         registry().claiming(nn.Linear(2, 2))
-    with pytest.raises(AdapterError, match="recognises models by looking at them and names no class to patch"):
+    with pytest.raises(AdapterError, match="recognises models by a test and names no class to patch"):
         patched("generic")
 
 
