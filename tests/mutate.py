@@ -4,17 +4,17 @@
 
 `tox run -e mutate` calls this. It uses cosmic-ray's mutations, one per sampled line, on a copy of the repository. A
 first run of the engine's tests with coverage finds the tests that execute each line; a mutant is tested against the
-fastest of these. mutmut is not used: it calls all functions through wrappers, which changes signatures and graphs
-that the engine inspects.
+fastest of these, in a forked process, so that torch is imported only once. mutmut is not used: it calls all functions
+through wrappers, which changes signatures and graphs that the engine inspects.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import multiprocessing
 import os
 import random
-import shlex
 import shutil
 import subprocess
 import sys
@@ -23,18 +23,23 @@ import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
+import torch  # noqa: F401  (for the forked processes)
 from cosmic_ray.commands.init import init
-from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.mutating import use_mutation
+from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import MutationSpec, TestOutcome
+from cosmic_ray.work_item import MutationSpec
 from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE = Path("ace_plugins", "engine")
 COPIED = ("ace_plugins", "adapters", "tests", "docs", "pyproject.toml", "README.md")
-SECONDS = 15.0
+SECONDS = 6.0
 """Limit of the recorded duration of the tests that one mutant is tested against."""
-PYTEST = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly"]
+TIMEOUT = 300.0
+"""Seconds after which a mutant counts as noticed, because its tests do not end."""
+OPTIONS = ["-q", "-x", "-p", "no:cacheprovider"]
 EQUIVALENT = ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")
 """Replacements of comparison operators that rarely change behaviour."""
 
@@ -53,7 +58,9 @@ def copy_repository(target: Path) -> None:
 def measure(folder: Path) -> tuple[CoverageData, dict[str, float]]:
     """Run the engine's tests once, and return their coverage by test and their durations in seconds."""
     options = ["--cov=ace_plugins/engine", "--cov-context=test", "--cov-report=", "--junitxml=results.xml"]
-    done = subprocess.run([*PYTEST, *options, "tests/engine"], cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *OPTIONS, *options, "tests/engine"], cwd=folder, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"the tests fail without a mutation:\n{done.stdout[-3000:]}")
     data = CoverageData(str(folder / ".coverage"))
@@ -111,6 +118,24 @@ def tests_of(mutation: MutationSpec, data: CoverageData, durations: dict[str, fl
     return chosen
 
 
+def notices(tests: list[str]) -> bool:
+    """Run tests in a forked process, and return True if one fails or they do not end."""
+    process = multiprocessing.get_context("fork").Process(target=_run_tests, args=(tests,))
+    process.start()
+    process.join(TIMEOUT)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode != 0
+
+
+def _run_tests(tests: list[str]) -> None:
+    silent = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silent, 1)
+    os.dup2(silent, 2)
+    sys.exit(int(pytest.main([*OPTIONS, *tests])))
+
+
 def main() -> int:
     """Test the sampled mutants, print the survivors, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -119,37 +144,35 @@ def main() -> int:
     parser.add_argument("--module", default="", help="only modules with this in their name")
     parser.add_argument("--fail-under", type=float, default=0.8, help="share of mutants that the tests must notice")
     options = parser.parse_args()
-    survivors = []
+    survivors = 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch).resolve()
         copy_repository(folder)
         os.chdir(folder)
         # The copy comes before the installed package, and no bytecode of one mutant is used for the next.
+        sys.path.insert(0, str(folder))
+        sys.dont_write_bytecode = True
         os.environ.update(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
         begin = time.monotonic()
         data, durations = measure(folder)
-        timeout = 60 + 5 * (time.monotonic() - begin)
         print(f"{len(durations)} tests in {time.monotonic() - begin:.0f} s", flush=True)
         mutants = sample(folder, options.mutants, options.seed, options.module)
         for number, mutation in enumerate(mutants, 1):
             tests = tests_of(mutation, data, durations)
-            command = shlex.join([*PYTEST, *tests])
-            place = f"{mutation.module_path}:{mutation.start_pos[0]}"
-            result = mutate_and_test([mutation], command, timeout) if tests else None
-            killed = result is not None and result.test_outcome != TestOutcome.SURVIVED
-            name = mutation.operator_name.rpartition("/")[2]
-            print(f"{number}/{len(mutants)} {'killed' if killed else 'SURVIVED'} {place} {name}", flush=True)
-            if not killed:
-                survivors.append((place, name, len(tests), result.diff if result else "no test executes this line"))
-    for place, name, count, diff in survivors:
-        print(f"\n{place} {name}, not noticed by {count} tests")
-        print(
-            "\n".join(
-                line for line in (diff or "").splitlines() if line[:1] in "+-n" and line[:3] not in ("+++", "---")
-            )
-        )
-    share = 1 - len(survivors) / max(len(mutants), 1)
-    print(f"\n{len(mutants) - len(survivors)} of {len(mutants)} mutants noticed ({share:.0%})")
+            operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+            with use_mutation(mutation.module_path, operator, mutation.occurrence) as (before, after):
+                noticed = bool(tests) and notices(tests)
+            outcome = "noticed" if noticed else "SURVIVED"
+            print(f"{number}/{len(mutants)} {outcome} {mutation.module_path}:{mutation.start_pos[0]}", flush=True)
+            if not noticed:
+                survivors += 1
+                changed = zip(before.splitlines(), (after or "").splitlines(), strict=False)
+                old, new = next(((a, b) for a, b in changed if a != b), ("", ""))
+                print(
+                    f"    - {old.strip()}\n    + {new.strip()}\n    ({len(tests)} tests execute this line)", flush=True
+                )
+    share = 1 - survivors / max(len(mutants), 1)
+    print(f"{len(mutants) - survivors} of {len(mutants)} mutants noticed ({share:.0%})")
     return int(share < options.fail_under)
 
 

@@ -25,88 +25,62 @@ PAGES = {
 API = Path(__file__).parents[2] / "docs" / "api"
 INCOMPLETE = set(
     """
-    ace_plugins.Config.has_landed
-    ace_plugins.Config.may_wait
-    ace_plugins.Config.traces
-    ace_plugins.Config.logs
-    ace_plugins.Config.measures
-    ace_plugins.Config.latest
-    ace_plugins.Config.price
     ace_plugins.Config.dual_rate
-    ace_plugins.attach
-    ace_plugins.audit
-    ace_plugins.averaged
-    ace_plugins.bounds
-    ace_plugins.equivariance_error
-    ace_plugins.export
-    ace_plugins.patched
-    ace_plugins.project
-    ace_plugins.read_trace
-    ace_plugins.status
-    ace_plugins.use_branches
-    ace_plugins.adapter.Action.act
-    ace_plugins.adapter.AddsItself.prepare
+    ace_plugins.Config.has_landed
+    ace_plugins.Config.latest
+    ace_plugins.Config.logs
+    ace_plugins.Config.may_wait
+    ace_plugins.Config.measures
+    ace_plugins.Config.price
+    ace_plugins.Config.traces
     ace_plugins.adapter.AddsItself.add_to
+    ace_plugins.adapter.AddsItself.prepare
     ace_plugins.adapter.AddsItself.restore
-    ace_plugins.adapter.Config.has_landed
-    ace_plugins.adapter.Config.may_wait
-    ace_plugins.adapter.Config.traces
-    ace_plugins.adapter.Config.logs
-    ace_plugins.adapter.Config.measures
-    ace_plugins.adapter.Config.latest
-    ace_plugins.adapter.Config.price
     ace_plugins.adapter.Config.dual_rate
+    ace_plugins.adapter.Config.has_landed
+    ace_plugins.adapter.Config.latest
+    ace_plugins.adapter.Config.logs
+    ace_plugins.adapter.Config.may_wait
+    ace_plugins.adapter.Config.measures
+    ace_plugins.adapter.Config.price
+    ace_plugins.adapter.Config.traces
     ace_plugins.adapter.Convolution.forward
-    ace_plugins.adapter.Convolution.prepare
-    ace_plugins.adapter.Convolution.add_to
-    ace_plugins.adapter.Convolution.restore
     ace_plugins.adapter.Cyclic.rotation
     ace_plugins.adapter.Cyclic.sample
     ace_plugins.adapter.Dihedral.reflection
     ace_plugins.adapter.Dihedral.sample
     ace_plugins.adapter.Element.compose
-    ace_plugins.adapter.Graphs.look
-    ace_plugins.adapter.Grid.act
-    ace_plugins.adapter.Group.sample
-    ace_plugins.adapter.GroupAction.frame
-    ace_plugins.adapter.GroupAction.act_on_inputs
+    ace_plugins.adapter.Graphs.find_rows
     ace_plugins.adapter.GroupAction.act_on_outputs
-    ace_plugins.adapter.GroupAction.compared
     ace_plugins.adapter.GroupAction.mean
-    ace_plugins.adapter.Invariant.act
-    ace_plugins.adapter.Irreps.expected_size
+    ace_plugins.adapter.GroupAction.sample_frame
+    ace_plugins.adapter.GroupAction.tensors_to_compare
     ace_plugins.adapter.Irreps.act_on_last
+    ace_plugins.adapter.Irreps.expected_size
     ace_plugins.adapter.Norm.forward
     ace_plugins.adapter.Positions.act_on_last
     ace_plugins.adapter.PseudoVectors.act_on_last
-    ace_plugins.adapter.Rigid.times
-    ace_plugins.adapter.Rigid.moved
     ace_plugins.adapter.Rigid.compose
-    ace_plugins.adapter.Script.with_option
+    ace_plugins.adapter.Rigid.multiply
+    ace_plugins.adapter.Rigid.translate
     ace_plugins.adapter.Tensors.act_on_last
     ace_plugins.adapter.Vectors.act_on_last
     ace_plugins.adapter.belongs
-    ace_plugins.adapter.check_picture
-    ace_plugins.adapter.linear
-    ace_plugins.adapter.mlp
-    ace_plugins.adapter.norm_linear
-    ace_plugins.adapter.numpy_numbers
     ace_plugins.adapter.one_of
-    ace_plugins.adapter.progress
-    ace_plugins.adapter.publish
-    ace_plugins.adapter.say
     ace_plugins.adapter.whenever_imported
-    ace_plugins.testing.Kit.nodes
+    ace_plugins.attach
+    ace_plugins.patched
+    ace_plugins.read_trace
+    ace_plugins.status
     ace_plugins.testing.Kit.attached
-    ace_plugins.testing.Kit.needs
     ace_plugins.testing.Kit.call
-    ace_plugins.testing.Kit.run
     ace_plugins.testing.Kit.loss
+    ace_plugins.testing.Kit.needs
+    ace_plugins.testing.Kit.nodes
+    ace_plugins.testing.Kit.run
     ace_plugins.testing.Kit.train
-    ace_plugins.testing.check_adapter
-    ace_plugins.testing.judge
     ace_plugins.testing.name_of
-    ace_plugins.testing.parametrize_with_checks
+    ace_plugins.use_branches
     """.split()
 )
 """Functions and methods that do not document everything yet. Remove a name once its docstring is complete."""
