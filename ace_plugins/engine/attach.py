@@ -21,11 +21,11 @@ from ..symmetry.actions import GroupAction
 from ..symmetry.measure import forward_names
 from .branches import forked_random_stream, mlp
 from .checkpoint import CheckpointHook
-from .forward import ModelHooks, install, uninstall
+from .forward import install, uninstall
 from .measure import get_ace
 from .scheduled import relax
 from .spectral_norm import bound, find_bounded, find_unbounded, settle
-from .state import NAME, Ace, Argument, find, find_argument, key, tapped_module
+from .state import NAME, Ace, Argument, find, find_argument, key
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -69,8 +69,12 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
             elif (stem := stems.get(node.reads)) is not None and stem.reads is None:
                 problems.append(f"{node.name!r} reads {node.reads!r}, which reads nothing itself; go through it")
         elif node.reads is not None:
+            own = node.module if isinstance(node, Site) else None
+            path = own if node.reads.module is None else node.reads.module
             try:
-                arguments[node.name] = _find_argument(node, node.reads, model)
+                if path is None:
+                    raise AdapterError(f"stem {node.name!r} must say which module it reads from")
+                arguments[node.name] = find_argument(node.reads, path, model, repr(node.name))
             except (AttributeError, AdapterError) as error:
                 problems.append(str(error))
         seen[key(node.name)] = node.name
@@ -84,12 +88,6 @@ def _check_through(site: Site, stem: Stem | None) -> Iterator[str]:
         yield f"{site.name!r} goes through {site.through!r}, which is no earlier stem with reads=None"
     elif stem.shape_out != site.shape_in:
         yield f"{site.name!r} has shape_in {site.shape_in} but goes through {stem.name!r} of shape_out {stem.shape_out}"
-
-
-def _find_argument(node: Node, tap: Tap, model: nn.Module) -> Argument:
-    if tap.module is None and isinstance(node, Stem):
-        raise AdapterError(f"stem {node.name!r} must say which module it reads from")
-    return find_argument(tap, model.get_submodule(tapped_module(node, tap)), repr(node.name))
 
 
 def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
@@ -115,7 +113,7 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
 def put_on(ace: Ace, model: nn.Module) -> None:
     """Attach a prepared ACE to its model."""
     install(ace, model)
-    assert isinstance(ace.hooks, ModelHooks)
+    assert ace.hooks is not None
     ace.hooks.permanent.append(model.register_load_state_dict_pre_hook(CheckpointHook()))  # type: ignore[no-untyped-call]
     notify("ace_attached", model=model)
 
@@ -166,7 +164,7 @@ def _build(
             branches,
             script=script,
             action=action,
-            evaluating=[(find_argument(Tap(name), model, name), value) for name, value in evaluating.items()],
+            evaluating=[(find_argument(Tap(name), "", model, name), value) for name, value in evaluating.items()],
             # Steps of gamma and the duals are too small for half precision.
             dtype=torch.float64 if like.dtype == torch.float64 else torch.float32,
             device=torch.device("cpu"),

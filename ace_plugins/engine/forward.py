@@ -227,7 +227,7 @@ class OpenHook:
                 ace.belong_to(model)
                 LIVE.add(ace)
             hooks = ace.hooks
-            assert isinstance(hooks, ModelHooks)
+            assert hooks is not None
             # A compiled pass takes the hooks as they are: landings, train(), eval() and loading update them, and a
             # step checks those that are not verified.
             compiling = torch.compiler.is_compiling()
@@ -257,7 +257,7 @@ class CloseHook:
         if OPEN.stack and OPEN.stack[-1].ace is model._modules[NAME]:
             forward = OPEN.stack[-1]
             OPEN.end(forward)
-            if len(forward.fired) < len(forward.ace.live()) and isinstance(forward.ace.hooks, ModelHooks):
+            if len(forward.fired) < len(forward.ace.live()) and forward.ace.hooks is not None:
                 forward.ace.hooks.verified = False  # a module may have been replaced: check before the next pass
 
 
@@ -482,7 +482,7 @@ def install(ace: Ace, model: nn.Module) -> None:
 def uninstall(ace: Ace, model: nn.Module) -> None:
     """Undo `install`."""
     LIVE.discard(ace)
-    if isinstance(ace.hooks, ModelHooks):
+    if ace.hooks is not None:
         ace.hooks.remove()
     OPEN.end_all(ace)
     ace.hooks = None

@@ -7,8 +7,8 @@ import json
 import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,9 @@ from .duals import BEYOND_HALF, Duals
 from .session import Session
 from .spectral_norm import find_bounded, settle
 
+if TYPE_CHECKING:
+    from .forward import ModelHooks
+
 NAME = "ace"
 """The attribute of the model, and so the prefix of ACE's keys in its state_dict."""
 
@@ -38,7 +41,9 @@ class Argument:
     index: int
     name: str
     attributes: tuple[str, ...] = ()
-    default: Any = inspect.Parameter.empty
+    default: Any = field(default=inspect.Parameter.empty, compare=False)
+    module: str = ""
+    """Path of the submodule; "" is the model."""
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the argument's value in a call."""
@@ -50,9 +55,9 @@ class Argument:
         return value
 
 
-def find_argument(tap: Tap, module: nn.Module, where: str) -> Argument:
-    """Return the argument that a tap names, checked against the signature of the module's forward method."""
-    parameters = inspect.signature(module.forward).parameters
+def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument:
+    """Return the argument of the model's submodule that a tap names, checked against the forward method's signature."""
+    parameters = inspect.signature(model.get_submodule(path).forward).parameters
     names, kinds = list(parameters), {parameter.kind for parameter in parameters.values()}
     rest: list[str] = []
     if isinstance(tap.argument, int):
@@ -66,7 +71,7 @@ def find_argument(tap: Tap, module: nn.Module, where: str) -> Argument:
         found = tap.argument if isinstance(tap.argument, int) else name
         raise AdapterError(f"{where} reads argument {found!r} of a forward that takes ({', '.join(names)})")
     default = parameters[name].default if name in parameters else inspect.Parameter.empty
-    return Argument(index, name, tuple(rest), default)
+    return Argument(index, name, tuple(rest), default, path)
 
 
 class Live:
@@ -108,15 +113,6 @@ class Live:
 
 
 LIVE = Live()
-
-
-class Hooks(Protocol):
-    """The forward hooks of one attached model."""
-
-    verified: bool
-
-    def sync(self, ace: Ace) -> None:
-        """Register hooks on the sites exactly while the branches take part."""
 
 
 @dataclass
@@ -171,12 +167,14 @@ class Ace(nn.Module):
         self.nodes = {node.name: node for node in nodes}
         self.sites = tuple(node for node in nodes if isinstance(node, Site))
         self.arguments = dict(arguments)
-        taps = {node.name: tapped_module(node, node.reads) for node in nodes if isinstance(node.reads, Tap)}
-        self.model_taps = tuple(name for name, module in taps.items() if not module)
+        self.model_taps = tuple(name for name, argument in arguments.items() if not argument.module)
         """Sites and stems that read an argument of the model."""
-        self.module_taps = {name: module for name, module in taps.items() if module}
-        """Submodules whose argument sites and stems read, by node."""
-        self.prepared_by = _share_inputs(nodes, branches)
+        self.module_taps = {name: argument.module for name, argument in arguments.items() if argument.module}
+        """Submodules that sites and stems read an argument of, by node."""
+        adding = {name: branch for name, branch in branches.items() if isinstance(branch, AddsItself)}
+        inputs = {n: (arguments[n], type(branch).prepare) for n, branch in adding.items() if n in self.module_taps}
+        first = {read: name for name, read in reversed(inputs.items())}
+        self.prepared_by = {name: first[read] for name, read in inputs.items()}
         """Sites with a branch that adds itself -> the first site with the same input."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype, device=device))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
@@ -198,7 +196,7 @@ class Ace(nn.Module):
         """Steps and ranks in this process."""
         self.freed: list[nn.Parameter] = []
         """Parameters of landed sites alone: no pass reads them and no optimizer moves them."""
-        self.hooks: Hooks | None = None
+        self.hooks: ModelHooks | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self.register_load_state_dict_post_hook(_finish_load)  # type: ignore[no-untyped-call]
 
@@ -213,8 +211,8 @@ class Ace(nn.Module):
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Read from the arguments of a pass whether it trains. A change counts like ``model.train()``."""
-        told = self.evaluating
-        evaluates = bool(told) and all(argument.pick(args, kwargs) == value for argument, value in told)
+        values = self.evaluating
+        evaluates = bool(values) and all(argument.pick(args, kwargs) == value for argument, value in values)
         if evaluates != self.passes.evaluates:
             self.passes.evaluates = evaluates
             self.budget.note_mode(self.learning, self.duals.count)
@@ -356,22 +354,6 @@ def _finish_load(ace: nn.Module, keys: Any) -> None:
         with torch.no_grad():
             ace.gamma[landed] = 0.0
     ace.sync()
-
-
-def tapped_module(node: Node, tap: Tap) -> str:
-    """Return the path of the submodule whose argument a node reads; "" is the model."""
-    return node.module if tap.module is None and isinstance(node, Site) else tap.module or ""
-
-
-def _share_inputs(nodes: Sequence[Node], branches: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return, for each site with a branch that adds itself, the first site that reads and prepares the same."""
-    first: dict[Any, str] = {}
-    found = {}
-    for node in nodes:
-        branch: Any = branches[node.name]
-        if isinstance(node.reads, Tap) and node.reads.module and isinstance(branch, AddsItself):
-            found[node.name] = first.setdefault((node.reads, type(branch).prepare), node.name)
-    return found
 
 
 def key(name: str) -> str:

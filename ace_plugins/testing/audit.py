@@ -191,7 +191,7 @@ def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
 
 def _reads(model: nn.Module, site: Site) -> Iterator[_KnownFeature]:
     if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
-        argument = find_argument(site.reads, model.get_submodule(site.module), f"site {site.name!r}")
+        argument = find_argument(site.reads, site.module, model, f"site {site.name!r}")
         assert site.acts is not None
         yield _KnownFeature(site.acts[0], lambda args, kwargs, output: argument.pick(args, kwargs))
 
