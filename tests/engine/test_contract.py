@@ -503,3 +503,22 @@ def test_what_one_model_reads_reaches_no_other() -> None:
         outer(torch.randn(2, 4)).sum().backward()
         assert (inner.ace.gamma.grad != 0).all()
         assert (outer.ace.gamma.grad != 0).all()
+
+
+def test_branches_that_add_themselves_share_an_input_only_if_it_is_the_same() -> None:
+    """Two sites that read the first argument of their own modules read different tensors."""
+    nodes = [ace.Site(name, shape_in=(4,), shape_out=(4,)) for name in ("0", "2")]
+    with adapter(Two, lambda m: nodes, lambda site: Adding(4, 4)):
+        torch.manual_seed(0)
+        model = attach(Two().double())
+        assert model.ace.prepared_by == {"0": "0", "2": "2"}
+        one, two = (model.ace.branch(name) for name in ("0", "2"))
+        x = torch.randn(3, 4, dtype=torch.float64)
+        between = torch.tanh(x @ model[0].weight.T + model[0].bias + one(x))
+        expected = between @ model[2].weight.T + model[2].bias + two(between)
+        torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+
+
+class Two(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
