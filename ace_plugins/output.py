@@ -7,7 +7,6 @@ import errno
 import importlib.util
 import os
 import re
-import secrets
 import stat
 import sys
 import time
@@ -73,7 +72,7 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
         AceError: The file cannot be written.
     """
     target = Path(os.path.realpath(path))
-    fresh = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.part")  # fits the limit of file names
+    fresh = target.with_name(f".{target.name[:40]}.{os.urandom(4).hex()}.part")  # fits the limit of file names
     _remove_partial_files(target)
     try:
         like = target.stat() if target.exists() else None
