@@ -204,3 +204,15 @@ def test_the_check_accepts_a_complete_docstring_and_reports_what_is_missing() ->
         example.__doc__ = complete.replace(left_out, "")
         assert missing(example) == [left_out.strip("*:")]
     example.__doc__ = complete
+
+
+def test_ruff_checks_the_docstrings_of_all_public_modules() -> None:
+    config = (API.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    checked = re.search(r'^"!ace_plugins/(.*)\.py" = \["D"\]$', config, re.MULTILINE)
+    assert checked is not None
+    stubs = ("__init__.pyi", "adapter.pyi")
+    text = "".join((API.parents[1] / "ace_plugins" / stub).read_text(encoding="utf-8") for stub in stubs)
+    for folder, module in re.findall(r"^from \.(?:(\w+)\.)?(\w+) import", text, re.MULTILINE):
+        inside = re.search(rf"\b{folder}/(\{{[^}}]*\}}|\w+|\*)", checked[1]) if folder else checked
+        assert inside is not None, f"{folder}/{module}"
+        assert inside[1] == "*" or re.search(rf"\b{module}\b", inside[1]), f"{folder}/{module}"
