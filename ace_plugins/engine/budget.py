@@ -52,27 +52,18 @@ class Budget:
         """Whether the script calls ``model.train()`` before every step: then epochs end with an evaluation."""
         self._single = 0
         """Epochs of one step that ended with an evaluation."""
-        self._agreed: list[int | None] | None = None
-        """The facts of rank 0."""
+        self.agreed: list[int | None] | None = None
+        """The facts of rank 0, which all ranks use."""
 
-    def facts(self) -> list[int]:
-        """Return what is known on this rank, as numbers to broadcast; -1 for what is not."""
-        return [-1 if fact is None else fact for fact in self._own_facts()]
-
-    def agree(self, facts: list[int]) -> None:
-        """Use these facts from now on, whatever else this rank detects."""
-        self._agreed = [None if fact < 0 else fact for fact in facts]
-
-    def _own_facts(self) -> list[int | None]:
+    @property
+    def facts(self) -> list[int | None]:
+        """What is known on this rank."""
         return [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
-
-    def _facts(self) -> list[int | None]:
-        return self._own_facts() if self._agreed is None else self._agreed
 
     @property
     def total(self) -> int | None:
         """Steps of the whole run, once they are known."""
-        steps, epochs, epoch_steps, _, _ = self._facts()
+        steps, epochs, epoch_steps, _, _ = self.agreed or self.facts
         if steps is not None:
             return steps
         return epochs * epoch_steps if epochs and epoch_steps else None
@@ -93,14 +84,14 @@ class Budget:
         return None if length is None else self._horizon_of(length)
 
     def _horizon_of(self, length: int) -> float:
-        return max(1.0, min(self.config.share * length, self.config.latest(self._facts()[2])))
+        return max(1.0, min(self.config.share * length, self.config.latest((self.agreed or self.facts)[2])))
 
     def length(self, count: int) -> int | None:
         """Return the steps of the run as known after ``count`` steps; None while more may become known soon."""
         if self.begun is None:
             self.begun = count
         known = self.total
-        _, epochs, _, begun, first = self._facts()
+        _, epochs, _, begun, first = self.agreed or self.facts
         begun = self.begun if begun is None else begun
         if known is None and epochs:
             if count - begun < LONG:
@@ -134,16 +125,14 @@ class Budget:
         Lightning also knows the steps of an epoch: it does not call ``model.train()``.
         """
         made = 1 if self.begun is None else count - self.begun  # in this process
-        if self.steps is not None or made not in (1, LOOKED):
+        if self.steps is not None:
             return
-        if made == 1:
+        if made == 1 and not sys.modules.keys().isdisjoint({"lightning.pytorch", "pytorch_lightning"}):
             self._read_lightning()
-        elif self.epochs is None:
+        elif made == LOOKED and self.epochs is None:
             self._read_schedulers(optimizer, count)
 
     def _read_lightning(self) -> None:
-        if not any(name in sys.modules for name in ("lightning.pytorch", "pytorch_lightning")):
-            return
         for thing in gc.get_objects():
             kind = type(thing)
             if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StepError
@@ -96,12 +96,13 @@ class Ranks:
     @torch.no_grad()
     def agree(self, ace: Ace) -> None:
         """Take gamma, the buffers and the budget from rank 0. Waits for the device."""
-        facts = torch.tensor(ace.budget.facts(), dtype=torch.float64, device=ace.gamma.device)
+        known = [-1 if fact is None else fact for fact in ace.budget.facts]
+        facts = torch.tensor(known, dtype=torch.float64, device=ace.gamma.device)
         first = list(ace.parameters()) if self.sharded and not self.steps else [ace.gamma]
         tensors = [facts, *(parameter.detach() for parameter in first), *ace.buffers()]
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             _broadcast([tensor for tensor in tensors if tensor.dtype == dtype], self.group)
-        ace.budget.agree([round(fact) for fact in facts.tolist()])
+        ace.budget.agreed = [None if fact < 0 else round(fact) for fact in facts.tolist()]
         ace.duals.read_buffers()
         ace.sync()
 
@@ -118,21 +119,18 @@ def _broadcast(tensors: list[Tensor], group: Any) -> None:
 
 
 @contextmanager
-def hide_buffers(module: nn.Module, aces: Mapping[str, Ace]) -> Iterator[None]:
+def hide_buffers(module: Any, aces: Mapping[str, Ace]) -> Iterator[None]:
     """Hide ACE's buffers from a DistributedDataParallel that is built inside the block."""
-    if not aces:
-        yield
-        return
-    before = getattr(module, IGNORED, None)
+    before = vars(module).get(IGNORED)
     names = [f"{prefix}.{name}" for prefix, ace in aces.items() for name, _ in ace.named_buffers()]
-    setattr(module, IGNORED, [*(before or ()), *names])
+    vars(module)[IGNORED] = [*(before or ()), *names]
     try:
         yield
     finally:
         if before is None:
-            delattr(module, IGNORED)
+            del vars(module)[IGNORED]
         else:
-            setattr(module, IGNORED, before)
+            vars(module)[IGNORED] = before
 
 
 def find_shards(ace: Ace) -> None:

@@ -1,8 +1,8 @@
-"""gamma of one model in one optimizer: what all loops have in common.
+"""One model's training in this process: the session, and the loop that moves gamma in an optimizer's steps.
 
 Steps with a gradient that is not finite move neither gamma nor the duals, as GradScaler does with weights. Which steps
-these are is known on the device only, and nothing waits for it: `Guard` restores the values by arithmetic. The host
-checks now and then, and warns once.
+these are is known on the device only, and nothing waits for it: `Guard` restores the values by arithmetic. The loss of
+a step is the tensor that ``backward`` was last called on; only a reference to it is kept.
 """
 
 from __future__ import annotations
@@ -10,15 +10,104 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import AceWarning
 from .duals import Duals
-from .session import LOSSES
-from .state import Ace
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable
+
+    from .distributed import Ranks
+    from .state import Ace
+
+FORWARDS = 200
+"""Training forwards without a step of gamma after which the session checks that no weights move."""
+
+
+@dataclass
+class Observed:
+    """Loss, gradient and learning rates of a model's last step, for observers."""
+
+    loss: Tensor | None = None
+    gradient: Tensor | None = None
+    """Gradient of the loss at gamma, [sites]."""
+    rates: tuple[Any, ...] = ()
+    """Learning rate of every parameter group, a number or a tensor."""
+
+
+class Losses:
+    """The loss of the last backward of this process, recorded by wrappers of ``backward`` and ``GradScaler.scale``."""
+
+    def __init__(self) -> None:
+        self.last: Tensor | None = None
+        self._scaled: tuple[int, Tensor] | None = None
+        """Identity of the tensor that a GradScaler returned last, and the loss it was computed from."""
+        self.idle: Callable[[], None] | None = None
+        """Called by the next backward: no optimizer iterates over its step hooks then."""
+
+    def backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        """Wrap ``torch.autograd.backward``."""
+        if self.idle is not None:
+            self.idle()
+        elif isinstance(tensors, Tensor) and tensors.numel() == 1 and not torch.compiler.is_compiling():
+            scaled, self._scaled = self._scaled, None
+            self.last = scaled[1] if scaled is not None and scaled[0] == id(tensors) else tensors.detach()
+        backward(tensors, *args, **kwargs)
+
+    def scale(self, scale: Any, scaler: Any, outputs: Any) -> Any:
+        """Wrap ``GradScaler.scale``."""
+        made = scale(scaler, outputs)
+        self._scaled = (id(made), outputs.detach()) if isinstance(outputs, Tensor) and made is not outputs else None
+        return made
+
+    def take(self, gradient: Tensor, optimizer: Optimizer) -> Observed:
+        """Return what the step that ends now was made of."""
+        loss, self.last = self.last, None
+        rates = tuple(group["lr"] for group in optimizer.param_groups if "lr" in group)
+        return Observed(loss, gradient.detach(), rates)
+
+
+LOSSES = Losses()
+
+
+class Session:
+    """Steps and ranks of one model in this process."""
+
+    def __init__(self) -> None:
+        self.ranks: Ranks | None = None
+        """The processes that train the model together, under DistributedDataParallel or ``fully_shard``."""
+        self.running: tuple[Loop, Optimizer] | None = None
+        """The optimizer step under way, between its two hooks."""
+        self.observed = Observed()
+        self.stepped = False
+        """Whether gamma has made a step."""
+        self.adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None
+        """The optimizer, built without ACE's parameters, that they were added to, and their group in it."""
+        self._forwards = 0
+        self._weight: tuple[Tensor, Tensor] | None = None
+        """One of the model's weights, and its value at the first training forward."""
+
+    def count_forward(self, model: nn.Module) -> None:
+        """Count a training forward before gamma's first step. Warns once if weights move without a step."""
+        self._forwards += 1
+        if self._forwards == 1:
+            weights = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("ace.")]
+            smallest = min(weights, key=Tensor.numel, default=None)
+            self._weight = None if smallest is None else (smallest, smallest.detach().clone())
+        elif self._forwards == FORWARDS and self._weight is not None and not torch.equal(*self._weight):
+            warnings.warn(
+                f"the weights of {type(model).__name__} change, but no torch.optim.Optimizer has updated its gamma "
+                f"(model.ace.gamma) in {FORWARDS} training forwards, so ACE has no effect; train with a "
+                "torch.optim.Optimizer over model.parameters()",
+                AceWarning,
+                stacklevel=2,
+            )
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -82,9 +171,6 @@ class Loop(ABC):
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         """Move the duals, and gamma where the optimizer has not, while gamma has not landed."""
 
-    def check(self, optimizer: Optimizer) -> None:  # noqa: B027  (most loops accept all)
-        """Refuse an optimizer that this loop cannot use."""
-
     def holds(self, optimizer: Optimizer) -> bool:
         """Return whether gamma is still in its place."""
         params = optimizer.param_groups[self.group]["params"]
@@ -123,7 +209,7 @@ class Loop(ABC):
             return False
         ace, session = self.ace, self.ace.session
         ace.passes.count = 0
-        session.stepped, session.steps_without_gamma = True, 0
+        session.stepped = True
         session.observed = LOSSES.take(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import StepError
 from .loop import Guard, Loop, is_finite
 
 
@@ -20,18 +19,11 @@ class PaperLoop(Loop):
     pulled: Tensor | None = None
     """gamma's gradient during the step: the script's with the constraints' pull added."""
     version: int = 0
-    """Version counter of ``pulled`` at the beginning of the step: a later one means that somebody wrote to it."""
+    """Version of ``pulled`` at the beginning of the step: it grows when somebody writes to it."""
     params: list[Any] | None = None
     """The group's list of parameters, while gamma is in a separate group."""
     separate: dict[str, Any] | None = None
     """gamma's separate group, during the step."""
-
-    def check(self, optimizer: Optimizer) -> None:
-        if "lr" not in optimizer.param_groups[self.group]:
-            raise StepError(
-                f"{type(optimizer).__name__} has no learning rate ('lr') in its groups, which loop 'paper' needs; set "
-                "preset 'fit', or use another optimizer"
-            )
 
     def prepare(self, optimizer: Optimizer) -> None:
         assert self.before is not None

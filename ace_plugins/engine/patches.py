@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -24,7 +26,7 @@ from torch.optim import optimizer as optimizers
 from ..errors import AttachError
 from .branches import convert_norm
 from .distributed import SHARD, Ranks, hide_buffers
-from .session import LOSSES
+from .loop import LOSSES
 from .state import LIVE, Ace
 from .step import STEPS, adopt
 
@@ -54,7 +56,7 @@ class Patches:
                 self.undo.pop()()
 
     def _install(self) -> None:
-        STEPS.start()
+        STEPS.process = os.getpid()
         atexit.register(STEPS.finish)
         self.undo = [
             lambda: atexit.unregister(STEPS.finish),
@@ -119,7 +121,7 @@ def _construct(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> No
 def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Wrap ``DistributedDataParallel.__init__``."""
     aces = _find_aces(module)
-    with hide_buffers(module, aces):
+    with hide_buffers(module, aces) if aces else nullcontext():
         init(wrapper, module, *args, **kwargs)
     for ace in aces.values():
         ace.session.ranks = Ranks(wrapper=wrapper)

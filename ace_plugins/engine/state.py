@@ -24,7 +24,7 @@ from ..symmetry.parts import get_part
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import BEYOND_HALF, Duals
-from .session import Session
+from .loop import Session
 from .spectral_norm import find_bounded, settle
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -31,9 +31,6 @@ from .scheduled import ScheduledLoop
 from .spectral_norm import find_bounded, follow
 from .state import LIVE, NAME, Ace
 
-ALONE = 50
-"""Steps of the weights without a step of gamma after which a warning is due."""
-
 Places = dict[int, tuple[int, int]]
 """Identity of a parameter -> its group and its index in an optimizer."""
 
@@ -47,8 +44,6 @@ class Ownership:
     """One for each model whose gamma it owns."""
     bounded: list[Ace]
     """Models whose bounded branches it updates."""
-    trained: list[Ace]
-    """Models whose weights it updates while another optimizer owns gamma."""
 
 
 class Steps:
@@ -56,11 +51,8 @@ class Steps:
 
     def __init__(self) -> None:
         self.ownership: weakref.WeakKeyDictionary[Optimizer, Ownership] = weakref.WeakKeyDictionary()
-        self._process = 0
-
-    def start(self) -> None:
-        """Remember the process whose runs end with it: a forked child's exit does not end its parent's runs."""
-        self._process = os.getpid()
+        self.process = os.getpid()
+        """The process that attaches models. A forked child's exit does not end its parent's runs."""
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepare gamma's gradient: now, or after the closure that computes the gradients."""
@@ -93,7 +85,21 @@ class Steps:
                 f"{type(optimizer).__name__} evaluates the loss several times per step, which is not supported; use an "
                 "optimizer with one gradient per step, such as SGD or Adam"
             )
-        after = AfterClosure(closure, optimizer, loops)
+        called = False
+
+        def after() -> Any:
+            nonlocal called
+            if called:
+                raise StepError(
+                    f"{type(optimizer).__name__} called its closure twice in one step, which is not supported; use an "
+                    "optimizer that calls it once, such as SGD or Adam"
+                )
+            called = True
+            result = closure()
+            for loop in loops:
+                loop.begin(optimizer)
+            return result
+
         return ((args[0], after, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": after})
 
     def after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -101,8 +107,6 @@ class Steps:
         known = self.ownership.get(optimizer)
         if known is None:
             return
-        for ace in known.trained:
-            _count_step_without_gamma(ace, optimizer)
         # In reverse, so that parameter groups that were appended last are removed first.
         moved = [loop.ace for loop in reversed(known.loops) if loop.finish(optimizer)]
         for ace in known.bounded:
@@ -115,7 +119,7 @@ class Steps:
 
     def finish(self) -> None:
         """Notify the observers at exit that the runs are over."""
-        if os.getpid() != self._process:
+        if os.getpid() != self.process:
             return
         for ace in list(LIVE.aces):
             model = ace.root
@@ -147,28 +151,6 @@ def _recover(optimizer: Optimizer, state: Any = None) -> None:
     STEPS.recover(optimizer)
 
 
-@dataclass
-class AfterClosure:
-    """A closure after which the loops prepare gamma's gradient."""
-
-    closure: Callable[[], Any]
-    optimizer: Optimizer
-    loops: list[Loop]
-    called: bool = False
-
-    def __call__(self) -> Any:
-        if self.called:
-            raise StepError(
-                f"{type(self.optimizer).__name__} called its closure twice in one step, which is not supported; use an "
-                "optimizer that calls it once, such as SGD or Adam"
-            )
-        self.called = True
-        result = self.closure()
-        for loop in self.loops:
-            loop.begin(self.optimizer)
-        return result
-
-
 def _is_nested(optimizer: Optimizer) -> bool:
     """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``.
 
@@ -182,21 +164,6 @@ def _is_nested(optimizer: Optimizer) -> bool:
     return steps > 1
 
 
-def _count_step_without_gamma(ace: Ace, optimizer: Optimizer) -> None:
-    """Warn once if the optimizer that owns gamma no longer steps: it was replaced, but is still referenced."""
-    if ace.root is None or ace.landed or not ace.gamma.requires_grad:
-        return
-    ace.session.steps_without_gamma += 1
-    if ace.session.steps_without_gamma == ALONE:
-        warnings.warn(
-            f"{type(optimizer).__name__} has made {ALONE} steps with weights of {type(ace.root).__name__}, and the "
-            f"optimizer that owns its gamma (model.{NAME}.gamma) none, so gamma does not move; build the optimizer "
-            "from model.parameters(), or delete the old one first",
-            AceWarning,
-            stacklevel=2,
-        )
-
-
 def _describe(optimizer: Optimizer) -> tuple[int, ...]:
     return (LIVE.changes, *[len(group["params"]) for group in optimizer.param_groups])
 
@@ -207,16 +174,15 @@ def _find_owned(optimizer: Optimizer) -> Ownership:
     live = _find_touched(places)
     loops = [_choose_loop(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
     for loop in loops:
-        loop.check(optimizer)
+        if isinstance(loop, PaperLoop) and "lr" not in optimizer.param_groups[loop.group]:
+            name = type(optimizer).__name__
+            raise StepError(f"{name} has no learning rate ('lr') in its groups: set preset 'fit', or change optimizers")
         find_shards(loop.ace)
         _check_branches(loop.ace, places)
     # Weights that a model shares with one whose gamma is here belong to that one.
     shared = {id(p) for loop in loops if loop.ace.root is not None for p in loop.ace.root.parameters()}
-    trained = []
     for ace in live:
         weights = [] if id(ace.gamma) in places else _find_weights(ace, places.keys() - shared)
-        if weights:
-            trained.append(ace)
         if weights and not _is_owned(ace.gamma):
             raise StepError(
                 f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no "
@@ -225,7 +191,7 @@ def _find_owned(optimizer: Optimizer) -> Ownership:
                 f"model.{NAME}.gamma.requires_grad_(False)"
             )
     bounded = [ace for ace in live if any(id(m.weight) in places for m in find_bounded(ace.branches))]
-    return Ownership(_describe(optimizer), loops, bounded, trained)
+    return Ownership(_describe(optimizer), loops, bounded)
 
 
 def _choose_loop(ace: Ace) -> type[Loop]:

@@ -152,17 +152,6 @@ def test_a_wrapper_that_is_no_whole_optimizer(config: Any) -> None:
     assert torch.equal(values(model), values(twin))
 
 
-def test_a_new_optimizer_without_gamma_while_the_old_one_lives() -> None:
-    model = attach(Layered().double(), **PAPER)
-    old = torch.optim.SGD(model.parameters(), lr=0.01)
-    step(model, old)
-    new = torch.optim.SGD([p for name, p in model.named_parameters() if "ace" not in name], lr=0.01)
-    with pytest.warns(AceWarning, match="SGD has made 50 steps with weights of Layered") as told:
-        steps(model, new, 60)
-    assert len(told) == 1
-    assert old.param_groups
-
-
 class Homemade:
     """No torch.optim.Optimizer."""
 
