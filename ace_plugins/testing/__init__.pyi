@@ -1,10 +1,10 @@
 from .checks import CHECKS as CHECKS
-from .checks import AdapterCheckError as AdapterCheckError
-from .checks import Failure as Failure
-from .checks import Judgement as Judgement
-from .checks import check_adapter as check_adapter
-from .checks import judge as judge
 from .checks import name_of as name_of
+from .judging import AdapterCheckError as AdapterCheckError
+from .judging import Failure as Failure
+from .judging import Judgement as Judgement
+from .judging import check_adapter as check_adapter
+from .judging import judge as judge
 from .kit import CheckError as CheckError
 from .kit import Kit as Kit
 from .kit import NotApplicable as NotApplicable

@@ -1,132 +1,452 @@
-"""The list of checks that every adapter must pass, and functions that run them and collect every failure."""
+"""The checks that every adapter must pass: functions ``check_*(kit)`` that raise `CheckError` on failure."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import copy
+import io
+import math
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
 
-from ..errors import AceError
-from ..plugins.plugin import one_line
-from . import contract_checks, model_checks
-from .kit import CheckError, Kit, NotApplicable
+import torch
+from torch import Tensor, nn
+
+from ..contract.sites import Site, Stem
+from ..contract.upstreams import class_path
+from ..engine.attach import project
+from ..engine.checkpoint import export
+from ..engine.measure import convert_to_double, equivariance_error, use_branches
+from ..engine.state import Ace
+from ..errors import AceWarning
+from ..patch.constructors import attach
+from ..plugins.claims import claims
+from ..plugins.registry import recognises
+from ..report.status import status
+from ..symmetry.actions import GroupAction
+from ..symmetry.measure import Call, EquivarianceError, evaluate, forward_names
+from ..symmetry.parts import iterate_tensors
+from .kit import (
+    QUIET,
+    CheckError,
+    Kit,
+    NotApplicable,
+    different,
+    differing_site,
+    few,
+    node_field,
+    outputs_of,
+    require,
+    same,
+    shapes,
+)
+
+HEAVY = ("torch", "jax", "tensorflow")
+CHANGES = "ace_layers and ace_branch: changes to the model"
+ADDS = "ace_branch: modules or parameters added to the model"
+STATE = "ace_branch: state shared outside the branch"
+
+
+def check_importing_is_light(kit: Kit) -> None:
+    """Importing the adapter imports no torch: every ace-patch command imports every plugin."""
+    module = kit.plugin.target.partition(":")[0]
+    if kit.plugin.distribution == "(registered)":
+        raise NotApplicable("the plugin was registered as an object and has no module to import")
+    code = f"import sys, importlib; importlib.import_module({module!r}); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    require(done.returncode == 0, f"importing {module} in a new process fails: {last}", f"the top of {module}")
+    heavy = [name for name in HEAVY if name in done.stdout.split()]
+    top = f"the top of {module}: move heavy imports into the hooks"
+    require(not heavy, f"importing {module} imports {', '.join(heavy)}", top)
+
+
+def check_hooks_answer(kit: Kit) -> None:
+    """Optional hooks return what the contract says, and presets contain valid settings."""
+    for hook in ("ace_demo", "ace_datasets", "ace_shims"):
+        if kit.plugin.has(hook):
+            kit.plugin.call(hook)
+    if kit.plugin.has("ace_script"):
+        for argv in ((), ("an_unknown_script.py", "--epochs", "3")):
+            answer = kit.plugin.call("ace_script", argv=argv)
+            reason = f"ace_script returns a Script for {argv or 'no script'}, expected None for an unknown script"
+            require(answer is None, reason, "ace_script, argv")
+    for name in kit.plugin.presets:
+        kit.plugin.configure({"preset": name})
+
+
+def check_example_is_claimed(kit: Kit) -> None:
+    """The example is a model that this adapter patches."""
+    model, upstream = kit.example().model, kit.plugin.patches
+    require(
+        claims(upstream, type(model)) or recognises(kit.plugin, model),
+        f"the example is a {class_path(type(model))}, which the adapter does not claim: "
+        f"expected {', '.join(upstream.models) or 'a model it recognises'}",
+        "ace_upstream, models" if upstream.models else "ace_upstream, recognises",
+    )
+
+
+def check_example_repeats(kit: Kit) -> None:
+    """The example depends on the seed alone, and drawing it leaves the global random stream unchanged."""
+    before = torch.random.get_rng_state()
+    one, two, other = (kit.plugin.example(seed) for seed in (kit.seed, kit.seed, kit.seed + 1))
+    unmoved = torch.equal(before, torch.random.get_rng_state())
+    fork = "ace_example: draw inside torch.random.fork_rng(devices=[]), after setting the seed"
+    require(unmoved, "ace_example advances the global random stream", fork)
+    weights = different(one.model.state_dict(), two.model.state_dict())
+    require(not weights, f"the same seed gives different weights: {few(weights)}", fork)
+    batches = [dict(iterate_tensors({"args": example.args, "kwargs": dict(example.kwargs)})) for example in (one, two)]
+    changed = different(*batches)
+    require(not changed, f"the same seed gives a different batch: {few(changed)}", "ace_example, args and kwargs")
+    others = different(one.model.state_dict(), other.model.state_dict())
+    require(others, "another seed gives the same weights", "ace_example, seed")
+
+
+def check_sites_are_named_for_people(kit: Kit) -> None:
+    """Names are unique and printable, and every stem is used."""
+    nodes = kit.nodes(kit.example().model)
+    names = [node.name for node in nodes]
+    used = {node.reads for node in nodes} | {node.through for node in nodes if isinstance(node, Site)}
+    for node in nodes:
+        count, field = names.count(node.name), node_field(node, "name")
+        require(count == 1, f"{count} nodes are named {node.name!r}", field)
+        clean = node.name.isprintable() and node.name.strip() == node.name
+        require(clean, f"the name {node.name!r} has spaces around it or cannot be printed", field)
+        require(not isinstance(node, Stem) or node.name in used, f"nothing reads stem {node.name!r}", field)
+
+
+def check_sites_fit_the_forward(kit: Kit) -> None:
+    """Every site's module is called in the forward pass, with the inputs, outputs and shapes that the site names."""
+    model, example = kit.attached()
+    with outputs_of(model.train(), model.ace.sites) as seen:
+        kit.call(model, example)  # the engine refuses inputs, outputs and shapes that do not fit
+    for site in model.ace.sites:
+        reason = f"site {site.name!r}: {site.module} is not called in the example's forward pass"
+        require(site.name in seen, reason, node_field(site, "module"))
+    kit.notes["sites:"] = str(len(model.ace.sites))
+
+
+def check_attach_moves_no_random_numbers(kit: Kit) -> None:
+    """A script that sets its seed draws the same random numbers with ACE and without."""
+    example = kit.example()
+    torch.manual_seed(kit.seed)
+    hooks = "random numbers drawn in ace_preset, ace_shims, ace_layers, ace_group_action or ace_script"
+    for mode in ("off", "strict"):
+        before = torch.random.get_rng_state()
+        attach(example.model, kit.plugin.name, **QUIET, mode=mode)
+        after = torch.random.get_rng_state()
+        require(torch.equal(before, after), f"attach advances the global random stream (mode {mode})", hooks)
+
+
+def check_attach_leaves_the_weights(kit: Kit) -> None:
+    """Upstream's parameters and buffers stay the same objects with the same values, and none are added."""
+    model = kit.example().model
+    held = {name: id(parameter) for name, parameter in model.named_parameters()}
+    before = copy.deepcopy(model.state_dict())
+    attach(model, kit.plugin.name, **QUIET)
+    after = {name: value for name, value in model.state_dict().items() if not name.startswith("ace.")}
+    changed = different(before, after)
+    require(not changed, f"attach changes upstream's {few(changed)}", CHANGES)
+    new = [name for name in after if name not in before]
+    require(not new, f"attach adds {few(new)} to upstream", ADDS)
+    now = {name: id(parameter) for name, parameter in model.named_parameters()}
+    replaced = [name for name, which in held.items() if now.get(name) != which]
+    require(not replaced, f"attach replaces upstream's {few(replaced)}", CHANGES)
+
+
+def check_attach_repeats(kit: Kit) -> None:
+    """The same seed gives the same branches."""
+    one, two = (kit.attached()[0] for _ in range(2))
+    others = different(one.ace.branches.state_dict(), two.ace.branches.state_dict())
+    reason = f"the same seed gives different branches: {few(others)}"
+    require(not others, reason, "ace_branch: draw from torch's global random stream")
+
+
+def check_branches_are_their_own(kit: Kit) -> None:
+    """No branch shares a parameter with upstream or with another branch."""
+    model, _ = kit.attached()
+    owners = {id(p): name for name, p in model.named_parameters() if not name.startswith("ace.")}
+    for node in model.ace.nodes.values():
+        for name, parameter in model.ace.branch(node.name).named_parameters():
+            owner = owners.get(id(parameter))
+            reason = f"the branch of {node.name!r} shares its {name} with {owner}"
+            require(owner is None, reason, f"ace_branch, site {node.name!r}")
+            owners[id(parameter)] = f"the branch of {node.name!r}"
+
+
+def check_gamma_zero_is_upstream(kit: Kit) -> None:
+    """With gamma = 0 the model gives upstream's output bit for bit, in train and eval mode."""
+    plain = kit.example()
+    model, example = kit.attached()
+    with torch.no_grad():
+        model.ace.gamma.zero_()
+    for training in (True, False):
+        sides = (plain.model.train(training), plain), (model.train(training), example)
+        with use_branches(model, True):
+            if not same(*(kit.run(*side) for side in sides)):
+                where = differing_site(kit, model.ace.sites, *sides)
+                raise CheckError(
+                    f"gamma = 0 does not give upstream's output bit for bit (training={training}){where}",
+                    "ace_branch: writes to its input, or values that are not finite; ace_layers: changes to the model",
+                )
+
+
+def check_eval_is_upstream(kit: Kit) -> None:
+    """Strict mode: ``model.eval()`` gives upstream's output, so the script validates f_eq."""
+    plain = kit.example()
+    model, example = kit.attached(mode="strict")
+    sides = (plain.model.eval(), plain), (model.eval(), example)
+    if not same(*(kit.run(*side) for side in sides)):
+        where = differing_site(kit, model.ace.sites, *sides)
+        raise CheckError(f"strict: model.eval() does not give upstream's output{where}", CHANGES)
+
+
+def check_eval_keeps_the_branches(kit: Kit) -> None:
+    """Resilient mode: ``model.eval()`` includes the branches, which are deployed."""
+    plain = kit.example()
+    model, example = kit.attached(mode="resilient", spectral_norm=True, gamma_init=1.0)
+    unchanged = same(kit.run(plain.model.eval(), plain), kit.run(model.eval(), example))
+    reason = "resilient: model.eval() gives upstream's output: no branch has an effect"
+    require(not unchanged, reason, "ace_layers, module and output of the sites; ace_branch")
+
+
+def check_off_is_upstream(kit: Kit) -> None:
+    """Mode off: the same losses and the same state_dict keys and shapes as upstream."""
+    plain, off = kit.example(), kit.example()
+    torch.manual_seed(kit.seed)
+    expected = kit.train(plain.model, plain)
+    torch.manual_seed(kit.seed)
+    attach(off.model, kit.plugin.name, mode="off")
+    losses = kit.train(off.model, off)
+    reason = f"mode off trains with losses {losses}, upstream with {expected}"
+    require(losses == expected, reason, "ace_shims and ace_preset: side effects")
+    fits = shapes(off.model.state_dict()) == shapes(plain.model.state_dict())
+    require(fits, "mode off changes the keys or shapes of the state_dict", "ace_shims")
+
+
+def check_every_site_learns(kit: Kit) -> None:
+    """Every gamma gets a finite, non-zero gradient."""
+    model, example = kit.attached(gamma_init=1.0)
+    ace: Ace = model.ace
+    with outputs_of(model.train(), ace.sites) as seen:
+        kit.loss(model, example).backward()  # type: ignore[no-untyped-call]
+    gradients = torch.zeros(len(ace.sites)) if ace.gamma.grad is None else ace.gamma.grad
+    silent = [site for site, gradient in zip(ace.sites, gradients.tolist(), strict=True) if gradient == 0]
+    if silent:
+        names = ", ".join(repr(site.name) for site in silent)
+        called = silent[0].name in seen
+        why = "the branch has no effect on the output" if called else f"{silent[0].module} is not called"
+        look_at = node_field(silent[0], "output" if called else "module")
+        raise CheckError(f"gamma of {names} gets no gradient: {why}", f"{look_at}: correct it, or leave the site out")
+    for site, gradient in zip(ace.sites, gradients.tolist(), strict=True):
+        finite = math.isfinite(gradient)
+        require(finite, f"the gradient of gamma of {site.name!r} is {gradient}", f"ace_branch, site {site.name!r}")
+
+
+def check_every_branch_learns(kit: Kit) -> None:
+    """Every trainable parameter of every branch gets a gradient."""
+    model, example = kit.attached(gamma_init=1.0)
+    kit.loss(model.train(), example).backward()  # type: ignore[no-untyped-call]
+    for node in model.ace.nodes.values():
+        branch = model.ace.branch(node.name)
+        unused = [name for name, p in branch.named_parameters() if p.requires_grad and p.grad is None]
+        reason = f"{', '.join(unused)} in the branch of {node.name!r} get no gradient"
+        require(not unused, reason, f"ace_branch, site {node.name!r}")
+
+
+def check_training_moves_the_duals(kit: Kit) -> None:
+    """Three optimizer steps are three dual steps, which change gamma and lambda of every site."""
+    for mode in ("strict", "bounded", "resilient"):
+        settings = {"loop": "paper", "dual_lr": 0.01, "gamma_init": 1.0, "spectral_norm": mode != "strict"}
+        model, example = kit.attached(mode=mode, **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AceWarning)  # of skipped steps, which are reported below
+            kit.train(model.train(), example)
+        now = status(model)
+        require(now.steps == 3, f"{mode}: {now.steps} dual steps after 3 optimizer steps", "ace_example: its model")
+        for site in now.sites:
+            if site.gamma == 1.0 or site.lambda_ == 0 or not math.isfinite(site.gamma + site.lambda_):
+                found = f"{mode}: after 3 steps gamma of {site.name!r} is {site.gamma} and lambda {site.lambda_}"
+                finite = torch.isfinite(kit.loss(model, example))
+                require(finite, f"{found}: the loss is not finite", f"ace_branch, site {site.name!r}")
+                look_at = node_field(model.ace.nodes[site.name], "module and output")
+                raise CheckError(f"{found}: expected both to change", look_at)
+
+
+def check_project_gives_upstream_back(kit: Kit) -> None:
+    """`project` leaves f_eq with upstream's keys and without ACE's hooks."""
+    plain = kit.example()
+    model, example = kit.attached(mode="strict")
+    kit.train(model.train(), example)
+    expected = kit.run(model.eval(), example)
+    project(model)
+    left = sorted(shapes(model.state_dict()).items() ^ shapes(plain.model.state_dict()).items())
+    require(not left, f"project leaves other keys or shapes: {few([name for name, _ in left])}", ADDS)
+    require(same(expected, kit.run(model, example)), "project changes f_eq", CHANGES)
+    hooked = [
+        name
+        for name, module in model.named_modules()
+        if any(type(hook).__module__.startswith("ace_plugins.") for hook in module._forward_hooks.values())
+    ]
+    require(not hooked, f"project leaves hooks on {few(hooked)}", "ace_layers: modules that the model contains twice")
+
+
+def check_copies_are_independent(kit: Kit) -> None:
+    """`copy.deepcopy` and `pickle` give a model that computes the same and trains separately."""
+    model, example = kit.attached()
+    for how in ("deepcopy", "pickle") if _pickles(kit.example().model) else ("deepcopy",):
+        try:
+            twin = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+        except Exception as error:
+            raise CheckError(
+                f"a {how} of the model fails: {type(error).__name__}: {' '.join(str(error).split())}",
+                "ace_branch and Site.acts: define classes at module level, without lambdas",
+            ) from error
+        before = copy.deepcopy(model.state_dict())
+        sides = (copy.deepcopy(model).train(), example), (copy.deepcopy(twin).train(), example)
+        require(same(*(kit.run(*side) for side in sides)), f"a {how} of the model gives different outputs", STATE)
+        kit.train(twin.train(), example)
+        require(status(twin).steps == 3, f"a {how} of the model trains without dual steps", STATE)
+        changed = different(before, model.state_dict())
+        require(not changed, f"training a {how} changes the original: {few(changed)}", STATE)
+
+
+def _pickles(model: nn.Module) -> bool:
+    """Return whether upstream alone can be pickled; some cannot (escnn)."""
+    try:
+        pickle.dumps(model)
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return False
+    return True
+
+
+def check_checkpoints_resume(kit: Kit) -> None:
+    """A state_dict restores gamma, lambda, u and the branches."""
+    model, example = kit.attached(mode="strict")
+    kit.train(model.train(), example)
+    again, _ = kit.attached(mode="strict")
+    again.load_state_dict(_save_and_load(model))
+    restored = status(again) == status(model)
+    require(restored, "a checkpoint does not restore gamma, lambda and u", "ace_example: the model's state_dict")
+    with use_branches(model, True), use_branches(again, True):
+        outputs = [kit.run(each.eval(), example) for each in (model, again)]
+    reason = "a resumed model gives different outputs with its branches on"
+    require(same(*outputs), reason, "ace_branch: state that is neither a parameter nor a buffer")
+
+
+def check_checkpoints_export(kit: Kit) -> None:
+    """Exported checkpoints load into plain upstream, and upstream's checkpoints into an attached model."""
+    model, example = kit.attached(mode="strict")
+    kit.train(model.train(), example)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = kit.example().model
+        try:
+            plain.load_state_dict(export(_save_and_load(model)), strict=True)
+        except RuntimeError as error:
+            reason = f"upstream does not load an exported checkpoint: {' '.join(str(error).split())}"
+            raise CheckError(reason, ADDS) from error
+        expected = kit.run(plain.eval(), example)
+        require(same(expected, kit.run(model.eval(), example)), "an exported checkpoint is not f_eq", CHANGES)
+        fresh, _ = kit.attached(mode="strict")
+        fresh.load_state_dict(plain.state_dict(), strict=True)
+    loaded = kit.run(fresh.eval(), example)
+    require(same(loaded, expected), "an attached model loads upstream's checkpoint incorrectly", CHANGES)
+
+
+def _save_and_load(model: nn.Module) -> dict[str, Tensor]:
+    """Pass the state_dict through a file."""
+    model.eval()  # scripts save after validation, and some upstreams have other buffers in training (escnn)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    state: dict[str, Tensor] = torch.load(file, weights_only=True)
+    return state
+
+
+SYMMETRIC = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""Largest relative equivariance error of plain upstream."""
+FRAMES = 1e-3
+"""Largest relative change of f_eq in a random frame, in float32."""
+BROKEN = 1e-6
+"""Smallest relative equivariance error that counts as broken, at gamma = 1."""
+
+
+def check_upstream_is_symmetric(kit: Kit) -> None:
+    """At gamma = 0 the example is equivariant as ``ace_group_action`` says."""
+    kit.needs("ace_group_action")
+    found, dtype = _measure(kit, 0.0)
+    kit.notes[f"relative equivariance error under {found.group} at gamma = 0:"] = f"{found.relative:.1e}"
+    if not found.relative < SYMMETRIC[dtype]:
+        raise CheckError(
+            f"at gamma = 0 the relative equivariance error under {found.group} is {found.relative:.3g}, expected below "
+            f"{SYMMETRIC[dtype]:g}; {_worst_output(kit)} has the largest error",
+            "ace_group_action: the group, the inputs (arguments without an action stay unchanged) and the outputs",
+        )
+
+
+def check_frames_leave_upstream(kit: Kit) -> None:
+    """Random frames do not change f_eq."""
+    kit.needs("ace_group_action")
+    plain = kit.example()
+    model, example = kit.attached(mode="strict", frames="on")
+    with torch.no_grad():
+        model.ace.gamma.zero_()
+    action: GroupAction = model.ace.action
+    expected, found = (
+        {name: tensor.detach() for name, tensor in action.tensors_to_compare(kit.call(side.train(), of)).items()}
+        for side, of in ((plain.model, plain), (model, example))
+    )
+    for name, tensor in expected.items():
+        off = float((found[name] - tensor).norm())
+        small = off <= FRAMES * (1e-30 + float(tensor.norm()))
+        require(small, f"{name} of f_eq changes by {off:.1e} in a random frame", f"ace_group_action: inputs and {name}")
+
+
+def check_branches_break_the_symmetry(kit: Kit) -> None:
+    """At gamma = 1 the example is not equivariant: otherwise the branches relax nothing."""
+    kit.needs("ace_group_action")
+    found, _ = _measure(kit, 1.0)
+    kit.notes["at gamma = 1:"] = f"{found.relative:.1e}"
+    require(
+        found.relative > BROKEN,
+        f"at gamma = 1 the branches keep the symmetry under {found.group} (relative error {found.relative:.3g})",
+        "ace_layers, reads of the sites: a branch needs an input that is not invariant; ace_branch",
+    )
+
+
+def _measure(kit: Kit, gamma: float) -> tuple[EquivarianceError, torch.dtype]:
+    """Measure the equivariance error with branches at this gamma, in float64 where upstream supports it."""
+    model, example = kit.attached()
+    with torch.no_grad():
+        model.ace.gamma.fill_(gamma)
+    batch, why_single = Call(example.args, example.kwargs), "the example says so"
+    if not example.single:
+        model, batch, why_single = convert_to_double(model, batch, copied=True)
+    return equivariance_error(model, batch, branches_on=True), torch.float32 if why_single else torch.float64
+
+
+def _worst_output(kit: Kit) -> str:
+    """Name the output of plain upstream with the largest relative equivariance error."""
+    example = kit.example()
+    action = kit.plugin.action(example.model)
+    element = action.group.sample(torch.Generator().manual_seed(kit.seed))
+    model, kwargs = example.model.eval(), dict(example.kwargs)
+    output = evaluate(model, example.args, kwargs, kit.seed)
+    expected = action.tensors_to_compare(action.act_on_outputs(element, output))
+    turned = action.act_on_inputs(element, forward_names(model), example.args, kwargs)
+    found = action.tensors_to_compare(evaluate(model, *turned, kit.seed))
+    return max(expected, key=lambda name: float((found[name] - expected[name]).norm() / expected[name].norm()))
+
 
 Check = Callable[[Kit], None]
 
-CHECKS: tuple[Check, ...] = tuple(
-    check for module in (contract_checks, model_checks) for name, check in vars(module).items() if name[:6] == "check_"
-)
-"""Every check, in the order of definition: functions ``check_*(kit)`` that raise `CheckError` on failure and
-`NotApplicable` where they have nothing to test."""
+CHECKS: tuple[Check, ...] = tuple(check for name, check in list(globals().items()) if name.startswith("check_"))
+"""Every check, in the order of definition. A check raises `NotApplicable` where it has nothing to test."""
 
 
 def name_of(check: Check) -> str:
     """Return the name of a check, for example ``"gamma_zero_is_upstream"``."""
     return check.__name__.removeprefix("check_")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A failed check."""
-
-    check: str
-    reason: str
-    look_at: str = ""
-    """The hook, site and field to look at."""
-
-    def __str__(self) -> str:
-        return f"{self.check}: {self.reason}" + (f"; look at {self.look_at}" if self.look_at else "")
-
-
-class AdapterCheckError(AssertionError):
-    """An adapter fails at least one check.
-
-    Attributes:
-        failures: Every failure.
-    """
-
-    def __init__(self, adapter: str, failures: Sequence[Failure]) -> None:
-        self.failures = list(failures)
-        lines = "".join(f"\n  {line}" for line in merge_failures(failures))
-        super().__init__(f"adapter {adapter!r} fails {len(failures)} of {len(CHECKS)} checks:{lines}")
-
-
-def merge_failures(failures: Sequence[Failure]) -> list[str]:
-    """Format one line per reason, with the names of the checks it fails: one cause often fails many checks."""
-    checks: dict[tuple[str, str], list[str]] = {}
-    for failure in failures:
-        checks.setdefault((failure.reason, failure.look_at), []).append(failure.check)
-    return [str(Failure(", ".join(names), *cause)) for cause, names in checks.items()]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Outcome of all checks on one adapter."""
-
-    held: tuple[str, ...]
-    """Names of the checks that passed."""
-    failures: tuple[Failure, ...]
-    skipped: dict[str, str]
-    """Check -> why it does not apply to this adapter."""
-
-
-def judge(kit: Kit, done: Callable[[int], None] | None = None) -> Judgement:
-    """Run every check on one adapter.
-
-    Args:
-        kit: The adapter's kit.
-        done: Called with 1 after each check, for progress bars.
-
-    Returns:
-        The outcome of every check. Failures are collected, not raised.
-    """
-    held: list[str] = []
-    failures: list[Failure] = []
-    skipped: dict[str, str] = {}
-    for check in CHECKS:
-        try:
-            failure = failure_of(check, kit)
-        except NotApplicable as reason:
-            skipped[name_of(check)] = str(reason)
-        else:
-            if failure is None:
-                held.append(name_of(check))
-            else:
-                failures.append(failure)
-        if done is not None:
-            done(1)
-    return Judgement(tuple(held), tuple(failures), skipped)
-
-
-def failure_of(check: Check, kit: Kit) -> Failure | None:
-    """Run one check and return its failure, or None if it passed."""
-    try:
-        check(kit)
-    except NotApplicable:
-        raise
-    except CheckError as error:
-        return Failure(name_of(check), " ".join(error.reason.split()), error.look_at)
-    except AceError as error:  # its message names plugin, hook and site
-        return Failure(name_of(check), " ".join(str(error).split()))
-    except Exception as error:
-        return Failure(name_of(check), one_line(error))
-    return None
-
-
-def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] | None = None) -> None:
-    """Run all checks on an adapter.
-
-    Args:
-        name: Name of the adapter's entry point.
-        seed: Seed of the examples.
-        checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
-            ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.
-
-    Raises:
-        AdapterCheckError: At least one check failed; the error lists every failure.
-        AdapterError: The adapter is unknown or not usable.
-    """
-    judgement = judge(Kit(name, seed, None if checkout is None else Path(checkout)))
-    if judgement.failures:
-        raise AdapterCheckError(name, judgement.failures)

@@ -17,8 +17,9 @@ from ..patch.shims import has_effect
 from ..plugins.plugin import one_line
 from ..report.status import status
 from ..symmetry.measure import EquivarianceError
-from .checks import CHECKS, Judgement, judge, merge_failures
+from .checks import CHECKS
 from .examples import attached_example
+from .judging import Judgement, judge, merge_failures
 from .kit import Kit
 
 

@@ -32,7 +32,7 @@ from ace_plugins.adapter import (
 )
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import CHECKS, CheckError, Kit, NotApplicable, name_of
-from ace_plugins.testing.checks import failure_of
+from ace_plugins.testing.judging import failure_of
 
 GOOD = ADAPTERS["layered"]
 VECTORS = ADAPTERS["vector_maps"]
