@@ -27,7 +27,7 @@ class Layout:
     commit: str | None
     """The commit that git has checked out; None if the folder is not the top of a git work tree."""
     tried: bool
-    """Whether the adapter was tested on that commit."""
+    """True if the adapter was tested on that commit."""
     differences: tuple[str, ...]
     """One line for each part that the adapter expects and the folder lacks."""
 

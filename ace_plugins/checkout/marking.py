@@ -1,6 +1,6 @@
 """The marked line: adding an import to a script and removing it again, byte for byte.
 
-A script is patched if it has the import on a line of its own; the comment behind it is for people. Sources are parsed,
+A script is patched if one of its lines is this import; the comment behind it is for people. Sources are parsed,
 never executed.
 """
 

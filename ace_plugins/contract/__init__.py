@@ -1,1 +1,1 @@
-"""What host and adapters share: the hooks on one page, and the data they carry."""
+"""The contract between host and adapters: the hooks, on one page, and the data they return."""

@@ -76,12 +76,12 @@ class Stem(_Features):
     name: str
     """Unique among the model's sites and stems."""
     reads: Tap | str | None
-    """What the stem reads, once per forward pass, for all sites that read the stem. None shares only its weights:
+    """Tensor that the stem reads, once per forward pass, for all sites that read it. None shares only its weights:
     every site that goes ``through`` the stem applies it to the tensor that the site reads."""
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
     bounded: bool = True
-    """Whether the stem's linear maps are divided by their spectral norm. Not needed before BatchNorm, which removes
+    """True if the stem's linear maps are divided by their spectral norm. Not needed before BatchNorm, which removes
     the scale."""
 
 

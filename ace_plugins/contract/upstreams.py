@@ -199,7 +199,7 @@ class Metric:
     curve: str = ""
     """Matches once per evaluation, with the value of that evaluation. Empty if ``pattern`` does."""
     higher: bool = False
-    """Whether higher is better."""
+    """True if higher is better."""
 
     def __post_init__(self) -> None:
         for name in ("name", "pattern", "curve"):
@@ -215,7 +215,7 @@ class Script:
     epochs: int | None = None
     """Number of training epochs; None if unknown."""
     source: str = "the script's command line"
-    """Where the number of epochs was read, for reports."""
+    """Origin of the number of epochs, for reports."""
     metrics: tuple[Metric, ...] = ()
     """Results that the script prints, the most important first."""
     seed: str = ""

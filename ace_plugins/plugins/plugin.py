@@ -108,7 +108,7 @@ class Requires:
     found: str | None
     """Installed version; None if it is not installed."""
     upstream: bool = False
-    """Whether this is the upstream that the plugin patches."""
+    """True if this is the upstream that the plugin patches."""
 
     @property
     def met(self) -> bool:
@@ -132,7 +132,7 @@ class Plugin:
     problem: str | None = None
     """Why the plugin cannot be used, in one line; None if it can."""
     upstream: Upstream | None = None
-    """What the adapter patches; None for an observer."""
+    """Upstream that the adapter patches; None for an observer."""
     implementations: Mapping[str, HookImpl | LazyHook] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -142,7 +142,7 @@ class Plugin:
 
     @property
     def missing_upstream(self) -> bool:
-        """Whether the plugin is unusable only because its upstream is not installed, which is not an error."""
+        """True if the plugin is unusable only because its upstream is not installed, which is not an error."""
         unmet = [r for r in self.requires if not r.met]
         return bool(unmet) and all(r.upstream and r.found is None for r in unmet)
 

@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import AceDeprecationWarning, AceWarning, ConfigError, one_of
@@ -33,10 +34,14 @@ RATE = Multiple()
 PRICE = Multiple(positive=True)
 BUDGET = Budget()
 COUNT = Number(low=0, whole=True)
+SWITCH = Choice(("auto", "on", "off"))
 
 
 def _setting(default: Any, kind: Kind, text: str, *, paper_only: bool = False) -> Any:
     return dataclasses.field(default=default, metadata={"kind": kind, "help": text, "paper_only": paper_only})
+
+
+_paper_setting = partial(_setting, paper_only=True)
 
 
 @dataclass(frozen=True)
@@ -64,69 +69,51 @@ class Config:
     budget: int | str = _setting(
         "auto",
         BUDGET,
-        "paced loop: length of the run in optimizer steps, or as '600 epochs'; auto: detected from the script",
+        "paced: length of the run in optimizer steps or as '600 epochs'; auto: detected from the script",
     )
     horizon: float | str = _setting(
         "auto",
         Number(positive=True, high=1.0, auto=True),
-        "paced loop: fraction of the budget after which gamma reaches its target; auto: 0.25, in strict mode at most "
-        "100 epochs",
+        "paced: share of the budget after which gamma reaches its target; auto: 0.25, if strict at most 100 epochs",
     )
     frames: str = _setting(
         "auto",
-        Choice(("auto", "on", "off")),
-        "transform training batches by random group elements; auto: on in the paced loop's strict mode and in "
-        "scheduled mode",
+        SWITCH,
+        "transform training batches by random group elements; auto: in strict (paced loop) and scheduled mode",
     )
-    dual_optimizer: str = _setting(
+    dual_optimizer: str = _paper_setting(
         "sgd",
         Choice(("sgd", "adam"), hint="to damp oscillations set augmented above 0, or loop to 'paced'"),
         "optimizer of lambda: sgd (as in the paper) or adam (as in the authors' runs)",
-        paper_only=True,
     )
-    dual_lr: float | str = _setting(
-        "1x",
-        RATE,
-        "learning rate of lambda: a number, or a multiple of the current one of gamma's parameter group, such as 1x",
-        paper_only=True,
+    dual_lr: float | str = _paper_setting(
+        "1x", RATE, "learning rate of lambda: a number, or a multiple of that of gamma's parameter group, such as 1x"
     )
     gamma_init: float | str = _setting(
         "auto", Number(auto=True), "initial gamma of every site; auto: 0.1 in the paced loop, 1 in the paper's"
     )
-    gamma_lr: float = _setting(
-        1.0,
-        Number(low=0),
-        "gamma's learning rate, as a multiple of the current one of its parameter group",
-        paper_only=True,
+    gamma_lr: float = _paper_setting(
+        1.0, Number(low=0), "gamma's learning rate, as a multiple of that of its parameter group"
     )
-    gamma_weight_decay: bool = _setting(
-        False, Flag(), "apply the optimizer's weight decay to gamma too", paper_only=True
-    )
+    gamma_weight_decay: bool = _paper_setting(False, Flag(), "apply the optimizer's weight decay to gamma too")
     rho: float | str = _setting(
         "1x", PRICE, "resilient: price of slack, rho / 2 |u|^2; 1x: as large as the loss's gradient at gamma"
     )
-    u_init: float = _setting(0.0, Number(low=0), "resilient: initial slack u of every site", paper_only=True)
+    u_init: float = _paper_setting(0.0, Number(low=0), "resilient: initial slack u of every site")
     epsilon: float = _setting(0.1, Number(positive=True), "bounded: the bound on |gamma|")
-    augmented: float = _setting(
-        0.0, Number(low=0), "constant c of the augmented Lagrangian: c slack^2 damps oscillations", paper_only=True
+    augmented: float = _paper_setting(
+        0.0, Number(low=0), "constant c of the augmented Lagrangian: c slack^2 damps oscillations"
     )
-    adam_beta1: float = _setting(
-        0.9, Number(low=0, high=1), "adam: decay rate of the mean of the constraint", paper_only=True
-    )
-    adam_beta2: float = _setting(
-        0.999, Number(low=0, high=1), "adam: decay rate of the mean of its square", paper_only=True
-    )
-    land_at: int = _setting(0, COUNT, "strict: step after which gamma stays 0; 0: never", paper_only=True)
+    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the mean of the constraint")
+    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: decay rate of the mean of its square")
+    land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
         "auto",
         Flag(auto=True),
-        "divide every linear map of the branches by its spectral norm; auto: on in the paced loop's bounded and "
-        "resilient modes",
+        "divide the branches' linear maps by their spectral norm; auto: on in bounded and resilient mode, paced loop",
     )
     eval_branches: str = _setting(
-        "auto",
-        Choice(("auto", "on", "off")),
-        "use the branches in model.eval(); auto: on in bounded and resilient mode",
+        "auto", SWITCH, "use the branches in model.eval(); auto: on in bounded and resilient mode"
     )
     device: str = _setting(
         "auto",
@@ -135,9 +122,7 @@ class Config:
     )
     shims: bool = _setting(True, Flag(), "apply compatibility shims for missing dependencies")
     tell: bool = _setting(
-        True,
-        Flag(),
-        "print on stderr what is attached, and a summary at the end; ACE_QUIET=1 silences whole processes",
+        True, Flag(), "print what is attached and a summary at the end; ACE_QUIET=1 silences whole processes"
     )
     trace: bool = _setting(True, Flag(), "write gamma, lambda and u to .ace/runs/")
     trace_every: int = _setting(10, Number(low=1, whole=True), "steps between two lines of the trace")
@@ -147,8 +132,7 @@ class Config:
     log: str = _setting(
         NONE,
         Choice((NONE, *LOGGERS)),
-        "also log gamma, lambda and u every trace_every steps, into the script's own wandb or trackio run if there is "
-        "one",
+        "also log gamma, lambda and u every trace_every steps, into the script's own wandb or trackio run if any",
     )
 
     def __post_init__(self) -> None:
@@ -190,22 +174,22 @@ class Config:
 
     @property
     def paced(self) -> bool:
-        """Whether the loop updates gamma itself, rather than the script's optimizer."""
+        """True if the loop updates gamma itself, rather than the script's optimizer."""
         return self.loop == "paced" or self.mode == "scheduled"
 
     @property
     def lands(self) -> bool:
-        """Whether gamma ends at 0."""
+        """True if gamma ends at 0."""
         return self.mode in ("strict", "scheduled")
 
     @property
     def deploys_branches(self) -> bool:
-        """Whether the branches are part of the trained model."""
+        """True if the branches are part of the trained model."""
         return self.mode in ("bounded", "resilient")
 
     @property
     def bounds_branches(self) -> bool:
-        """Whether branches are divided by their spectral norm, without which gamma does not bound their output."""
+        """True if branches are divided by their spectral norm, without which gamma does not bound their output."""
         if self.spectral_norm != "auto":
             return bool(self.spectral_norm)
         return self.deploys_branches and self.loop == "paced"
@@ -219,7 +203,7 @@ class Config:
 
     @property
     def turns(self) -> bool:
-        """Whether training batches are transformed by random group elements.
+        """True if training batches are transformed by random group elements.
 
         Off by default in resilient mode: random frames hide any symmetry breaking in the data.
         """
@@ -270,7 +254,7 @@ class Config:
 
     @property
     def branches_in_eval(self) -> bool:
-        """Whether ``model.eval()`` uses the branches."""
+        """True if ``model.eval()`` uses the branches."""
         return self.deploys_branches if self.eval_branches == "auto" else self.eval_branches == "on"
 
 

@@ -70,11 +70,11 @@ class Number(Kind):
     low: float = -math.inf
     high: float = math.inf
     positive: bool = False
-    """Whether it must be above 0."""
+    """True if it must be above 0."""
     whole: bool = False
-    """Whether it must be an integer."""
+    """True if it must be an integer."""
     auto: bool = False
-    """Whether "auto" is accepted too."""
+    """True if "auto" is accepted too."""
 
     @property
     def expected(self) -> str:
@@ -106,7 +106,7 @@ class Flag(Kind):
     """True or false."""
 
     auto: bool = False
-    """Whether "auto" is accepted too."""
+    """True if "auto" is accepted too."""
 
     @property
     def expected(self) -> str:
@@ -129,7 +129,7 @@ class Multiple(Kind):
 
     metavar = "NUMBER|1x"
     positive: bool = False
-    """Whether 0 is refused."""
+    """True if 0 is refused."""
 
     @property
     def expected(self) -> str:

@@ -56,7 +56,7 @@ class SettingsFile:
 
     @property
     def as_written(self) -> bool:
-        """Whether the file is as ace-patch wrote it."""
+        """True if the file is as ace-patch wrote it."""
         return is_as_written(self.text)
 
 

@@ -34,7 +34,7 @@ from ace_plugins import attach, averaged, equivariance_error, export, status, us
 from ace_plugins.compare.trial import MetricReader
 from ace_plugins.errors import AceWarning, AdapterError, StepError
 from ace_plugins.plugins.registry import registry
-from ace_plugins.symmetry.measure import mapped
+from ace_plugins.symmetry.measure import map_tensors
 from ace_plugins.testing import parametrize_with_checks
 
 pytestmark = pytest.mark.filterwarnings(
@@ -66,7 +66,7 @@ def double(value: Tensor) -> Tensor:
 def example(name: str = "ScaleShiftMACE", **options: Any) -> tuple[Any, dict[str, Tensor]]:
     """A model and a batch, a molecule and a crystal, in float64."""
     made = small_example(0, name, **options)
-    return made.model.double(), mapped(made.args[0], double)
+    return made.model.double(), map_tensors(made.args[0], double)
 
 
 def relaxed(mode: str, name: str = "ScaleShiftMACE", gamma: float = 0.5) -> tuple[Any, dict[str, Tensor]]:
