@@ -339,20 +339,21 @@ class GroupAction:
             path, needed = parse_path(pattern)
             name, *steps = path.split(".")
             where = f"input {path!r}"
+            act = partial(_act, action, element, where, path)
             if not needed and not has_part(get_argument(name, signature_names, args, kwargs), steps):
                 continue
             if name in new_kwargs:
-                new_kwargs[name] = _act_at(new_kwargs[name], steps, action, element, where, path)
+                new_kwargs[name] = _change_at(new_kwargs[name], steps, act, where)
             elif name not in signature_names:
                 raise AdapterError(one_of("input of the forward", name, signature_names))
             elif name in by_position and (i := by_position.index(name)) < len(new_args):
-                new_args[i] = _act_at(new_args[i], steps, action, element, where, path)
+                new_args[i] = _change_at(new_args[i], steps, act, where)
         return tuple(new_args), new_kwargs
 
     def act_on_outputs(self, element: Element, output: Any) -> Any:
         """Return a transformed copy of an output of the model."""
         for path, action in self._output_paths(output):
-            output = _act_at(output, path, action, element, _label(path))
+            output = _change_at(output, path, partial(_act, action, element, _label(path), ""), _label(path))
         return output
 
     def tensors_to_compare(self, output: Any) -> dict[str, Tensor]:
@@ -377,7 +378,8 @@ class GroupAction:
         found = [self._tensors_with_action(output) for output in outputs]
         for path, _ in self._output_paths(mean):
             if _label(path) in found[0]:  # the model may leave out an optional output
-                mean = _put(mean, path, torch.stack([each[_label(path)] for each in found]).mean(0))
+                average = torch.stack([each[_label(path)] for each in found]).mean(0)
+                mean = _change_at(mean, path, partial(lambda new, old: new, average), "output")
         return mean
 
     def _output_paths(self, output: Any) -> list[tuple[list[str], Action]]:
@@ -403,21 +405,19 @@ def _label(path: Sequence[str]) -> str:
     return ".".join(["output", *path])
 
 
-def _put(value: Any, steps: Sequence[str], new: Tensor) -> Any:
-    if not steps:
-        return new
-    inner = _put(get_part(value, steps[0], "output"), steps[1:], new)
-    return replace_part(value, steps[0], inner, "output")
-
-
-def _act_at(value: Any, steps: Sequence[str], action: Action, element: Element, where: str, path: str = "") -> Any:
-    """Return a copy of value with the action applied at these steps; ``path`` is the path of an input."""
-    if value is None:  # an optional argument or output that is missing
+def _change_at(value: Any, steps: Sequence[str], change: Callable[[Any], Any], where: str) -> Any:
+    """Return a copy of a value with the part at these steps changed; None if an optional part is missing."""
+    if value is None:
         return None
-    if steps:
-        old = get_part(value, steps[0], where)
-        new = _act_at(old, steps[1:], action, element, where, path)
-        return value if new is old else replace_part(value, steps[0], new, where)
+    if not steps:
+        return change(value)
+    old = get_part(value, steps[0], where)
+    new = _change_at(old, steps[1:], change, where)
+    return value if new is old else replace_part(value, steps[0], new, where)
+
+
+def _act(action: Action, element: Element, where: str, path: str, value: Any) -> Any:
+    """Apply an action to one tensor; ``path`` is the path of an input."""
     try:
         if isinstance(element, PerGraph) and not isinstance(action, Invariant):
             element = element.select(value, path)

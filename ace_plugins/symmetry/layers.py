@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -103,7 +104,9 @@ class _Recorder:
         self.open.append(len(self.visits))
         self.visits.append(visit)
 
-    def leave(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+    def leave(
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
         visit = self.visits[self.open.pop()]
         visit.outputs = _rows(output)
         visit.gives = _pick(self.features.get(name, Features()).gives, args, kwargs, output)
@@ -111,20 +114,13 @@ class _Recorder:
     @contextmanager
     def watch(self, model: nn.Module, skip: Sequence[str]) -> Iterator[None]:
         """Record the submodules of a model, except those below one of the paths in ``skip``."""
-
-        def enter(name: str) -> Any:
-            return lambda module, args, kwargs: self.enter(name, module, args, kwargs)
-
-        def leave(name: str) -> Any:
-            return lambda module, args, kwargs, output: self.leave(name, args, kwargs, output)
-
         handles = []
         for name, module in model.named_modules():
             # TorchScript runs its submodules without hooks.
             if isinstance(module, torch.jit.ScriptModule) or any(f"{name}.".startswith(f"{s}.") for s in skip):
                 continue
-            handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(leave(name), with_kwargs=True))
+            handles.append(module.register_forward_pre_hook(partial(self.enter, name), with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(self.leave, name), with_kwargs=True))
         try:
             yield
         finally:
