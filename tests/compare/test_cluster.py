@@ -1,4 +1,4 @@
-"""Trials on a Ray cluster of two nodes on this machine, over loopback: the same results, also when a node is lost."""
+"""Trials on Ray: in process with a stub, and on a real cluster of two nodes on this machine, one of which is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ace-patch compare`` with small scripts: isolation, seeds, failures, going on after being killed."""
+"""``ace-patch compare`` with small scripts: isolation, seeds, failures, and continuing after a kill."""
 
 from __future__ import annotations
 

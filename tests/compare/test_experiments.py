@@ -1,4 +1,4 @@
-"""Comparisons that are written down: the files of this repository, and what is told of mistakes in others."""
+"""Experiment files: those of this repository are valid, and errors in others are reported."""
 
 from __future__ import annotations
 

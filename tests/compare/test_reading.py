@@ -1,4 +1,4 @@
-"""A comparison read back from its folder, and its report."""
+"""Reading a comparison from its folder, and reporting it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ace_plugins.compare.store import Store, TrialResult
 
 
 def written(folder: Path, *, higher: bool = False, traces: bool = True) -> Path:
-    """Two runs over three seeds, one of which never came to an end."""
+    """Write results of two runs with three seeds, of which one trial is missing."""
     runs = {"off": {"mode": "off"}, "fit<b": {"preset": "fit"}}
     metrics = (Metric("test", r"t (\S+)", higher=higher), Metric("validation", r"v (\S+)"))
     store = Store(Comparison("egno", ("main.py", "a b"), runs, (1, 2, 3), metrics), folder)

@@ -1,4 +1,4 @@
-"""How people name runs and seeds, and how metrics are read: what is accepted, and what is told of the rest."""
+"""Parsing of runs, seeds and metrics, and reading metrics from the output of a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the seeds show, and no more."""
+"""Statistics over seeds and the sentences about them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_interval_is_around_the_mean_and_scales(changes: list[float], scale:
 
 
 def test_the_interval_of_many_is_that_of_the_normal_law() -> None:
-    """For a mean of many, bootstrap and the textbook agree."""
+    """For many samples, the bootstrap agrees with the normal approximation."""
     changes = [math.sin(n * 12.9898) * 43758.5453 % 1 for n in range(400)]
     low, high = bootstrap_interval(changes)
     half = 1.96 * statistics.stdev(changes) / math.sqrt(len(changes))

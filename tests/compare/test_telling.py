@@ -1,4 +1,4 @@
-"""What people see of a comparison: while it runs, and in the end."""
+"""Display of a comparison: progress, table and picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script with the marked line trains with ACE: settings, environment, processes, and what it tells."""
+"""A patched script trains with ACE: settings, environment, processes and messages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_another_import_hook_before_ours_is_told(clone: Clone) -> None:
 
 
 def test_without_a_folder(clone: Clone, tmp_path: Path) -> None:
-    """What cannot be written is not written elsewhere."""
+    """If the folder is gone, no trace is written elsewhere."""
     clone.write(TRAIN + MAIN + "    import os, shutil; shutil.rmtree(os.getcwd())\n")
     (tmp_path / "gone").mkdir()
     done = clone.python(str(clone.script), folder=tmp_path / "gone")
@@ -197,7 +197,7 @@ def test_another_importer_of_a_marked_file_gets_the_exception(clone: Clone) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
 def test_what_a_cluster_sends_ends_with_the_summary(clone: Clone, number: signal.Signals) -> None:
-    """And with the end that whoever waits for the process expects."""
+    """The process then ends by the same signal."""
     usual = f"import signal\nsignal.signal({int(number)}, signal.SIG_DFL)\n"  # under nohup it is ignored
     clone.write(usual + TRAIN + f"import os\nbuild_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')")
     done = clone.python("train.py")

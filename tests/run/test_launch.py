@@ -1,4 +1,4 @@
-"""``ace-patch run``: what is decided before it becomes the command, and what the command then sees."""
+"""``ace-patch run``: checks before the exec, and what the executed command sees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ace_plugins.run.launch import STARTUP, launch
 
 
 class Became(Exception):
-    """What the process would have become."""
+    """Raised instead of executing the command."""
 
     def __init__(self, path: str, argv: list[str], environment: dict[str, str]) -> None:
         self.path, self.argv, self.environment = path, argv, environment
@@ -32,7 +32,7 @@ class Became(Exception):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, in a process that raises what it would become."""
+    """The current folder, in a process that raises `Became` instead of executing the command."""
 
     def execve(*arguments: Any) -> None:
         raise Became(*arguments)
@@ -134,7 +134,7 @@ def test_no_such_program(here: Path, words: list[str], expected: str) -> None:
 
 
 class Generic:
-    """An adapter that looks at a model to know it."""
+    """An adapter that recognises models by a test."""
 
     @hookimpl
     def ace_upstream(self) -> Upstream:
@@ -283,7 +283,7 @@ if __name__ == "__main__":
 
 
 def test_processes_of_the_command_train_with_its_settings(clone: Clone, tmp_path: Path) -> None:
-    """Those that do not train, and the command itself, pay little and tell nothing."""
+    """Processes that do not train import little and print nothing."""
     clone.write(TRAIN, marked=False)
     (clone.root / "start.py").write_text(CHILDREN.format(heavy=HEAVY))
     (tmp_path / "tmp").mkdir()
@@ -316,7 +316,7 @@ def test_json_of_a_script_that_builds_no_model(clone: Clone) -> None:
 
 
 def test_a_process_that_only_loads_a_model_tells_nothing_of_its_training(clone: Clone) -> None:
-    """As commands do that package what was trained: its verdict was told when it was trained."""
+    """Commands that package a trained model print no second verdict."""
     clone.write(TRAIN + "torch.save(build_and_train().state_dict(), 'trained.pt')\n", marked=False)
     assert "ACE strict" in clone.run("--", "train.py").stderr
     clone.write(
@@ -330,7 +330,7 @@ def test_a_process_that_only_loads_a_model_tells_nothing_of_its_training(clone: 
 
 
 def test_a_second_model_that_the_best_checkpoint_is_loaded_into_has_no_table_of_its_own(clone: Clone) -> None:
-    """As scripts on Lightning test: the verdict is that of the model that was trained."""
+    """Lightning scripts load the best checkpoint into a second model for testing; only the trained one has a table."""
     clone.write(
         TRAIN + "trained = build_and_train(); best = Net(); best.load_state_dict(trained.state_dict())\n", marked=False
     )
@@ -341,7 +341,7 @@ def test_a_second_model_that_the_best_checkpoint_is_loaded_into_has_no_table_of_
 
 OLD_ADAPTER = """
 import string
-from ace_plugins import Shim, Site, Upstream, hookimpl
+from ace_plugins.adapter import Shim, Site, Upstream, hookimpl
 
 @hookimpl
 def ace_upstream():
@@ -360,7 +360,7 @@ def ace_shims():
 
 
 def test_a_package_is_repaired_before_it_is_imported(clone: Clone) -> None:
-    """The package fails in its first line, long before the module that holds the model."""
+    """The package fails in its first line, before the module with the model is imported."""
     package = clone.installed / "old_net"
     package.mkdir()
     (clone.installed / "ace_toy_net.py").write_text(OLD_ADAPTER)

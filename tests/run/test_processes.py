@@ -56,7 +56,7 @@ def fitted_worker(rank: int, port: int, model: Any, x: torch.Tensor, folder: str
         registry().add(adapter(), name)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), ACE_TRACE="0")
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
-    torch.manual_seed(rank)  # seeds of their own, as many scripts have it
+    torch.manual_seed(rank)  # a different seed per rank, as in many scripts
     train(nn.parallel.DistributedDataParallel(model), x[rank::2], steps=70)
     moving = [p for p in model.ace.parameters() if p.grad is not None]
     torch.save([model.state_dict(), status(model).landed, len(moving)], f"{folder}/{rank}.pt")
@@ -71,7 +71,7 @@ def free_port() -> int:
 
 
 def test_landing_under_ddp(tmp_path: Path) -> None:
-    """DDP wants every parameter in every backward, also those of branches that count no more."""
+    """DDP needs every parameter in every backward pass, also those of landed branches."""
     torch.multiprocessing.spawn(landing_worker, args=(free_port(), str(tmp_path)), nprocs=1)
 
 
@@ -92,7 +92,7 @@ def test_a_model_trained_by_two_processes_is_the_model_trained_by_one(tmp_path: 
 
 
 def test_two_processes_rest_land_and_free_together(tmp_path: Path) -> None:
-    """The loop that fits the run: gamma, lambda and the landing are those of one process on the joined batch."""
+    """In the paced loop, two processes give the gamma, lambda and landing of one process on the joined batch."""
     torch.manual_seed(0)
     model = attach(Layered().double(), preset="fit", loop="paced", budget=100, frames="off", trace=False)
     x = torch.randn(16, 3, dtype=torch.float64)
@@ -106,7 +106,7 @@ def test_two_processes_rest_land_and_free_together(tmp_path: Path) -> None:
 
 
 def test_under_a_schedule_two_processes_agree_on_their_penalties(tmp_path: Path) -> None:
-    """Each has read another part of the batch, and would go its own way."""
+    """Each rank has another part of the batch, so penalties would differ without communication."""
     torch.manual_seed(0)
     model = attach(VectorMaps().double(), mode="scheduled", budget=60, frames="off", trace=False)
     x = torch.randn(16, 3, 4, dtype=torch.float64)

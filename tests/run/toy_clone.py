@@ -1,4 +1,4 @@
-"""A checkout of a toy upstream with the marked line, and an installed adapter for it."""
+"""A patched checkout of a toy upstream, and an installed adapter for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if __name__ == "__main__":
     print(sum(p.numel() for p in model.parameters()), gamma)
 """
 ADAPTER = """
-from ace_plugins import Checkout, Site, Upstream, hookimpl
+from ace_plugins.adapter import Checkout, Site, Upstream, hookimpl
 
 @hookimpl
 def ace_upstream():
@@ -60,14 +60,14 @@ def ace_preset():
     return {"paper": {"dual_lr": 0.5}, "other": {"mode": "resilient"}}
 """
 PLAIN, WITH_ACE = 20, 20 + 1 + (4 * 8 + 8) + (8 * 4 + 4) + (4 * 4 + 4)
-"""Parameters of the model."""
+"""Number of parameters without and with ACE."""
 HEAVY = "import sys; print(sorted({'torch', 'click', 'rich', 'pluggy', 'wrapt', 'packaging'} & set(sys.modules)))"
-"""Prints what should not have been imported yet."""
+"""Prints the modules that should not be imported yet."""
 MARKED = "import ace_plugins.activate\n"
 
 
 class Clone:
-    """The checkout, and how people use it."""
+    """The checkout, with methods to run its script."""
 
     def __init__(self, folder: Path) -> None:
         self.installed = folder / "installed"
@@ -97,7 +97,7 @@ class Clone:
 
 
 def trained(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
-    """Parameters and gamma that the script printed."""
+    """Return the number of parameters and the gamma that the script printed."""
     assert done.returncode == 0, done.stderr
     count, gamma = done.stdout.split()
     return int(count), gamma
