@@ -22,21 +22,15 @@ from .tables import format_number
 Point = tuple[float, float]
 WIDTH, HEIGHT = 420.0, 230.0
 LEFT, TOP, BOTTOM = 46.0, 10.0, 27.0
-LETTER = 6.4
-"""Width of a letter."""
-GAP = 13.0
-"""Smallest distance between the base lines of two labels."""
-AWAY = 16.0
-"""Distance between the end of a line and its label."""
-LINES_AT_MOST = COLOURS = 8
-"""More lines cannot be distinguished. The style of the page has as many colours."""
-PARTS = 150
-"""Parts of a long line, each drawn by its lowest and its highest point: more cannot be seen."""
-NOISY = 240
-"""Number of points from which a noisy line is smoothed."""
-COLUMNS, LEVELS = 120, 8
-"""Columns of a heat map, and shades on either side of 0: p1 to p8 above, n1 to n8 below, z for 0, x for not finite."""
+LETTER = 6.4  # width of a letter
+GAP = 13.0  # smallest distance between the base lines of two labels
+AWAY = 16.0  # distance between the end of a line and its label
+LINES_AT_MOST = COLOURS = 8  # more lines cannot be distinguished; the style of the page has as many colours
+PARTS = 150  # parts of a long line, each drawn by its lowest and highest point: more cannot be seen
+NOISY = 240  # number of points from which a noisy line is smoothed
+COLUMNS, LEVELS = 120, 8  # of a heat map: classes p1 to p8 above 0, n1 to n8 below, z at 0, x not finite
 BARS = "▁▂▃▄▅▆▇█"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b8f94")  # Okabe and Ito
 
 
 @dataclass(frozen=True)
@@ -350,10 +344,6 @@ def _draw_legend(signed: bool, most: float) -> str:
     return f'{low}<g class="heat">{boxes}</g>{_text(end + 5, 14.5, high)}'
 
 
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b8f94")
-"""Distinguishable with any colour vision (Okabe and Ito)."""
-
-
 def draw_picture(runs: Sequence[SavedRun], path: Path) -> None:
     """Write a picture file with one row per run: gamma, lambda, u, the loss and the equivariance error."""
     check_picture(path)
@@ -362,32 +352,43 @@ def draw_picture(runs: Sequence[SavedRun], path: Path) -> None:
 
     figure = Figure(figsize=(17, 3.1 * len(runs)), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    grid = figure.subplots(len(runs), 5, squeeze=False)
-    for run, row in zip(runs, grid, strict=True):
+    for run, row in zip(runs, figure.subplots(len(runs), 5, squeeze=False), strict=True):
+        series: list[list[Series]] = [
+            [Series(site, list(zip(run.steps, at, strict=True))) for site, at in zip(run.sites, values, strict=True)]
+            for values in run.values.values()
+        ]
+        series += [[Series("", points)] if points else [] for points in (run.loss, run.errors)]
         titles = [*QUANTITIES, "training loss", f"equivariance error {run.group}".strip()]
-        for title, axes in zip(titles, row, strict=True):
+        for axes, lines, title in zip(row, series, titles, strict=True):
             axes.set_title(title, fontsize=10)
-            style_axes(axes, "step")
-        for name, axes in zip(QUANTITIES, row, strict=False):
-            _plot_sites(figure, axes, run, name)
-        for axes, points in zip(row[3:], (run.loss, run.errors), strict=True):
-            if not points:
-                axes.set_axis_off()
+            axes.set_xlabel("step", fontsize=8)
+            axes.tick_params(labelsize=8)
+            axes.grid(alpha=0.2)
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.set_prop_cycle(color=PALETTE)
+            if len(lines) > LINES_AT_MOST:
+                _plot_map(axes, run, [[value for _, value in line.points] for line in lines])
                 continue
-            axes.plot(*zip(*points, strict=True), color=PALETTE[0], linewidth=1.2 if len(points) < 500 else 0.4)
-            if needs_log([value for _, value in points]):
+            for line in lines:
+                axes.plot(*zip(*line.points, strict=True), linewidth=1.2 if len(line.points) < 500 else 0.5)
+            if title not in QUANTITIES and needs_log(value for line in lines for _, value in line.points):
                 axes.set_yscale("log")
+        if len(run.sites) <= LINES_AT_MOST and run.steps:
+            row[0].legend(run.sites, frameon=False, fontsize=7)
         row[0].set_ylabel(f"{run.title}\n{run.name}", fontsize=9)
     save_figure(figure, path)
 
 
-def style_axes(axes: Any, xlabel: str) -> None:
-    """Give matplotlib axes the style of all our pictures."""
-    axes.set_xlabel(xlabel, fontsize=8)
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.2)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+def _plot_map(axes: Any, run: SavedRun, values: Sequence[Sequence[float]]) -> None:
+    rows = [average_spans(run.steps, site, 200) for site in values]
+    most = max((abs(value) for row in rows for value in row if math.isfinite(value)), default=0.0) or 1.0
+    across = (find_axis_start(min(run.steps), run.length), run.length)
+    image = axes.imshow(
+        rows, aspect="auto", cmap="PuOr_r", vmin=-most, vmax=most, extent=(*across, len(rows) - 0.5, -0.5)
+    )
+    axes.figure.colorbar(image, ax=axes, fraction=0.05)
+    axes.grid(False)
+    axes.set_yticks(range(len(rows)), [shorten_name(site) for site in run.sites], fontsize=min(6, 130 / len(rows)))
 
 
 def save_figure(figure: Any, path: Path) -> None:
@@ -396,31 +397,3 @@ def save_figure(figure: Any, path: Path) -> None:
         figure.savefig(path)
     except OSError as error:
         raise AceError(f"picture {path} cannot be written, {error.strerror or error}; fix that and try again") from None
-
-
-def _plot_sites(figure: Any, axes: Any, run: SavedRun, name: str) -> None:
-    values = run.values[name]
-    if not run.steps or not values:
-        return
-    if len(values) <= LINES_AT_MOST:
-        for site, at, colour in zip(run.sites, values, PALETTE, strict=False):
-            axes.plot(run.steps, at, color=colour, linewidth=1.3, label=site)
-        if name == QUANTITIES[0]:
-            axes.legend(frameon=False, fontsize=7)
-        return
-    rows = [average_spans(run.steps, site, 200) for site in values]
-    found = [value for row in rows for value in row if math.isfinite(value)]
-    most, signed = max(map(abs, found), default=0.0) or 1.0, min(found, default=0.0) < 0
-    image = axes.imshow(
-        rows,
-        aspect="auto",
-        cmap="PuOr_r" if signed else "Oranges",
-        vmin=-most if signed else 0,
-        vmax=most,
-        interpolation="nearest",
-        extent=(find_axis_start(min(run.steps), run.length), run.length, len(rows) - 0.5, -0.5),
-    )
-    figure.colorbar(image, ax=axes, fraction=0.05)
-    axes.grid(False)
-    every = -(-len(rows) // 20)
-    axes.set_yticks(range(0, len(rows), every), [shorten_name(site) for site in run.sites[::every]], fontsize=6)

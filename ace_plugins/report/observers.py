@@ -15,7 +15,7 @@ import weakref
 from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
@@ -31,16 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-PROJECT = "ace"
-"""Project of runs that are started here."""
-
-
-class Logger(Protocol):
-    """A destination of logged values."""
-
-    def log(self, values: dict[str, float], step: int) -> None: ...
-
-    def close(self) -> None: ...
+PROJECT = "ace"  # of runs that are started here
 
 
 class TensorBoardLogger:
@@ -66,8 +57,7 @@ class WandbLogger:
         self.wandb = import_module("wandb")
         self.record = record
         self.own: Any = None
-        self.defined: Any = None
-        """The run in which our step metric is defined."""
+        self.defined: Any = None  # the run in which our step metric is defined
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self.wandb.run is None:
@@ -122,7 +112,7 @@ class Log:
 
     def __init__(self, record: Record) -> None:
         self.record = record
-        self.logger: Logger | None = None
+        self.logger: Any = None
         self.closed = False
 
     def write(self) -> None:
@@ -192,11 +182,7 @@ class Loggers:
             log.close()
 
 
-KINDS: dict[str, type[TensorBoardLogger | WandbLogger | TrackioLogger]] = {
-    "tensorboard": TensorBoardLogger,
-    "wandb": WandbLogger,
-    "trackio": TrackioLogger,
-}
+KINDS = {"tensorboard": TensorBoardLogger, "wandb": WandbLogger, "trackio": TrackioLogger}
 LOGGERS = Loggers()
 
 

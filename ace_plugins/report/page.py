@@ -27,15 +27,9 @@ from .verdicts import RunOutcome, judge_saved
 
 TEMPLATES = Path(__file__).with_name("templates")
 PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
-MEANINGS = {
-    "gamma": "share of its branch that a layer uses",
-    "lambda": "pull of the constraint",
-    "u": "slack of a layer",
-}
-NAMED = 6
-"""Largest number of layers that are listed beside a verdict."""
-POINTS = 1000
-"""Largest number of points of a series in the data; the trace has all of them."""
+MEANINGS = ("share of its branch that a layer uses", "pull of the constraint", "slack of a layer")
+NAMED = 6  # largest number of layers that are listed beside a verdict
+POINTS = 1000  # largest number of points of a series in the data; the trace has all of them
 
 
 @dataclass(frozen=True)
@@ -116,7 +110,8 @@ def render_template(template: Path, **data: Any) -> Markup:
 
 def _render_run(run: SavedRun, *, alone: bool) -> Markup:
     outcome = judge_saved(run)
-    pictures = [draw_sparkline(list(zip(run.steps, gamma, strict=True))) for gamma in run.values["gamma"] if run.steps]
+    lines = [list(zip(run.steps, gamma, strict=True)) for gamma in run.values["gamma"]]
+    pictures = [draw_sparkline(points) for points in lines if points]
     return render_template(
         TEMPLATES / "run.html",
         alone=alone,
@@ -159,23 +154,19 @@ def _list_sites(outcome: RunOutcome, verdict: str) -> str:
 def _draw_sites(run: SavedRun) -> list[Chart]:
     if not run.steps:
         return []
-    charts = [_draw_quantity(run, name, what, run.steps, run.values[name]) for name, what in MEANINGS.items()]
+    charts = [
+        _draw_quantity(run, name, remark, run.steps, run.values[name])
+        for name, remark in zip(QUANTITIES, MEANINGS, strict=True)
+    ]
     if run.gradients:
-        steps = [step for step, _ in run.gradients]
-        values = [list(site) for site in zip(*(row for _, row in run.gradients), strict=True)]
+        steps, rows = zip(*run.gradients, strict=True)
         remark = "of the loss at gamma: below 0 a larger gamma would help"
-        charts.append(_draw_quantity(run, "gradient", remark, steps, values, noisy=True))
+        charts.append(_draw_quantity(run, "gradient", remark, steps, list(zip(*rows, strict=True))))
     return charts
 
 
 def _draw_quantity(
-    run: SavedRun,
-    name: str,
-    remark: str,
-    steps: Sequence[int],
-    values: Sequence[Sequence[float]],
-    *,
-    noisy: bool = False,
+    run: SavedRun, name: str, remark: str, steps: Sequence[int], values: Sequence[Sequence[float]]
 ) -> Chart:
     """Draw a quantity of every site. ``values`` has for each site one value per step."""
     finite = [value for site in values for value in site if math.isfinite(value)]
@@ -186,9 +177,9 @@ def _draw_quantity(
     title = f"{name} of {format_count(len(run.sites), 'layer')} over {format_count(run.length, 'step')}"
     if len(run.sites) > LINES_AT_MOST:
         return Chart(name, remark, draw_heat_map(title, run.sites, steps, values))
-    series = [
-        Series(site, list(zip(steps, at, strict=True)), noisy) for site, at in zip(run.sites, values, strict=True)
-    ]
+    noisy = name == "gradient"
+    lines = [list(zip(steps, site, strict=True)) for site in values]
+    series = [Series(site, points, noisy) for site, points in zip(run.sites, lines, strict=True)]
     return Chart(name, remark, draw_lines(title, series, zero=True, events=[step for step, _ in run.events]))
 
 
@@ -224,9 +215,8 @@ def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
     command, seed = about.get("command"), about.get("seed")
     origins = origins if isinstance(origins, dict) else {}
     settings = [f"{k} = {v}{f' ({origins[k]})' if origins.get(k) else ''}" for k, v in run.changed.items()]
-    if run.config is not None:
-        defaults = len(SETTINGS.keys() - run.changed.keys())
-        settings.append(f"{defaults} others by default" if settings else "all by default")
+    defaults = len(SETTINGS.keys() - run.changed.keys())
+    settings.append(f"{defaults} others by default" if settings else "all by default")
     return [
         ("adapter", run.adapter),
         ("started", str(about.get("started") or "").replace("T", " ")),

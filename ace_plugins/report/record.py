@@ -79,26 +79,20 @@ class Record:
         self.gamma = ace.gamma
         self.duals = ace.duals
         self.budget = ace.budget
-        self.frames = ace.action is not None
-        """True if the run trains in random frames."""
+        self.frames = ace.action is not None  # trains in random frames
         self.process = os.getpid()
+        # Step in the trace. It never decreases, unlike the model's count when an earlier checkpoint is loaded.
         self.position = 0
-        """Step in the trace. It never decreases, unlike the model's count when an earlier checkpoint is loaded."""
-        self.offset = 0
-        """Difference between the position and the model's count."""
-        self.loaded: int | None = None
-        """Step of a loaded checkpoint that is not in the trace yet."""
+        self.offset = 0  # difference between the position and the model's count
+        self.loaded: int | None = None  # step of a loaded checkpoint that is not in the trace yet
         self.trace: TraceFile | None = None
-        self.begun = False
-        """True after the first step."""
-        self.leads = False
-        """True in the process that writes and logs, rank 0. Known after the first step."""
-        self.errors: list[dict[str, Any]] = []
-        """Measured equivariance errors."""
+        self.begun = False  # has made a step
+        self.leads = False  # is rank 0, which writes and logs; known after the first step
+        self.errors: list[dict[str, Any]] = []  # measured equivariance errors
         self.measurable = True
         self.finished = False
         self.history = History()
-        self._landings: frozenset[int] = frozenset()
+        self._landings: frozenset[int] = frozenset()  # those in the trace
         self._warned = False
 
     @property
@@ -110,18 +104,9 @@ class Record:
         return max(self.position, self.duals.count)
 
     @property
-    def is_read(self) -> bool:
-        """True if measurements go to a trace or a log."""
-        return self.trace is not None or (self.leads and self.config.log != NONE)
-
-    @property
     def current_error(self) -> dict[str, Any] | None:
         """Equivariance error after the last step, if it was measured."""
         return self.errors[-1] if self.errors and self.errors[-1]["step"] == self.steps else None
-
-    @property
-    def first_and_last_error(self) -> list[dict[str, Any]]:
-        return [self.errors[0], self.errors[-1]] if len(self.errors) > 1 else self.errors
 
     @property
     def new_landings(self) -> frozenset[int]:
@@ -158,7 +143,11 @@ class Record:
         try:
             self.trace = TraceFile(runs, self.adapter, about)
         except OSError as error:
-            _warn_of_no_trace(error)
+            self._lose_trace(error)
+
+    def _lose_trace(self, error: OSError) -> None:
+        self.trace = None
+        warnings.warn(f"no trace is written: {error}; training continues", AceWarning, stacklevel=2)
 
     def write(self, **more: Any) -> None:
         """Write a line of the trace."""
@@ -174,15 +163,13 @@ class Record:
             self.loaded = None
         if new := sorted(self.new_landings):
             # The evidence for verdicts, in case that the run is killed.
-            held = self.duals.held().tolist()
-            strengths = [finite_or_none(held[site]) for site in new]
-            more["landed"] = {"sites": new, "held": strengths, "gradients": self._count_gradients()}
+            held = [finite_or_none(value) for value in self.duals.held().tolist()]
+            more["landed"] = {"sites": new, "held": [held[n] for n in new], "gradients": self._count_gradients()}
             self._landings = self.duals.landed_sites
         try:
             self.trace.write({"step": self.steps, "gamma": gamma, "lambda": lambda_, "u": u, **more})
         except OSError as error:
-            self.trace = None
-            _warn_of_no_trace(error)
+            self._lose_trace(error)
 
     def _warn_if_diverged(self, gamma: list[float]) -> None:
         sites = [name for name, value in zip(self.sites, gamma, strict=True) if not math.isfinite(value)]
@@ -238,25 +225,22 @@ class Record:
             "verdict": outcome.advice,
             "budget": str(self.budget) if self.config.paced else None,
             "folder": None if self.folder is None else shorten_path(self.folder),
-            "errors": self.first_and_last_error,
+            "errors": self.errors[:1] + self.errors[1:][-1:],
             "sites": [site.to_dict() for site in outcome.sites],
         }
 
 
 def _find_versions(adapter: str) -> dict[str, str]:
     """Return the versions of Python, torch, the host, the adapter and the packages that it patches."""
-    found = {"python": platform.python_version(), "torch": version("torch")}
-    with suppress(PackageNotFoundError):
-        found["ace-plugins"] = version("ace-plugins")
+    found = {"python": platform.python_version()}
+    for name in ("torch", "ace-plugins"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
     plugin = registry().plugins.get(adapter)
     if plugin is not None:
-        found |= {plugin.distribution: plugin.version}
+        found[plugin.distribution] = plugin.version
         found |= {Requirement(r.requirement).name: r.found for r in plugin.requires if r.found}
     return found
-
-
-def _warn_of_no_trace(error: OSError) -> None:
-    warnings.warn(f"no trace is written: {error}; training continues", AceWarning, stacklevel=2)
 
 
 class Recorder:
@@ -264,10 +248,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self.records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
-        self.home = Path()
-        """The folder that contains ``.ace``: the current one, or a patched checkout."""
-        self.about: dict[str, Any] = {}
-        """Further content of run.json: upstream with its commit, origins of settings."""
+        self.home = Path()  # contains .ace: the current folder, or a patched checkout
+        self.about: dict[str, Any] = {}  # further content of run.json: upstream with its commit, origins of settings
 
     def get_record(self, model: nn.Module) -> Record:
         """Return the record of an attached model. A forked process starts a new one."""
@@ -285,8 +267,8 @@ class Recorder:
         record.count_step(step)
         record.history.record(record.position, record.snapshot())
         batch, ace.passes.batch = ace.passes.batch, None
-        if record.finished or not record.is_read:
-            return
+        if record.finished or (record.trace is None and (not record.leads or ace.config.log == NONE)):
+            return  # nothing reads what would be measured
         error = None if batch is None else _measure_error(model, record, batch)
         if record.trace is not None and (batch is not None or ace.config.traces(step) or record.new_landings):
             record.write(**_read_observed(ace), **({} if error is None else {"error": error}))
@@ -309,11 +291,10 @@ class Recorder:
             weakref.finalize(model, record.finish)
 
 
-def get_ace(model: nn.Module) -> Ace:
+def get_ace(model: Any) -> Ace:
     """Return ``model.ace``, typed."""
-    ace: Any = model.ace
-    found: Ace = ace
-    return found
+    ace: Ace = model.ace
+    return ace
 
 
 def _read_observed(ace: Ace) -> dict[str, Any]:

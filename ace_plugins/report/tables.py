@@ -42,11 +42,8 @@ class TableData:
 
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
-    """Cells in the order of the headers. The first cell names the row."""
-    numbers: Collection[str] = ()
-    """Headers of columns with numbers, which are aligned on the right."""
-    optional: Collection[str] = ()
-    """Headers of columns that narrow screens leave out."""
+    numbers: Collection[str] = ()  # headers of columns with numbers, which are aligned on the right
+    optional: Collection[str] = ()  # headers of columns that narrow screens leave out
 
     def __str__(self) -> str:
         columns = list(zip(self.headers, *self.rows, strict=True))

@@ -11,13 +11,12 @@ from rich.table import Table
 
 from .charts import sparkline
 from .record import Record
-from .runs import SavedRun
+from .runs import SavedRun, to_number
 from .tables import TableData, build_site_table, format_count, format_duration, format_number
 from .trace import shorten_path
 from .verdicts import RunOutcome, judge_saved
 
-WIDTH = 500
-"""Columns where there is no terminal: names that are broken into two lines cannot be searched for."""
+WIDTH = 500  # columns where there is no terminal: names that are broken into two lines cannot be searched for
 
 
 def open_console(stderr: bool = False) -> Console:
@@ -48,14 +47,13 @@ def render_table(data: TableData) -> Table:
 def print_summary(record: Record) -> None:
     """Print the outcome of a run of this process to stderr."""
     out = open_console(stderr=True)
-    outcome, errors = record.judge(), record.first_and_last_error
+    outcome, errors = record.judge(), record.errors[:1] + record.errors[1:][-1:]
     steps = f"landed at step {record.steps:,}" if record.duals.landed else format_count(record.steps, "step")
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
     out.print(f"ACE {outcome.mode}, {steps}{escape(where)}")
     _print_outcome(out, outcome)
     if errors:
-        values = (f"{'not finite' if e['relative'] is None else format(e['relative'], '.3g')}" for e in errors)
-        listed = ", ".join(f"{value} at step {e['step']:,}" for value, e in zip(values, errors, strict=True))
+        listed = ", ".join(f"{format_number(to_number(e['relative']), 3)} at step {e['step']:,}" for e in errors)
         out.print(f"equivariance error under {escape(errors[0]['group'])}, with branches, relative: {listed}")
     if outcome.advice:
         out.print(escape(outcome.advice))
@@ -65,7 +63,11 @@ def print_report(run: SavedRun) -> None:
     """Print a saved run to stdout."""
     out = open_console()
     outcome = judge_saved(run)
-    out.print(f"[bold]{escape(run.title)}[/]: {escape(describe_progress(run))}")
+    progress = [f"{run.length:,} steps"]
+    if run.duration:
+        progress += [format_duration(run.duration), f"{format_number(run.length / run.duration, 3)} steps/s"]
+    progress += ["finished"] if run.end is not None else []
+    out.print(f"[bold]{escape(run.title)}[/]: {', '.join(progress)}")
     out.print(escape(str(run.folder)))
     for note in run.missing:
         out.print(f"[yellow]note[/]: {escape(note)}")
@@ -82,14 +84,6 @@ def print_report(run: SavedRun) -> None:
         out.print(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")
     if outcome.advice:
         out.print(escape(outcome.advice))
-
-
-def describe_progress(run: SavedRun) -> str:
-    """Return steps, time and pace of a saved run in one line."""
-    parts = [f"{run.length:,} steps"]
-    if run.duration:
-        parts += [format_duration(run.duration), f"{format_number(run.length / run.duration, 3)} steps/s"]
-    return ", ".join([*parts, *(["finished"] if run.end is not None else [])])
 
 
 def _print_outcome(out: Console, outcome: RunOutcome, pictures: Sequence[str] = ()) -> None:

@@ -41,8 +41,7 @@ class TraceReader:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / LINES
-        self.skipped = 0
-        """Number of lines that are not JSON objects."""
+        self.skipped = 0  # number of lines that are not JSON objects
         self._position = 0
         self._rest = b""
 

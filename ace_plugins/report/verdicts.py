@@ -15,25 +15,15 @@ from ..settings.config import Config
 from .runs import QUANTITIES, SavedRun, pick_evenly
 from .trace import finite_or_none
 
-NEAR = 0.05
-"""|gamma| below this counts as 0: the branch adds little beside f_eq."""
-HELD = 0.7
-"""A landed gamma with |lambda| / s above this would not stay at 0: most of the gradient there is not noise."""
-FEWEST_GRADIENTS = 12
-"""Fewer gradients at 0 have no reliable mean: early in training all of them may point the same way."""
-FEWEST_STEPS = 40
-"""In fewer steps gamma cannot land, whatever the budget."""
-LANDING_STEPS = 30
-"""Steps that landing takes after the horizon, in a short run."""
-FEWEST = 12
-"""Fewer points of a history show no trend."""
-FEWEST_TO_BREAK = 64
-"""With fewer points, a gamma that stays where it is may not have begun to move."""
-DRIFT = 0.25
-"""u is reliable if lambda moved by less than this share of its size in half a run: it drifts as long as the loss
-falls."""
-POINTS = 256
-"""Points of a saved run that verdicts are derived from: as many as a run in progress keeps."""
+NEAR = 0.05  # |gamma| below this counts as 0: the branch adds little beside f_eq
+HELD = 0.7  # a landed gamma with |lambda| / s above this would not stay at 0: most of the gradient is not noise
+FEWEST_GRADIENTS = 12  # fewer gradients at 0 have no reliable mean: early ones may all point the same way
+FEWEST_STEPS = 40  # in fewer steps gamma cannot land, whatever the budget
+LANDING_STEPS = 30  # that landing takes after the horizon, in a short run
+FEWEST = 12  # fewer points of a history show no trend
+FEWEST_TO_BREAK = 64  # with fewer points, a gamma that stays where it is may not have begun to move
+DRIFT = 0.25  # lambda may move by this share of its size in half a run; it drifts as long as the loss falls
+POINTS = 256  # points of a saved run that verdicts are derived from: as many as a run in progress keeps
 
 FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
 SCHEDULED, LANDED, SETTLED = "scheduled", "landed", "settled"
@@ -76,8 +66,7 @@ class SiteOutcome:
     gamma: float
     lambda_: float
     u: float
-    verdict: str = ""
-    """Empty if nothing is known."""
+    verdict: str = ""  # empty if nothing is known
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-compatible data."""
@@ -91,8 +80,7 @@ class RunOutcome:
 
     mode: str
     sites: Sequence[SiteOutcome]
-    advice: str = ""
-    """A sentence on the whole run, with what to do; empty if there is nothing to say."""
+    advice: str = ""  # a sentence on the whole run, with what to do; empty if there is nothing to say
 
     @property
     def meanings(self) -> dict[str, str]:
@@ -110,20 +98,14 @@ class Evidence:
 
     config: Config
     sites: Sequence[str]
-    history: Sequence[Sequence[Sequence[float]]]
-    """For each site its gammas, its lambdas and its us."""
+    history: Sequence[Sequence[Sequence[float]]]  # for each site its gammas, its lambdas and its us
     steps: int
-    landed: Collection[int] = ()
-    """Indices of landed sites."""
-    held: Sequence[float] = ()
-    """|lambda| / s of each site, computed from the mean of ``gradients`` gradients."""
+    landed: Collection[int] = ()  # indices of landed sites
+    held: Sequence[float] = ()  # |lambda| / s of each site, computed from the mean of so many gradients:
     gradients: float = math.inf
-    frames: bool = False
-    """True if the run trained in random frames."""
-    budget: int | None = None
-    """Number of steps that the run was expected to have."""
-    ended: bool = True
-    """False for a run in progress: there is no advice for it."""
+    frames: bool = False  # the run trained in random frames
+    budget: int | None = None  # number of steps that the run was expected to have
+    ended: bool = True  # a run in progress gets no advice
 
 
 def judge(evidence: Evidence) -> RunOutcome:
@@ -147,31 +129,20 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     if isinstance(written, list) and len(written) == len(sites):
         judged = [replace(site, verdict=str(word)) for site, word in zip(sites, written, strict=True)]
         return RunOutcome(run.mode, judged, str(end.get("verdict") or ""))
-    if config is None or config.mode == "off" or run.absent or not run.steps or not sites:
+    if config.mode == "off" or not run.steps or not sites:
         return RunOutcome(run.mode, sites)
     kept = pick_evenly(len(run.steps), POINTS)
     history = [[[run.values[name][n][at] for at in kept] for name in QUANTITIES] for n in range(len(sites))]
     landed = frozenset(n for n, (gamma, _, _) in enumerate(history) if _has_landed(config, run, n, gamma))
-    found = judge(
-        Evidence(
-            config,
-            run.sites,
-            history,
-            run.length,
-            landed=landed,
-            held=[run.held.get(n, 0.0) for n in range(len(sites))],
-            gradients=run.averaged,
-            frames=bool(run.about.get("frames", config.turns)),
-            budget=config.budget if isinstance(config.budget, int) else None,
-            ended=run.end is not None,
-        )
-    )
-    # A site that landed by itself is not judged unless the trace has the evidence of its landing.
-    unknown = landed - run.held.keys() if config.paced else frozenset()
-    judged = [
-        replace(site, verdict=LANDED) if n in unknown and site.verdict != DIVERGED else site
-        for n, site in enumerate(found.sites)
-    ]
+    held = [run.held.get(n, 0.0) for n in range(len(sites))]
+    frames, budget = bool(run.about.get("frames", config.turns)), config.budget
+    evidence = Evidence(config, run.sites, history, run.length, landed, held, run.averaged, frames)
+    steps = budget if isinstance(budget, int) else None
+    found = judge(replace(evidence, budget=steps, ended=run.end is not None))
+    # A site that landed by itself is judged only if the trace has the evidence of its landing.
+    unknown = landed - run.held.keys() if config.paced else ()
+    known = [site.verdict == DIVERGED or n not in unknown for n, site in enumerate(found.sites)]
+    judged = [s if ok else replace(s, verdict=LANDED) for s, ok in zip(found.sites, known, strict=True)]
     return replace(found, sites=judged)
 
 

@@ -20,15 +20,11 @@ from .terminal import render_table
 from .trace import shorten_path
 from .verdicts import SiteOutcome
 
-SECONDS = 1.0
-"""Default time between two looks at the trace."""
-RECENT = 30
-"""Number of lines that the pace is computed from."""
-QUIET = 60.0
-"""Seconds without a line after which the view says so."""
-BAR = 16
-LOOKS = 5
-"""Number of looks after which a newer run is searched for."""
+SECONDS = 1.0  # default time between two looks at the trace
+RECENT = 30  # number of lines that the pace is computed from
+QUIET = 60.0  # seconds without a line after which the view says so
+LOOKS = 5  # number of looks after which a newer run is searched for
+BAR = 16  # letters
 
 
 class RunWatcher:

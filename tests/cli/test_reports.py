@@ -78,7 +78,7 @@ def test_a_picture_and_what_to_do_without_matplotlib(here: Path, monkeypatch: py
     [
         (["report"], "no runs in .ace/runs: expected folders with trace.jsonl; train with ACE here first"),
         (["report", "nowhere"], "no run 'nowhere': expected the folder of a run"),
-        (["report", "."], "expected trace.jsonl there or in folders below"),
+        (["report", "."], "no runs in ."),
         (["report", ".", "--text", "--json"], "--text and --json: expected one of them"),
         (["watch", "--once"], "no runs in .ace/runs"),
         (["watch", "nowhere"], "no run 'nowhere'"),

@@ -18,6 +18,7 @@ from toy import Free, Layered
 
 from ace_plugins import AceError, AceWarning, attach, equivariance_error, project, read_trace
 from ace_plugins.adapter import hookimpl
+from ace_plugins.engine.step import STEPS
 from ace_plugins.plugins.registry import registry
 from ace_plugins.report.record import RECORDER
 
@@ -190,12 +191,13 @@ def test_a_forked_child_does_not_end_the_run(tmp_path: Path) -> None:
     model = attach(Layered())
     train(model, 2)
     child = os.fork()
-    if child == 0:
-        from ace_plugins.engine import step as steps
-
-        steps.LOOP.finish()
-        os._exit(0)
-    os.waitpid(child, 0)
+    if child == 0:  # must never return to pytest
+        try:
+            STEPS.finish()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
     (folder,) = runs(tmp_path)
     assert not any("finished" in line for line in read_trace(folder))
 
