@@ -62,11 +62,11 @@ class Patches:
             lambda: atexit.unregister(STEPS.finish),
             optimizers.register_optimizer_step_pre_hook(STEPS.before_step).remove,
             optimizers.register_optimizer_step_post_hook(STEPS.after_step).remove,
-            _wrap(Optimizer, "__init__", _construct),
-            _wrap(torch.autograd, "backward", LOSSES.backward),
-            _wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
-            _wrap(DistributedDataParallel, "__init__", _distribute),
-            _wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", convert_norm),
+            wrap(Optimizer, "__init__", _construct),
+            wrap(torch.autograd, "backward", LOSSES.backward),
+            wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
+            wrap(DistributedDataParallel, "__init__", _distribute),
+            wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", convert_norm),
         ]
         if not self._watches_fsdp:  # importing FSDP takes a second, and a hook of wrapt cannot be removed
             self._watches_fsdp = True
@@ -76,10 +76,10 @@ class Patches:
 
     def _wrap_fsdp(self, fsdp: Any) -> None:
         if self.undo:
-            self.undo.append(_wrap(fsdp.FullyShardedDataParallel, "__init__", _refuse_fsdp))
+            self.undo.append(wrap(fsdp.FullyShardedDataParallel, "__init__", _refuse_fsdp))
 
 
-def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
     """Replace a function by ``around(function, *args, **kwargs)``. Returns the function that undoes it."""
     original = vars(owner)[name]
     function = original.__func__ if isinstance(original, classmethod) else original

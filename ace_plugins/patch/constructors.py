@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any, TypeVar
 
-import wrapt
 from torch import nn
 
 from ..contract.upstreams import Upstream, file_of
 from ..engine.attach import prepare, put_on
+from ..engine.patches import wrap
 from ..engine.state import find
 from ..errors import AdapterError, AttachError
 from ..plugins.claims import class_in, holds
@@ -141,6 +142,8 @@ class Constructors:
         self.paths: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
         """The "module:Class" of each model class that was imported."""
         self.wrapped: weakref.WeakSet[type] = weakref.WeakSet()
+        self.undo: list[Callable[[], None]] = []
+        """Undoes everything that was wrapped or hooked, one each."""
         self.building = _UnderConstruction()
 
     def begin(self, patch: Patch) -> None:
@@ -150,11 +153,19 @@ class Constructors:
             self._watch(path, in_a_checkout=patch.upstream.checkout is not None)
 
     def end(self, patch: Patch) -> None:
-        for patches in self.patches.values():
-            if patch in patches:
-                patches.remove(patch)
+        remaining = {path: [each for each in patches if each is not patch] for path, patches in self.patches.items()}
+        self.patches = {path: patches for path, patches in remaining.items() if patches}
         if not any(each.plugin is patch.plugin for patches in self.patches.values() for each in patches):
             REPAIRS.withdraw_stand_ins(patch.plugin)
+        # Two adapters may share a class or a module: undo everything, and wrap again for the patches in effect.
+        while self.undo:
+            self.undo.pop()()
+        self.hooked.clear()
+        self.paths.clear()
+        self.wrapped.clear()
+        for path, patches in self.patches.items():
+            for in_a_checkout in {each.upstream.checkout is not None for each in patches}:
+                self._watch(path, in_a_checkout=in_a_checkout)
 
     def _watch(self, path: str, *, in_a_checkout: bool) -> None:
         """Handle the module of this class: now if it is imported already, and on every later import."""
@@ -166,7 +177,7 @@ class Constructors:
         where = {"file": file_of(path)} if in_a_checkout else {"name": path.partition(":")[0]}
         if (path, in_a_checkout) not in self.hooked:
             self.hooked.add((path, in_a_checkout))
-            when_imported(handle, **where)
+            self.undo.append(when_imported(handle, **where))
         for module in find_imported(**where):
             if not in_a_checkout or class_in(module, path) is not None:  # else its code may still be running
                 handle(module)
@@ -194,7 +205,7 @@ class Constructors:
         if cls not in self.wrapped:
             self.wrapped.add(cls)
             if "__init__" in vars(cls):
-                wrapt.wrap_function_wrapper(cls, "__init__", self._construct)
+                self.undo.append(wrap(cls, "__init__", self._construct))
 
     def _watch_subclasses(self, cls: Any) -> None:
         """Wrap the constructors of subclasses that are defined later."""
@@ -205,19 +216,29 @@ class Constructors:
                 own.__get__(None, subclass)(**options)
             else:
                 super(cls, subclass).__init_subclass__(**options)
-            self._wrap(subclass)
+            if cls in self.paths:
+                self._wrap(subclass)
 
-        cls.__init_subclass__ = classmethod(init_subclass)
+        def undo() -> None:
+            if vars(cls).get("__init_subclass__") is not ours:
+                return  # somebody else has replaced it, and calls ours perhaps
+            if own is None:
+                del cls.__init_subclass__
+            else:
+                cls.__init_subclass__ = own
 
-    def _construct(self, init: Any, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        cls.__init_subclass__ = ours = classmethod(init_subclass)
+        self.undo.append(undo)
+
+    def _construct(self, init: Any, model: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         """Call ``__init__`` and attach ACE when the outermost constructor of a model returns."""
         building = self.building.models
         if id(model) in building:
-            init(*args, **kwargs)
+            init(model, *args, **kwargs)
             return
         building.add(id(model))
         try:
-            init(*args, **kwargs)
+            init(model, *args, **kwargs)
         finally:
             building.discard(id(model))
         for base in type(model).__mro__:

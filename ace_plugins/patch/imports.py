@@ -46,6 +46,11 @@ class ImportHook:
                 loader.exec_module = _Execute(loader.exec_module, self)
         return spec
 
+    def update_stems(self) -> None:
+        names = {name.rpartition(".")[2] for name in self.names}
+        files = {file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2] for file in self.files}
+        self.stems = names | files
+
     def _callbacks(self, name: str, file: str | None) -> list[Callback]:
         by_file = [each for known, callbacks in self.files.items() if is_file(file, known) for each in callbacks]
         return [*self.names.get(name, ()), *by_file]
@@ -77,21 +82,34 @@ def install() -> None:
         sys.meta_path.insert(0, _HOOK)
 
 
-def when_imported(callback: Callback, *, name: str = "", file: str = "") -> None:
+def when_imported(callback: Callback, *, name: str = "", file: str = "") -> Callable[[], None]:
     """Call a function with every module that is imported from now on under this name or from this file.
 
     Args:
         callback: Called with the module after its code has run.
         name: Full name of the module.
         file: Path of the module's file relative to any root, for example "models/net.py".
+
+    Returns:
+        The function that undoes it. The last one removes the import hook, too.
     """
     install()
     if name:
         _HOOK.names.setdefault(name, []).append(callback)
-        _HOOK.stems.add(name.rpartition(".")[2])
     if file:
         _HOOK.files.setdefault(file, []).append(callback)
-        _HOOK.stems.add(file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2])
+    _HOOK.update_stems()
+
+    def undo() -> None:
+        for known, key in ((_HOOK.names, name), (_HOOK.files, file)):
+            known[key] = [each for each in known.get(key, ()) if each is not callback]
+            if not known[key]:
+                del known[key]
+        _HOOK.update_stems()
+        if not _HOOK.stems and _HOOK in sys.meta_path:
+            sys.meta_path.remove(_HOOK)
+
+    return undo
 
 
 def whenever_imported(callback: Callback, *, name: str = "", file: str = "") -> None:

@@ -45,6 +45,8 @@ class StandIns:
         others = [each for each in self.offered.pop(stand_in.name, []) if each[0].reason != stand_in.reason]
         if others:
             self.offered[stand_in.name] = others
+        if not self.offered and self.on_missing is None and self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def install(self) -> None:
         """Install the finder."""

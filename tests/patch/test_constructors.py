@@ -272,3 +272,40 @@ def test_stand_ins_are_there_as_long_as_a_patch_is_in_force(tmp_path: Path, monk
         registry().remove("standing")
         for name in [name for name in sys.modules if name.startswith("clone")]:
             del sys.modules[name]
+
+
+def test_everything_is_as_before_when_the_last_patch_ends(adapter: type[NetAdapter]) -> None:
+    upstream = importlib.import_module("upstream_net")
+    finders, inits = list(sys.meta_path), [vars(cls)["__init__"] for cls in (upstream.Net, upstream.Deeper)]
+    with patched("net"):
+        with patched("net", mode="bounded"):
+            assert vars(upstream.Net)["__init__"] is not inits[0]
+
+            class Later(upstream.Net):  # type: ignore[name-defined,misc]
+                def __init__(self) -> None:
+                    super().__init__()
+
+        assert status(Later()).mode == "strict", "the outer patch is still in effect"
+    assert [vars(cls)["__init__"] for cls in (upstream.Net, upstream.Deeper)] == inits
+    assert "__init_subclass__" not in vars(upstream.Net)
+    assert vars(Later)["__init__"].__qualname__.endswith("Later.__init__")
+    assert not hasattr(vars(Later)["__init__"], "__wrapped__")
+    assert sys.meta_path == finders
+
+
+def test_a_wrapper_of_somebody_else_stays(adapter: type[NetAdapter]) -> None:
+    Net = importlib.import_module("upstream_net").Net
+    with patched("net"):
+        ours, calls = Net.__init__, []
+
+        def theirs(self: Any, *args: Any, **kwargs: Any) -> None:
+            calls.append(self)
+            ours(self, *args, **kwargs)
+
+        Net.__init__ = theirs
+    assert Net.__init__ is theirs
+    assert status(Net()).mode == "off"
+    with patched("net"):
+        assert status(Net()).mode == "strict"
+    assert Net.__init__ is theirs
+    assert len(calls) == 2
