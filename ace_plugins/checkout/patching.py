@@ -56,17 +56,7 @@ class PatchPlan(Plan):
 
 
 def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> PatchPlan:
-    """Plan to patch a checkout, or to change settings of a patched one.
-
-    Args:
-        root: The checkout.
-        plugin: The adapter of its upstream.
-        settings: Settings for ace.toml, as options of the command.
-
-    Raises:
-        CheckoutError: If the folder is not a checkout of that upstream, or files link out of it.
-        ConfigError: If a setting is unknown or invalid.
-    """
+    """Plan to patch a checkout, or to change settings of a patched one. Everything is checked here."""
     root = check_folder(root)
     checkout = require_checkout(plugin)
     for name in (NAME, *checkout.scripts):
@@ -101,12 +91,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
 
 
 def plan_revert(root: Path, *, purge: bool = False) -> Plan:
-    """Plan to remove the marked lines, and ``ace.toml`` unless it was edited.
-
-    Args:
-        root: The checkout.
-        purge: Remove an edited ``ace.toml`` too.
-    """
+    """Plan to remove the marked lines, and ``ace.toml`` unless it was edited; with ``purge`` also then."""
     root = check_folder(root)
     changes, kept = [], []
     for path in _find_scripts(root):

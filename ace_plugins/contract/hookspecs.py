@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from .upstreams import is_object_path
+
 if TYPE_CHECKING:
     import click
     from torch import nn
@@ -53,8 +55,7 @@ class LazyHook:
     """
 
     def __init__(self, target: str) -> None:
-        module, colon, name = target.partition(":")
-        if not (colon and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))):
+        if not is_object_path(target):
             raise ValueError(f"LazyHook: expected 'module:name', as 'ace_mynet.example:example', found {target!r}")
         self.target = target
 

@@ -25,6 +25,12 @@ def _check(owner: object, field_name: str, valid: bool, expected: str) -> None:
         raise ValueError(f"{type(owner).__name__}: {field_name}: expected {expected}, found {found!r}")
 
 
+def is_object_path(text: object) -> bool:
+    """Return whether a text has the form "module:name" of an entry point."""
+    module, colon, name = str(text).partition(":")
+    return bool(colon) and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))
+
+
 def _are_strings(values: Iterable[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
@@ -96,8 +102,7 @@ class Upstream:
         classes = isinstance(self.models, (tuple, list)) and bool(self.models or self.recognises)
         _check(self, "models", classes, "a tuple of 'module:Class', as ('mynet.model:MyNet',)")
         for path in self.models:
-            module, colon, name = str(path).partition(":")
-            if not (colon and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))):
+            if not is_object_path(path):
                 raise ValueError(f"Upstream: models: expected 'module:Class', as 'mynet.model:MyNet', found {path!r}")
 
     @property

@@ -83,12 +83,7 @@ def install() -> None:
 
 
 def when_imported(callback: Callback, *, name: str = "", file: str = "") -> Callable[[], None]:
-    """Call a function with every module that is imported from now on under this name or from this file.
-
-    Args:
-        callback: Called with the module after its code has run.
-        name: Full name of the module.
-        file: Path of the module's file relative to any root, for example "models/net.py".
+    """Call a function with every module of this name or file that is imported from now on.
 
     Returns:
         The function that undoes it. The last one removes the import hook, too.

@@ -181,12 +181,7 @@ class Plugin:
     def resolve(self, presets: Mapping[str, Mapping[str, Any]] | None = None, **sources: Any) -> Resolved:
         """Resolve settings over the adapter's preset, and check those that depend on the adapter or on packages.
 
-        Args:
-            presets: The adapter's presets, if the caller has them.
-            sources: ``file``, ``environment``, ``options`` and ``arguments`` of `settings.sources.resolve`.
-
-        Raises:
-            ConfigError: If a setting is unknown, invalid or cannot be used here.
+        ``sources`` are the ``file``, ``environment``, ``options`` and ``arguments`` of `settings.sources.resolve`.
         """
         found = resolve(self.presets if presets is None else presets, adapter=self.name, **sources)
         log, device = found.config.log, found.config.device
@@ -222,11 +217,7 @@ class Plugin:
         return found
 
     def call(self, hook: str, **arguments: Any) -> Any:
-        """Call this plugin's implementation of a hook and check the result.
-
-        Raises:
-            AdapterError: If the plugin has a problem, lacks the hook, raises an error or returns an invalid result.
-        """
+        """Call this plugin's implementation of a hook and check the result. Failures are AdapterErrors."""
         self.check_usable()
         if not self.has(hook):
             found = ", ".join(self.hooks) or "no hook"

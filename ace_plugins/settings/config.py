@@ -226,12 +226,9 @@ class Config:
         return 0.25 if self.horizon == "auto" else float(self.horizon)
 
     def latest(self, epoch_steps: int | None) -> float:
-        """Return the step by which gamma reaches its target at the latest.
+        """Return the step by which gamma reaches its target at the latest, given the steps per epoch if known.
 
         In strict mode that is 100 epochs, before the model overfits with its branches, but at least 1000 steps.
-
-        Args:
-            epoch_steps: Steps per epoch; None if unknown.
         """
         if self.horizon != "auto" or self.mode != "strict" or epoch_steps is None:
             return math.inf

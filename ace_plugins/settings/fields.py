@@ -36,11 +36,7 @@ class Kind:
         return None if self.accepts(value) else f"{name} {value!r}: expected {self.expected}"
 
     def parse(self, text: str) -> Any:
-        """Return the value that a text stands for, which may still have a problem.
-
-        Raises:
-            ValueError: If the text stands for no value of this kind.
-        """
+        """Return the value that a text stands for, which may still have a problem, or raise a ValueError."""
         raise NotImplementedError
 
 

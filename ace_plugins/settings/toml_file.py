@@ -78,15 +78,7 @@ def is_ours(text: str) -> bool:
 
 
 def read(path: Path, content: bytes | None = None) -> SettingsFile:
-    """Read a file and check its keys, but not its values.
-
-    Args:
-        path: The file.
-        content: The file's content, if it was read before.
-
-    Raises:
-        ConfigError: If the file cannot be read, is not valid TOML, or has an unknown key.
-    """
+    """Read a file, or its content if given, and check its keys but not its values."""
     try:
         text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
     except OSError as error:

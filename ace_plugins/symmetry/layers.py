@@ -177,19 +177,8 @@ def measure_layers(
     """Return the symmetry of every submodule call in one forward pass, in the order of the calls.
 
     Rotations and translations are tried separately: a shift of all rows would hide a constant added to vectors.
-
-    Args:
-        model: The model.
-        action: The action of the group on its inputs and outputs.
-        batch: Arguments of one forward pass.
-        samples: Number of random elements without translation.
-        seed: Seed of the elements and of the forward passes.
-        floor: Largest relative error that counts as rounding.
-        features: Submodule path -> tensors with a known action.
-        skip: Paths of submodules to leave out, with everything below them.
-
-    Returns:
-        One entry per call.
+    Relative errors up to ``floor`` count as rounding. ``features`` has the tensors with a known action by submodule;
+    ``skip`` names submodules to leave out, with everything below them.
     """
     args, kwargs = as_call(batch)
     names = forward_names(model)
