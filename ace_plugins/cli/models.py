@@ -5,8 +5,8 @@ Functions that need torch are imported when a command is called, because shell c
 
 from __future__ import annotations
 
-import sys
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from rich.markup import escape
 from ..errors import AceError, AceWarning
 from ..report.terminal import make_table, open_console
 from ..settings.config import FIT
-from .options import adapters, as_json, print_json
+from .options import adapters, as_json, print_json, show
 
 if TYPE_CHECKING:
     from ..symmetry.measure import EquivarianceError
@@ -40,13 +40,7 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
     """
     from ..testing.doctor import diagnose
 
-    found = diagnose(adapter, checkout=checkout)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        _print_diagnosis(found)
-    if found.problems:
-        sys.exit(1)
+    show(diagnose(adapter, checkout=checkout), as_json, _print_diagnosis)
 
 
 def _print_diagnosis(found: Diagnosis) -> None:
@@ -117,10 +111,7 @@ def audit(
     found = audit_example(
         adapter, checkout=checkout, checkpoint=checkpoint, trust=trust, branches_on=on, average=averaged
     )
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        _print_audit(found, every=every)
+    show(found, as_json, partial(_print_audit, every=every))
 
 
 def _print_audit(example: ExampleAudit, *, every: bool) -> None:

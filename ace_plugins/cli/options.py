@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -73,6 +74,16 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inste
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     click.echo(json.dumps(value, indent=2))
+
+
+def show(found: Any, as_json: bool, print_tables: Callable[[Any], None]) -> None:
+    """Print a result as JSON or tables, and exit with 1 if it has problems."""
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        print_tables(found)
+    if getattr(found, "problems", ()):
+        sys.exit(1)
 
 
 class SettingType(click.ParamType):  # type: ignore[type-arg]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..report.terminal import open_console
 from ..run.launch import launch
 from ..settings.config import Config
 from ..settings.toml_file import SettingsFile
-from .options import Items, ScriptCommand, adapters, as_json, config_options, files, given_settings, print_json
+from .options import Items, ScriptCommand, adapters, as_json, config_options, files, given_settings, print_json, show
 
 CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes as a diff, without making them.")
@@ -127,13 +126,7 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
 @as_json
 def status(checkout: Path, as_json: bool) -> None:
     """Show the upstream and commit of CHECKOUT, whether it is patched, and with which settings."""
-    found = read_state(checkout)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        _print_state(found)
-    if found.problems:
-        sys.exit(1)
+    show(read_state(checkout), as_json, _print_state)
 
 
 def _print_state(found: State) -> None:

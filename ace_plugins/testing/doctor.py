@@ -86,8 +86,9 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
             judgement = judge(kit, done)
         try:
             return _diagnosis(name, seed, checkout, judgement)
-        except AceError as error:
-            raise AdapterError("; ".join(merge_failures(judgement.failures)) or str(error)) from error
+        except Exception as error:  # the checks say why
+            problem = str(error) if isinstance(error, AceError) else one_line(error)
+            raise AdapterError("; ".join(merge_failures(judgement.failures)) or problem) from error
     finally:
         torch.set_num_threads(threads)
 
@@ -100,12 +101,7 @@ def _diagnosis(name: str, seed: int, checkout: Path | None, judgement: Judgement
     for gamma in (0.0, 1.0):
         with torch.no_grad():
             model.ace.gamma.fill_(gamma)
-        try:
-            errors.append(equivariance_error(model, built.batch, branches_on=True))
-        except AceError:
-            raise
-        except Exception as error:
-            raise AdapterError(f"adapter {plugin.name!r}: its example does not run: {one_line(error)}") from error
+        errors.append(equivariance_error(model, built.batch, branches_on=True))
     return Diagnosis(
         adapter=plugin.name,
         upstream=built.upstream,
