@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..contract.sites import Node, Site
 from ..errors import AdapterError, AttachError
+from ..symmetry.groups import Element
 from ..symmetry.measure import Call, clone, forward_names, map_tensors
 from ..symmetry.parts import get_part, replace_part
 from . import patches as patches  # an unpickled model has these hooks, and they need the patches of PyTorch
@@ -33,10 +34,12 @@ from .state import LIVE, NAME, Ace
 class Forward:
     """One forward pass: what branches have read and returned so far."""
 
-    __slots__ = ("ace", "alone", "bounded", "fired", "gammas", "prepared", "tapped", "values")
+    __slots__ = ("ace", "alone", "bounded", "fired", "frame", "gammas", "prepared", "tapped", "values")
 
-    def __init__(self, ace: Ace, *, alone: bool = False) -> None:
+    def __init__(self, ace: Ace, *, frame: Element | None = None, alone: bool = False) -> None:
         self.ace = ace
+        self.frame = frame
+        """The group element that the inputs were turned by."""
         self.alone = alone
         """A submodule was called outside its model's forward pass."""
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
@@ -187,17 +190,17 @@ NO_BATCH = "for fullgraph=True: set error_every = 0; the measured batch is copie
 
 @outside_graphs(NO_FRAMES)
 def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the arguments of a training pass in a random frame, which `TurnBackHook` undoes."""
+    """Return a random frame, and the arguments of a training pass in it."""
     assert ace.action is not None
     # Every rank draws other frames.
     generator = torch.Generator().manual_seed(ace.passes.draw_seed(ace.duals.count, rank()))
     names = forward_names(model)
-    ace.passes.frame = ace.action.sample_frame(generator, names, args, kwargs)
-    return ace.action.act_on_inputs(ace.passes.frame, names, args, kwargs)
+    frame = ace.action.sample_frame(generator, names, args, kwargs)
+    return frame, ace.action.act_on_inputs(frame, names, args, kwargs)
 
 
 @outside_graphs(NO_FRAMES)
-def _turn_outputs(action: Any, frame: Any, output: Any) -> Any:
+def _turn_back(action: Any, frame: Element, output: Any) -> Any:
     return action.act_on_outputs(frame.inverse(), output)
 
 
@@ -220,7 +223,6 @@ class OpenHook:
         assert isinstance(ace, Ace)
         ace.read_mode(args, kwargs)
         active = ace.active()
-        ace.passes.frame = None
         replica = getattr(model, "_is_replica", False)  # of nn.DataParallel: it shares its model's hooks
         if not replica:
             if ace.root is not model:
@@ -238,11 +240,12 @@ class OpenHook:
             if ace.config.error_every:
                 _keep_batch(ace, args, kwargs)
         OPEN.end_all(ace)
-        turned = None
+        frame = turned = None
         if active and not replica and ace.action is not None and ace.trains():
-            turned = args, kwargs = _turn_inputs(model, ace, args, kwargs)
+            frame, turned = _turn_inputs(model, ace, args, kwargs)
+            args, kwargs = turned
         if active:
-            forward = Forward(ace)
+            forward = Forward(ace, frame=frame)
             for name in ace.model_taps:
                 forward.take(name, ace.arguments[name].pick(args, kwargs))
             forward.open()
@@ -251,24 +254,21 @@ class OpenHook:
 
 
 class CloseHook:
-    """Forward hook of the model, called on errors too: closes what `OpenHook` opened."""
+    """Forward hook of the model: closes what `OpenHook` opened, and turns outputs back to the caller's frame.
 
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if OPEN.stack and OPEN.stack[-1].ace is model._modules[NAME]:
-            forward = OPEN.stack[-1]
-            OPEN.end(forward)
-            if len(forward.fired) < len(forward.ace.live()) and forward.ace.hooks is not None:
-                forward.ace.hooks.verified = False  # a module may have been replaced: check before the next pass
-
-
-class TurnBackHook:
-    """Last forward hook of the model: turns its outputs back to the caller's frame."""
+    It is called after an error too, with None.
+    """
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        ace = model._modules[NAME]
-        assert isinstance(ace, Ace)
-        frame, ace.passes.frame = ace.passes.frame, None
-        return None if frame is None else _turn_outputs(ace.action, frame, output)
+        if not OPEN.stack or OPEN.stack[-1].ace is not model._modules[NAME]:
+            return None
+        forward = OPEN.stack[-1]
+        OPEN.end(forward)
+        if len(forward.fired) < len(forward.ace.live()) and forward.ace.hooks is not None:
+            forward.ace.hooks.verified = False  # a module may have been replaced: check before the next pass
+        if forward.frame is None or output is None:
+            return None
+        return _turn_back(forward.ace.action, forward.frame, output)
 
 
 class _Touch(torch.autograd.Function):
@@ -368,11 +368,12 @@ class RestoreHook(BranchHook):
 class ModelHooks:
     """All hooks of one attached model."""
 
-    def __init__(self, model: nn.Module, *, turns: bool = False) -> None:
-        self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
+    def __init__(self, model: nn.Module) -> None:
+        self.permanent: list[Any] = [
+            model.register_forward_pre_hook(OpenHook(), with_kwargs=True),
+            model.register_forward_hook(CloseHook(), always_call=True),
+        ]
         """Handles of hooks that stay while the model is attached."""
-        if turns:
-            self.permanent.append(model.register_forward_hook(TurnBackHook()))
         self.handles: list[Any] = []
         """Handles of hooks that are registered only while the branches take part."""
         self.verified = False
@@ -452,9 +453,8 @@ def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
 
 def _register(ace: Ace, model: nn.Module) -> list[Any]:
     """Register the hooks that are needed now, and return their handles."""
-    plan = _plan(ace, model)
-    handles: list[Any] = [model.register_forward_hook(CloseHook(), always_call=True)] if plan else []
-    for hook, module in plan:
+    handles: list[Any] = []
+    for hook, module in _plan(ace, model):
         pre = isinstance(hook, TapHook)
         register: Any = module.register_forward_pre_hook if pre else module.register_forward_hook
         handles.append(register(hook, with_kwargs=pre))
@@ -473,7 +473,7 @@ def install(ace: Ace, model: nn.Module) -> None:
     ace.train(model.training)
     nn.Module.add_module(model, NAME, ace)  # a container's own add_module may refuse it
     ace.belong_to(model)
-    hooks = ace.hooks = ModelHooks(model, turns=ace.action is not None)
+    hooks = ace.hooks = ModelHooks(model)
     hooks.sync(ace)
     hooks.verified = False  # a subclass's constructor may still replace submodules: the first pass checks again
     LIVE.add(ace)

@@ -18,7 +18,6 @@ from ..contract.upstreams import Script
 from ..errors import AdapterError
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
-from ..symmetry.groups import Element
 from ..symmetry.measure import Call
 from ..symmetry.parts import get_part
 from .budget import Budget
@@ -125,8 +124,6 @@ class PassState:
     """The arguments of the last pass said that it does not train."""
     count: int = 0
     """Training passes in random frames since the last step of gamma."""
-    frame: Element | None = None
-    """Random frame of the pass under way."""
     batch: Call | Exception | None = None
     """Batch of a step that ends with a measurement, or the reason why it could not be copied."""
 
