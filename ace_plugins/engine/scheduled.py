@@ -39,10 +39,12 @@ def gamma_at(step: int, length: int) -> float:
 def relax(site: Node, branch: nn.Module) -> nn.Module:
     """Return the branch that this site has under a schedule, in place of ACE's.
 
-    It is one linear map without a bias wherever the site reads the model's own features. The links of a chain, and
-    branches that add themselves, stay: the map of a map that starts near 0 would stay there.
+    It is one linear map without a bias wherever the site reads the model's own features. The links of a chain,
+    branches that add themselves and branches on another axis (convolutions) stay.
     """
     if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through or isinstance(branch, AddsItself):
+        return branch  # in a chain, the map of a map that starts near 0 would stay there
+    if site.axis != -1:
         return branch
     made = PenalisedLinear(site)
     nn.init.normal_(made.weight, std=INITIAL)

@@ -15,8 +15,8 @@ from torch import Tensor
 from toy import Layered, TwoOutputs, VectorMaps
 
 from ace_plugins import attach, status
-from ace_plugins.adapter import AdapterError, ConfigError, Irreps, Site, Vectors
-from ace_plugins.engine.scheduled import WEIGHT, PenalisedLinear, gamma_at
+from ace_plugins.adapter import AdapterError, ConfigError, Convolution, Irreps, Site, Vectors
+from ace_plugins.engine.scheduled import WEIGHT, PenalisedLinear, gamma_at, relax
 from ace_plugins.report.verdicts import Evidence, judge
 
 BY_SCHEDULE: dict[str, Any] = {"mode": "scheduled", "trace": False, "frames": "off"}
@@ -72,6 +72,8 @@ def test_where_a_site_reads_features_its_branch_is_a_small_linear_map() -> None:
     assert 0 < made.weight.std() < 2e-4
     chain = attach(TwoOutputs(), **BY_SCHEDULE).ace.branches["layers_1_h"]
     assert not isinstance(chain, PenalisedLinear), "a chain of maps that begin at nothing would stay nothing"
+    kernel = Convolution(2, 3, 3)
+    assert relax(Site("s", shape_in=(2,), shape_out=(3,), axis=1), kernel) is kernel, "a convolution reads patches"
 
 
 IN, OUT = "3x0e+2x1o+1x2e", "2x0e+1x1o+1x1e+1x2o"
