@@ -1,1 +1,1 @@
-"""What a run came to: its record, the trace, verdicts and the table at the end."""
+"""Records of runs: trace files, verdicts, tables, charts, the HTML page, loggers and the live view."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..output import quiet, say
+from ..plugins.plugin import one_line
 from ..plugins.registry import registry
 from ..settings.config import NONE
 from ..settings.sources import HOME
@@ -152,9 +153,8 @@ class Log:
 
     def _fail(self, error: Exception) -> None:
         self.closed = True
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        log = self.record.config.log
-        warnings.warn(f"logging to {log} stopped: {problem}; training continues", AceWarning, stacklevel=2)
+        text = f"logging to {self.record.config.log} stopped: {one_line(error)}; training continues"
+        warnings.warn(text, AceWarning, stacklevel=2)
 
 
 class Loggers:

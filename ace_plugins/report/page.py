@@ -19,7 +19,7 @@ from markupsafe import Markup
 from .. import __version__
 from ..output import publish
 from ..settings.config import SETTINGS
-from .charts import LINES_AT_MOST, Point, Series, draw_heat_map, draw_lines, draw_sparkline, is_drawable, needs_log
+from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, draw_sparkline, is_drawable, needs_log
 from .runs import QUANTITIES, SavedRun, find_run, pick_evenly, read_run
 from .tables import TableData, build_site_table, format_count, format_duration, format_number
 from .trace import finite_or_none, shorten_path
@@ -193,27 +193,27 @@ def _draw_training(run: SavedRun) -> list[Chart]:
         zero = not needs_log(value for _, value in run.errors)
         svg = draw_lines("equivariance error", [Series("error", run.errors)], zero=zero, marks=True, events=events)
         charts.append(Chart("equivariance error", f"relative{f', under {run.group}' if run.group else ''}", svg))
-    groups: dict[tuple[Point, ...], list[str]] = {}  # parameter groups with the same rates share a line
-    for number in range(max((len(rates) for _, rates in run.rates), default=0)):
-        points = tuple((step, rates[number]) for step, rates in run.rates if number < len(rates))
-        if is_drawable(points):
-            groups.setdefault(points, []).append(str(number))
-    if groups:
-        rates = {value for points in groups for _, value in points}
-        remark = "of the script's optimizer"
-        if len(rates) == 1:
-            charts.append(Chart("learning rate", remark, text=f"{format_number(rates.pop())} throughout."))
-        else:
-            series = [Series(f"group {', '.join(names)}", points) for points, names in groups.items()]
-            svg = draw_lines("learning rate", series[:LINES_AT_MOST], zero=True, events=events)
-            charts.append(Chart("learning rate", remark, svg))
+    if run.rates:
+        steps, rows = zip(*run.rates, strict=True)
+        groups: dict[tuple[float, ...], list[str]] = {}  # parameter groups with the same rates share a line
+        for number, values in enumerate(zip(*rows, strict=False)):
+            groups.setdefault(values, []).append(str(number))
+        found = {value for values in groups for value in values}
+        lines = [
+            Series(f"group {', '.join(names)}", list(zip(steps, values, strict=True)))
+            for values, names in groups.items()
+        ]
+        text = f"{format_number(found.pop())} throughout." if len(found) == 1 else ""
+        drawn = draw_lines("learning rate", lines[:LINES_AT_MOST], zero=True, events=events) if not text else ""
+        charts.append(Chart("learning rate", "of the script's optimizer", drawn, text))
     return charts
 
 
 def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
-    about, origins = run.about, run.about.get("origins")
+    about = run.about
+    tables = [about.get("origins"), about.get("versions")]
+    origins, versions = (table if isinstance(table, dict) else {} for table in tables)
     command, seed = about.get("command"), about.get("seed")
-    origins = origins if isinstance(origins, dict) else {}
     settings = [f"{k} = {v}{f' ({origins[k]})' if origins.get(k) else ''}" for k, v in run.changed.items()]
     defaults = len(SETTINGS.keys() - run.changed.keys())
     settings.append(f"{defaults} others by default" if settings else "all by default")
@@ -223,16 +223,10 @@ def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
         ("command", shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")),
         ("seed", "" if seed is None else str(seed)),
         ("settings", "; ".join(settings)),
-        ("upstream", _join_pairs(about.get("upstream"))),
-        ("versions", _join_pairs(about.get("versions")) or _join_pairs({"torch": about.get("torch")})),
+        ("upstream", str(about.get("upstream") or "")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
         ("lines", f"{len(run.steps):,} in the trace, up to step {run.length:,}"),
     ]
-
-
-def _join_pairs(found: Any) -> str:
-    if not isinstance(found, dict):
-        return found if isinstance(found, str) else ""
-    return ", ".join(f"{key} {value}" for key, value in found.items() if value not in (None, "", [], {}))
 
 
 def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
@@ -247,15 +241,12 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
         "largest |gamma|": ("of all layers", [run.largest_gamma() for run in runs]),
         "equivariance error": ("relative", [run.errors for run in runs]),
     }
-    last = {title: [format_number(c[-1][1]) if c else "" for c in found] for title, (_, found) in curves.items()}
     rows = {
         **{key: values for key, values in settings.items() if len(set(values)) > 1},
         "steps": [f"{run.length:,}{'' if run.end is not None else ', no end'}" for run in runs],
         "time": [format_duration(run.duration) for run in runs],
-        "largest |gamma|": last["largest |gamma|"],
         "largest u": [format_number(max(values, default=math.nan)) for values in u],
-        "training loss": last["training loss"],
-        "equivariance error": last["equivariance error"],
+        **{title: [format_number(c[-1][1]) if c else "" for c in found] for title, (_, found) in curves.items()},
         "verdicts": [_count_verdicts(judge_saved(run)) for run in runs],
     }
     charts = []

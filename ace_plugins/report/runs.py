@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError, ConfigError
+from ..plugins.plugin import one_line
 from ..settings.config import FORMER_LOOPS, REMOVED, SETTINGS, Config
 from ..settings.sources import RUNS
 from .trace import ABOUT, LINES, TraceReader
@@ -148,8 +149,8 @@ def open_run(folder: Path) -> tuple[SavedRun, TraceReader]:
         if settings.get("loop") in FORMER_LOOPS:
             settings["loop"] = FORMER_LOOPS[settings["loop"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise AceError(f"{path} cannot be read ({problem}): expected sites and config, as training writes it") from None
+        expected = "expected the sites and settings of a run, as training writes them"
+        raise AceError(f"{path} cannot be read ({one_line(error)}): {expected}") from None
     missing: list[str] = []
     run = SavedRun(folder, about, settings, _build_config(settings, missing), sites, missing=missing)
     run.values = {name: [[] for _ in sites] for name in QUANTITIES}

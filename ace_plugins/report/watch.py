@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich import box
@@ -13,6 +14,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
+from ..errors import AceError
 from .charts import sparkline
 from .runs import QUANTITIES, find_newest, open_run
 from .tables import build_site_table, format_duration, format_number
@@ -51,10 +53,9 @@ class RunWatcher:
         if self.runs is not None and self._looks % LOOKS == 0:
             found = find_newest(self.runs)
             if found is not None and found.name != self.folder.name:
-                self._open(found)
-        if not self.run.steps:  # run.json may have been written since
-            self._open(self.folder)
-        elif lines := self._reader.read_new():
+                with suppress(AceError):  # run.json is being written; the next look reads it
+                    self._open(found)
+        if lines := self._reader.read_new():
             self.run.add(lines)
             self._heard = self._clock()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -309,3 +311,12 @@ def test_words_for_numbers() -> None:
     ]
     assert [format_duration(s) for s in (42, 400, 9000)] == ["42 s", "7 min", "2.5 h"]
     assert shorten_name("interactions.10.message") == "inter…s.10.message"
+
+
+def test_observers_wait_for_no_heavy_library() -> None:
+    code = (
+        "import sys, ace_plugins.report.observers, ace_plugins.report.record\n"
+        "print(*{'torch', 'jinja2', 'rich', 'matplotlib'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == []
