@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import multiprocessing
 import os
 import random
@@ -22,11 +23,12 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch  # noqa: F401  (for the forked processes)
 from cosmic_ray.commands.init import init
-from cosmic_ray.mutating import use_mutation
+from cosmic_ray.mutating import mutate_code, use_mutation
 from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
 from cosmic_ray.work_item import MutationSpec
@@ -35,8 +37,8 @@ from coverage import CoverageData
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE = Path("ace_plugins", "engine")
 COPIED = ("ace_plugins", "adapters", "tests", "docs", "pyproject.toml", "README.md")
-SECONDS = 6.0
-"""Limit of the recorded duration of the tests that one mutant is tested against."""
+SECONDS = (5.0, 60.0)
+"""Limits of the recorded duration of the tests that a mutant is tested against: at first, and if it survives these."""
 TIMEOUT = 300.0
 """Seconds after which a mutant counts as noticed, because its tests do not end."""
 OPTIONS = ["-q", "-p", "no:cacheprovider"]
@@ -97,25 +99,47 @@ def sample(folder: Path, count: int, seed: int, only: str) -> list[MutationSpec]
             if not inside and not mutation.operator_name.endswith(EQUIVALENT):
                 lines.setdefault((place, row), []).append(mutation)
     draw = random.Random(seed)
-    chosen = draw.sample(sorted(lines), min(count, len(lines)))
-    key = lambda mutation: (mutation.operator_name, mutation.occurrence)  # noqa: E731
-    return [draw.choice(sorted(lines[line], key=key)) for line in sorted(chosen)]
+    order = sorted(lines)
+    draw.shuffle(order)
+    chosen = []
+    for line in order:
+        mutation = draw.choice(sorted(lines[line], key=lambda each: (each.operator_name, each.occurrence)))
+        if len(chosen) < count and is_valid(mutation):
+            chosen.append(mutation)
+    return sorted(chosen, key=lambda each: (each.module_path, each.start_pos))
+
+
+def operator_of(mutation: MutationSpec) -> Any:
+    """Create cosmic-ray's operator of a mutation."""
+    return get_operator(mutation.operator_name)(**mutation.operator_args)
+
+
+def is_valid(mutation: MutationSpec) -> bool:
+    """Return False for a mutation that is not valid Python, such as ``&`` for the ``*`` in a signature."""
+    code = Path(mutation.module_path).read_text(encoding="utf-8")
+    try:
+        ast.parse(mutate_code(code, operator_of(mutation), mutation.occurrence) or "")
+    except SyntaxError:
+        return False
+    return True
 
 
 def tests_of(mutation: MutationSpec, data: CoverageData, durations: dict[str, float]) -> list[str]:
-    """Return the fastest tests that execute the mutated line; for a line executed on import, the fastest of all."""
-    path = str(Path(mutation.module_path).resolve())
-    contexts = data.contexts_by_lineno(path).get(mutation.start_pos[0], [])
+    """Return the tests that execute the mutated line, fastest first; for a line executed on import, all tests."""
+    lines = data.contexts_by_lineno(str(Path(mutation.module_path).resolve()))
+    row = mutation.start_pos[0]
+    # Coverage may record only the first line of a statement.
+    contexts = next((lines[line] for line in range(row, max(row - 10, 0), -1) if lines.get(line)), [])
     found = {context.partition("|")[0] for context in contexts if context} & durations.keys()
     if not found and contexts:
         found = set(durations)
-    chosen, total = [], 0.0
-    for test in sorted(found, key=lambda name: (durations[name], name)):
-        total += durations[test]
-        if chosen and total > SECONDS:
-            break
-        chosen.append(test)
-    return chosen
+    return sorted(found, key=lambda name: (durations[name], name))
+
+
+def within(tests: list[str], durations: dict[str, float], seconds: float) -> list[str]:
+    """Return the first tests, as many as fit into a time, and at least one."""
+    total = list(itertools.accumulate(durations[test] for test in tests))
+    return tests[: max(1, sum(each <= seconds for each in total))]
 
 
 def notices(tests: list[str]) -> bool:
@@ -157,11 +181,12 @@ def main() -> int:
         data, durations = measure(folder)
         print(f"{len(durations)} tests in {time.monotonic() - begin:.0f} s", flush=True)
         mutants = sample(folder, options.mutants, options.seed, options.module)
+        if notices(within(sorted(durations, key=durations.__getitem__), durations, SECONDS[0])):
+            raise SystemExit("the tests fail in a forked process without a mutation")
         for number, mutation in enumerate(mutants, 1):
             tests = tests_of(mutation, data, durations)
-            operator = get_operator(mutation.operator_name)(**mutation.operator_args)
-            with use_mutation(mutation.module_path, operator, mutation.occurrence) as (before, after):
-                noticed = bool(tests) and notices(tests)
+            with use_mutation(mutation.module_path, operator_of(mutation), mutation.occurrence) as (before, after):
+                noticed = bool(tests) and any(notices(within(tests, durations, limit)) for limit in SECONDS)
             outcome = "noticed" if noticed else "SURVIVED"
             print(f"{number}/{len(mutants)} {outcome} {mutation.module_path}:{mutation.start_pos[0]}", flush=True)
             if not noticed:

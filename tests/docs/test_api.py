@@ -26,57 +26,28 @@ API = Path(__file__).parents[2] / "docs" / "api"
 INCOMPLETE = set(
     """
     ace_plugins.Config.dual_rate
-    ace_plugins.Config.has_landed
-    ace_plugins.Config.latest
-    ace_plugins.Config.logs
-    ace_plugins.Config.may_wait
-    ace_plugins.Config.measures
-    ace_plugins.Config.price
-    ace_plugins.Config.traces
     ace_plugins.adapter.AddsItself.add_to
     ace_plugins.adapter.AddsItself.prepare
-    ace_plugins.adapter.AddsItself.restore
     ace_plugins.adapter.Config.dual_rate
-    ace_plugins.adapter.Config.has_landed
-    ace_plugins.adapter.Config.latest
-    ace_plugins.adapter.Config.logs
-    ace_plugins.adapter.Config.may_wait
-    ace_plugins.adapter.Config.measures
-    ace_plugins.adapter.Config.price
-    ace_plugins.adapter.Config.traces
     ace_plugins.adapter.Convolution.forward
-    ace_plugins.adapter.Cyclic.rotation
+    ace_plugins.adapter.Cyclic.identity
     ace_plugins.adapter.Cyclic.sample
-    ace_plugins.adapter.Dihedral.reflection
     ace_plugins.adapter.Dihedral.sample
-    ace_plugins.adapter.Element.compose
     ace_plugins.adapter.Graphs.find_rows
     ace_plugins.adapter.GroupAction.act_on_outputs
-    ace_plugins.adapter.GroupAction.mean
     ace_plugins.adapter.GroupAction.sample_frame
-    ace_plugins.adapter.GroupAction.tensors_to_compare
     ace_plugins.adapter.Irreps.act_on_last
     ace_plugins.adapter.Irreps.expected_size
+    ace_plugins.adapter.LazyHook.load
     ace_plugins.adapter.Norm.forward
     ace_plugins.adapter.Positions.act_on_last
     ace_plugins.adapter.PseudoVectors.act_on_last
-    ace_plugins.adapter.Rigid.compose
-    ace_plugins.adapter.Rigid.multiply
-    ace_plugins.adapter.Rigid.translate
     ace_plugins.adapter.Tensors.act_on_last
     ace_plugins.adapter.Vectors.act_on_last
-    ace_plugins.adapter.belongs
     ace_plugins.adapter.one_of
-    ace_plugins.adapter.whenever_imported
-    ace_plugins.attach
-    ace_plugins.patched
-    ace_plugins.read_trace
-    ace_plugins.status
     ace_plugins.testing.Kit.attached
     ace_plugins.testing.Kit.call
     ace_plugins.testing.Kit.loss
-    ace_plugins.testing.Kit.needs
-    ace_plugins.testing.Kit.nodes
     ace_plugins.testing.Kit.run
     ace_plugins.testing.Kit.train
     ace_plugins.testing.name_of
@@ -131,20 +102,22 @@ def raised(function: Callable[..., Any]) -> set[str]:
 
 
 def missing(function: Callable[..., Any]) -> list[str]:
-    """What the docstring of a function leaves out: parameters, the return value, exceptions."""
-    found = sections(inspect.getdoc(function) or "")
+    """What the docstring of a function leaves out: parameters, the return value, exceptions.
+
+    A method may describe simple arguments and its result in the summary ("Return x [..., d] plus the translation."),
+    and one without a docstring inherits that of its base class.
+    """
+    text = inspect.getdoc(function) or ""
+    found = sections(text)
     signature = inspect.signature(function)
-    arguments = [name for name in signature.parameters if name not in ("self", "cls")]
-    left = [name for name in arguments if name not in entries(found.get("Args", ""))]
+    is_method = "." in function.__qualname__
+    described = set(re.findall(r"\w+", found[""])) if is_method else set()
+    documented = described | entries(found.get("Args", ""))
+    left = [name for name in signature.parameters if name not in ("self", "cls") and name not in documented]
     returns = signature.return_annotation not in ("None", "NoReturn", None)
-    # The summary line is enough for a method that takes nothing: "Return the identity element."
-    if (
-        returns
-        and not (arguments == [] and "self" in signature.parameters)
-        and not ({"Returns", "Yields"} & found.keys())
-    ):
+    if returns and not ({"Returns", "Yields"} & found.keys()) and not (is_method and text.startswith("Return")):
         left.append("Returns")
-    return left + [name for name in raised(function) if name not in entries(found.get("Raises", ""))]
+    return left + [name for name in raised(function) if name not in entries(found.get("Raises", "")) | described]
 
 
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
