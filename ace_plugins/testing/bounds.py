@@ -178,7 +178,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, s
         seen = run.watch(run.names)
         order = list(seen.outputs)
         gammas = {name: float(run.gammas[run.names.index(name)]) for name in order}
-        full, none = run.compare(run.names), run.compare([])
+        full, none = run.outputs(run.names), run.outputs([])
         last = seen.outputs[order[-1]]
         tail = not any(y.shape == last.shape and torch.equal(y, last) for y in full.values())
         each = {name: _branch_bound(run.ace, name, seen.reads.get(name)) for name in order}
@@ -234,7 +234,7 @@ class _Passes:
             with torch.no_grad():
                 self.ace.gamma.copy_(self.gammas)
 
-    def compare(self, sites: Sequence[str]) -> dict[str, Tensor]:
+    def outputs(self, sites: Sequence[str]) -> dict[str, Tensor]:
         """Return the outputs with an action."""
         return self.action.tensors_to_compare(self.output(sites))
 
@@ -312,7 +312,7 @@ def _estimate_growth(
     found = [0.0]
     layers = len(order) + tail
     generator = torch.Generator().manual_seed(run.seed)
-    before = plain = run.compare([])
+    before = plain = run.outputs([])
     without = run.watch([])
     grown = norm
     for k, name in enumerate(order, 1):
@@ -322,7 +322,7 @@ def _estimate_growth(
             sizes = float(seen.reads[name].norm()) / grown, float(without.reads[name].norm()) / norm
             found.append(max(sizes) ** (1 / (k - 1)))
         grown *= 1 + abs(gammas[name])
-        after = run.compare(order[:k])
+        after = run.outputs(order[:k])
         contribution = abs(gammas[name]) * float(seen.given[name].norm())
         ratios = [_distance(after, before) / contribution] if contribution else []
         before = after
@@ -332,7 +332,7 @@ def _estimate_growth(
             step *= PROBE * float(output.norm()) / float(step.norm())
             if float(step.norm()):
                 with run.perturb(site, step):
-                    ratios.append(_distance(run.compare([]), plain) / float(step.norm()))
+                    ratios.append(_distance(run.outputs([]), plain) / float(step.norm()))
         if layers > k:
             found += [ratio ** (1 / (layers - k)) for ratio in ratios]
     return max(found)

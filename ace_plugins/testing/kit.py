@@ -82,7 +82,7 @@ class Kit:
         self._built: Example | None = None
 
     def example(self) -> Example:
-        """Return a fresh copy of the adapter's example, which is built once because some take seconds to build."""
+        """Return a fresh copy of the adapter's example, which is built once: some take seconds to build."""
         if self._built is None:
             self._built = self.plugin.example(self.seed)
         try:
@@ -96,24 +96,50 @@ class Kit:
         return found
 
     def attached(self, **config: Any) -> tuple[Any, Example]:
-        """Return an attached example model with these settings, and the example it was made from."""
+        """Attach a fresh example.
+
+        Args:
+            config: Settings, as for `attach`. By default without trace, messages and random frames.
+
+        Returns:
+            The attached model, and its example with the batch.
+        """
         example = self.example()
         torch.manual_seed(self.seed)
         return attach(example.model, self.plugin.name, **{**PLAIN, **config}), example
 
     def needs(self, hook: str) -> None:
-        """Raise `NotApplicable` if the adapter does not implement the hook."""
+        """Skip the check if the adapter does not implement a hook.
+
+        Args:
+            hook: Name of the hook, such as "ace_group_action".
+
+        Raises:
+            NotApplicable: The adapter does not implement it.
+        """
         if not self.plugin.has(hook):
             raise NotApplicable(f"adapter {self.plugin.name!r} does not implement {hook}")
 
     def call(self, model: nn.Module, example: Example) -> Any:
-        """Run the model on a copy of the example's batch, with the same random numbers each time."""
+        """Run a model on a copy of an example's batch, with the same random numbers each time.
+
+        Args:
+            model: The model, attached or plain.
+            example: The example with the batch.
+
+        Returns:
+            The model's output.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             return model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs)))
 
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
-        """Run the model and return its non-empty floating point outputs."""
+        """Run a model as `call` does, and return its non-empty floating point tensors.
+
+        Raises:
+            AdapterError: There are none.
+        """
         tensors = (tensor for _, tensor in iterate_tensors(self.call(model, example)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
@@ -121,11 +147,21 @@ class Kit:
         return found
 
     def loss(self, model: nn.Module, example: Example) -> Tensor:
-        """Return the sum over outputs of the mean squared distance from 1."""
+        """Run a model as `call` does, and return the sum over tensors of the mean squared distance from 1."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
     def train(self, model: nn.Module, example: Example, steps: int = 3, lr: float = 1e-3) -> list[float]:
-        """Train with Adam for a few steps and return the losses."""
+        """Train a model on an example's batch with Adam.
+
+        Args:
+            model: The model, attached or plain; it is changed.
+            example: The example with the batch.
+            steps: Number of training steps.
+            lr: Learning rate.
+
+        Returns:
+            The loss of each step, before the step.
+        """
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         losses = []
         for _ in range(steps):
