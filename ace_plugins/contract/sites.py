@@ -153,10 +153,23 @@ class AddsItself(Protocol):
     """
 
     def prepare(self, read: Tensor) -> Any:
-        """Convert the tensor that is read. Called once for all sites that read the same tensor."""
+        """Convert the tensor that the site reads. Called once for all sites that read the same tensor.
+
+        Args:
+            read: The tensor of the site's `Tap`.
+
+        Returns:
+            Any object, which `add_to` gets.
+        """
 
     def add_to(self, output: Tensor, gamma: Tensor, prepared: Any) -> Tensor:
-        """Return ``output + gamma * branch``. The output may be written in place."""
+        """Return ``output + gamma * branch``.
+
+        Args:
+            output: The submodule's output. It may be changed in place.
+            gamma: The site's gamma, a tensor without dimensions.
+            prepared: The result of `prepare`.
+        """
 
     def restore(self, output: Tensor) -> Tensor:
         """Return the output of the tapped module in upstream's memory layout."""

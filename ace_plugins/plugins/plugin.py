@@ -188,7 +188,7 @@ class Plugin:
         if log in LOGGERS and not _importable(log):
             text = f"log {log!r} needs {log}, found none installed; pip install 'ace-plugins[{log}]'"
             raise ConfigError(problems=[("log", text)])
-        if device not in {"auto", *(shim.device for shim in self.shims if isinstance(shim, Shim))}:
+        if device != "auto" and device not in {shim.device for shim in self.shims if isinstance(shim, Shim)}:
             text = (
                 f"device {device!r}: adapter {self.name!r} cannot change the device, since {self.patches.title} lets "
                 "the user choose it; expected auto, and the script's own option"

@@ -130,10 +130,8 @@ class Registry:
         except BaseException as error:  # a plugin that calls sys.exit must not end the process
             self.plugins[record.name] = replace(record, problem=f"could not be imported: {one_line(error)}")
             return
-        if not isinstance(loaded, Mapping):
-            self.plugins[record.name] = self._register(record, loaded)
-            return
-        for name, plugin in loaded.items():  # one entry point may bring several plugins, by name
+        # One entry point may bring several plugins by name.
+        for name, plugin in loaded.items() if isinstance(loaded, Mapping) else [(record.name, loaded)]:
             each = replace(record, name=str(name), requires=requirements(declared, _extras(str(name))))
             if not self._is_taken(each) and not self._lacks_requirements(each):
                 self.plugins[each.name] = self._register(each, plugin)
