@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from ..compare.experiment import Experiment, parse_metric, parse_runs, parse_seeds, read_experiments
+from ..compare.page import print_comparison
 from ..compare.plan import Comparison, plan_comparison
 from ..compare.results import RUNS, ComparisonResult, execute
 from ..compare.store import Store
@@ -156,13 +157,7 @@ def _list(comparison: Comparison, out: Path | None, jobs: int | None) -> None:
 
 
 def _print(result: ComparisonResult) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if result.rows:
-        console.print(result.table())
-    for sentence in result.sentences:
-        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    print_comparison(result)
     for text in result.failed.values():
         click.echo(f"ace: {text}", err=True)
     picture = f"; picture: {result.picture}" if result.picture else ""

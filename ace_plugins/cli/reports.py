@@ -7,10 +7,9 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from ..compare.page import draw_curves, render_comparison
-from ..compare.results import ComparisonResult, is_comparison, read_comparison
+from ..compare.page import draw_curves, print_comparison, render_comparison
+from ..compare.results import is_comparison, read_comparison
 from ..errors import AceError
 from ..output import check_picture
 from ..report.charts import draw_picture
@@ -57,7 +56,9 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
         print_json({"comparisons": compared, "runs": [describe_run(run) for run in read]})
     if text:
         for found in comparisons:
-            _print_comparison(found)
+            for note in found.missing:
+                click.echo(f"note: {note}")
+            print_comparison(found)
         for number, run in enumerate(read):
             click.echo("\n" * bool(number or comparisons), nl=False)
             print_report(run)
@@ -68,16 +69,6 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
         title = f"ACE: {comparisons[0].comparison.adapter} compared" if comparisons else ""
         out = write_report(*read, out=out, before=sections, title=title)
         click.echo(f"Report: {shorten_path(out)}", err=text or as_json)
-
-
-def _print_comparison(found: ComparisonResult) -> None:
-    console = Console(highlight=False)
-    for text in found.missing:
-        console.print(f"[yellow]note[/]: {text}", soft_wrap=True)
-    if found.rows:
-        console.print(found.table())
-    for sentence in found.sentences:
-        console.print(sentence, markup=False, soft_wrap=True)
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Show a comparison: a picture of its curves, and its section of the HTML report."""
+"""Show a comparison: in the terminal, as a picture of its curves, and as a section of the HTML report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from markupsafe import Markup
 
 from ..report.charts import LINES_AT_MOST, Series, draw_lines, save_figure
 from ..report.page import Chart, render_template
-from ..report.tables import MINUS, TableData, format_count
+from ..report.tables import format_count
+from ..report.terminal import open_console, render_table
 from ..report.trace import shorten_path
 from .plan import Comparison
 from .store import TrialResult
@@ -75,6 +76,16 @@ def _mean_curve(curves: Sequence[Curve]) -> list[float]:
     return [sum(point[1] for point in points) / len(curves) for points in zip(*curves, strict=False)]
 
 
+def print_comparison(result: ComparisonResult) -> None:
+    """Print the table and the sentences of a comparison."""
+    console = open_console()
+    if result.rows:
+        console.print(render_table(result.table()))
+        console.print(result.caption, markup=False)
+    for sentence in result.sentences:
+        console.print(sentence, markup=False)
+
+
 def render_comparison(result: ComparisonResult) -> Markup:
     """Render a comparison as a section of the report's page."""
     comparison = result.comparison
@@ -88,7 +99,7 @@ def render_comparison(result: ComparisonResult) -> Markup:
         folder=shorten_path(result.folder),
         missing=result.missing,
         sentences=result.sentences,
-        table=_build_table(result) if result.rows else None,
+        table=result.table(by_seed=True) if result.rows else None,
         caption=result.caption,
         charts=_draw_charts(result),
         properties=[
@@ -98,13 +109,6 @@ def render_comparison(result: ComparisonResult) -> Markup:
             *settings,
         ],
     )
-
-
-def _build_table(result: ComparisonResult) -> TableData:
-    headers, rows = result.cells(by_seed=True)
-    cells = [[name, *(cell.replace("-", MINUS) for cell in others)] for name, *others in rows]
-    seeds = [header for header in headers if header.startswith("seed ")]
-    return TableData(headers, cells, numbers=headers[1:], optional=seeds)
 
 
 def _draw_charts(result: ComparisonResult) -> list[Chart]:

@@ -18,7 +18,7 @@ from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..output import check_picture, say
 from ..report.runs import find_newest
-from ..report.tables import format_number
+from ..report.tables import TableData, format_number
 from ..report.trace import shorten_path
 from .experiment import Experiment, check_runs, parse_metric, parse_runs, parse_seeds
 from .live import Progress, Screen
@@ -29,8 +29,6 @@ from .store import Store, TrialResult
 from .trial import LocalBackend, Task, choose_jobs, count_processors, list_devices
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from .cluster import RayBackend
 
 RUNS = "off,strict,resilient"
@@ -87,8 +85,8 @@ class ComparisonResult:
                 traces[trial.run] = (str(trial), found[-1])
         return dict(traces[run] for run in self.comparison.runs if run in traces)
 
-    def cells(self, *, by_seed: bool = False) -> tuple[list[str], list[list[str]]]:
-        """Return the column names and the rows of the table as text, optionally with a column per seed."""
+    def table(self, *, by_seed: bool = False) -> TableData:
+        """Return the table as text, optionally with a column per seed. ``print(result.table())`` prints it."""
         first, *others = self.comparison.metrics
         rows, paper = self.rows, self.comparison.about.get("paper", {})
         changes = {difference.run: difference.cell() for difference in self.differences}
@@ -106,7 +104,9 @@ class ComparisonResult:
         columns.append(("equiv. error", [_format(row.equivariance_error, 2) for row in rows]))
         columns.append(("paper", [str(paper.get(row.run, "")) for row in rows]))
         columns = [(name, cells) for name, cells in columns if any(cells) or name == "change"]
-        return [name for name, _ in columns], [list(row) for row in zip(*(cells for _, cells in columns), strict=True)]
+        headers = [name for name, _ in columns]
+        cells = list(zip(*(cells for _, cells in columns), strict=True))
+        return TableData(headers, cells, numbers=headers[1:], optional=[h for h in headers if h.startswith("seed ")])
 
     @property
     def caption(self) -> str:
@@ -114,19 +114,6 @@ class ComparisonResult:
         metric = self.comparison.metrics[0]
         better = "higher" if metric.higher else "lower"
         return f"{metric.name}: mean and standard deviation over seeds, {better} is better."
-
-    def table(self) -> Table:
-        """Return the table for a terminal, as a ``rich.table.Table``."""
-        from rich import box
-        from rich.table import Table
-
-        table = Table(box=box.SIMPLE_HEAD, caption=self.caption, caption_justify="left")
-        columns, rows = self.cells()
-        for column in columns:
-            table.add_column(column, justify="left" if column == "run" else "right", no_wrap=column == "run")
-        for cells in rows:
-            table.add_row(*cells)
-        return table
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-compatible values: the output of ``ace-patch compare --json``."""

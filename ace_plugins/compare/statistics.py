@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..contract.upstreams import Metric
+from ..report.tables import MINUS
 from .store import TrialResult
 
 RESAMPLES = 10_000
@@ -102,7 +103,7 @@ class Difference:
     def cell(self) -> str:
         """Format the mean change of the metric for a table."""
         mean = -self.mean if self.higher else self.mean
-        return f"{100 * mean:+.1f} %" if self.proportional else f"{mean:+.3g}"
+        return (f"{100 * mean:+.1f} %" if self.proportional else f"{mean:+.3g}").replace("-", MINUS)
 
     def _format(self, value: float) -> str:
         if not self.proportional:
