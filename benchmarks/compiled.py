@@ -1,9 +1,9 @@
-"""What ACE costs where both sides are compiled, as ratios: a training step under torch.compile, the sides alternate.
+"""Cost of ACE under torch.compile, as ratios of training steps. Both sides are compiled and alternate in one process.
 
-python benchmarks/compiled.py        (the miniatures of the tests without --segnn DIR and --egno DIR)
+python benchmarks/compiled.py        (with the miniatures of the tests, unless --segnn DIR and --egno DIR are given)
 
-The first steps of each side compile it, which takes a minute or two; they are not counted. A strict run in the fitted
-loop, before its landing and after it, beside upstream.
+Measures a strict run in the paced loop before and after landing. The first steps of each side compile it, which takes
+a minute or two; they are not measured.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from schnet import batch
-from timing import interleaved, trainer
+from schnet import make_batch
+from timing import measure_ratio, training_step
 from torch._dynamo.utils import counters
 
 from ace_egno.example import mocap_batch, mocap_model
-from ace_plugins import attach
+from ace_plugins import attach, status
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing.examples import make_importable
 from ace_schnet.example import paper_model
@@ -28,38 +28,38 @@ from ace_segnn.example import nbody_batch, nbody_model
 
 TESTS = Path(__file__).parents[1] / "tests" / "upstreams"
 WARM_UP = 12
-"""Steps in which a side is compiled: dynamo takes a second look when shapes or rates turn out to vary."""
+"""Steps in which a side is compiled: dynamo compiles again when shapes or rates turn out to vary."""
 
 
-def task(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """A model of the paper's size, and the arguments of a forward on a batch of the paper's size."""
+def make_task(name: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the paper's model, and the forward arguments for a batch of the paper's size."""
     torch.manual_seed(0)
     if name == "schnet":
-        return paper_model(), batch(32, 18), {}
+        return paper_model(), make_batch(32, 18), {}
     if name == "segnn":
         return nbody_model(), (nbody_batch(100),), {}
     args, kwargs = mocap_batch(12, joints=31)
     return mocap_model(), args, kwargs
 
 
-def ratio(name: str, rounds: int, backend: str, checkout: Path | None) -> None:
+def print_ratios(name: str, rounds: int, backend: str, checkout: Path | None) -> None:
     make_importable(registry().adapter(name), checkout)
-    plain, args, kwargs = task(name)
+    plain, args, kwargs = make_task(name)
     relaxed = attach(copy.deepcopy(plain), name, mode="strict", budget=10**9, trace=False)
     landed = attach(copy.deepcopy(plain), name, mode="strict", budget=60, trace=False)
-    quick = trainer(landed, args, kwargs)
-    while not landed.ace.landed:
-        quick()
+    step = training_step(landed, args, kwargs)
+    while not status(landed).landed:
+        step()
     steps = {}
     for side, model in (("upstream", plain), ("with branches", relaxed), ("landed", landed)):
         counters.clear()
-        steps[side] = trainer(torch.compile(model, backend=backend), args, kwargs)
+        steps[side] = training_step(torch.compile(model, backend=backend), args, kwargs)
         for _ in range(WARM_UP):
             steps[side]()
         graphs, breaks = counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
         print(f"{name:8} {side:14} graphs {graphs}, breaks {breaks}", flush=True)
     for side in ("with branches", "landed"):
-        found = interleaved(steps[side], steps["upstream"], rounds)
+        found = measure_ratio(steps[side], steps["upstream"], rounds)
         print(f"{name:8} {side:14} compiled / compiled upstream: {found:.3f}", flush=True)
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 64  # three models of one class
     warnings.simplefilter("ignore")
     for name in options.names:
-        ratio(name, options.rounds, options.backend, getattr(options, name, None))
+        print_ratios(name, options.rounds, options.backend, getattr(options, name, None))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What ACE costs on MACE, as ratios: a training step on energies and forces, the two sides in turns in one process.
+"""Cost of ACE on MACE, as ratios of training steps on energies and forces. The two sides alternate in one process.
 
-python benchmarks/mace_torch.py        (a script named mace.py would be imported for the package)
+python benchmarks/mace_torch.py        (not named mace.py, which would hide the package)
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ import argparse
 from typing import Any
 
 import torch
-from force_fields import atoms_and_pairs, tell_costs
-from timing import Timed
+from timing import Timed, make_pairs, print_costs
 from torch import Tensor
 
 from ace_mace.example import small_model
 
 
-def molecules(count: int, atoms: int, r_max: float) -> dict[str, Tensor]:
-    """As MACE's forward takes them, in boxes of their own."""
-    positions, graph, sender, receiver = atoms_and_pairs(count, atoms, r_max)
+def make_molecules(count: int, atoms: int, r_max: float) -> dict[str, Tensor]:
+    """Return random molecules in the format of MACE's forward, each in a large box."""
+    positions, graph, sender, receiver = make_pairs(count, atoms, r_max)
     return {
         "positions": positions,
         "node_attrs": torch.nn.functional.one_hot(torch.randint(3, (len(positions),)), 3).to(positions.dtype),
@@ -31,7 +30,7 @@ def molecules(count: int, atoms: int, r_max: float) -> dict[str, Tensor]:
     }
 
 
-def trainer(model: Any, data: dict[str, Tensor]) -> Timed:
+def make_step(model: Any, data: dict[str, Tensor]) -> Timed:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, amsgrad=True)
 
     def step() -> None:
@@ -58,10 +57,10 @@ def main() -> None:
     torch.manual_seed(0)
     sizes = {"max_ell": options.max_ell, "correlation": options.correlation, "r_max": 4.0, "radial_MLP": [64, 64, 64]}
     plain = small_model(hidden=options.hidden, num_bessel=6, **sizes)
-    data = molecules(options.molecules, options.atoms, 4.0)
+    data = make_molecules(options.molecules, options.atoms, 4.0)
     about = f"{len(data['batch'])} atoms, {data['edge_index'].shape[1]} edges, {options.rounds} rounds"
     print(f"MACE {options.hidden}, l <= {options.max_ell}, {about}")
-    tell_costs(plain, lambda model: trainer(model, data), options.rounds)
+    print_costs(plain, lambda model: make_step(model, data), options.rounds)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What ACE costs on PaiNN of SchNetPack, as ratios: a training step on energies and forces, the two sides in turns in
-one process.
+"""Cost of ACE on PaiNN of SchNetPack, as ratios of training steps on energies and forces.
+
+The two sides alternate in one process.
 
 python benchmarks/schnetpack_painn.py
 """
@@ -10,17 +11,16 @@ import argparse
 from typing import Any
 
 import torch
-from force_fields import atoms_and_pairs, tell_costs
-from timing import Timed
+from timing import Timed, make_pairs, print_costs
 from torch import Tensor
 
 from ace_plugins import patched
 from ace_schnetpack.example import small_model
 
 
-def molecules(count: int, atoms: int, cutoff: float) -> dict[str, Tensor]:
-    """As SchNetPack's loader gives them."""
-    positions, graph, center, neighbour = atoms_and_pairs(count, atoms, cutoff)
+def make_molecules(count: int, atoms: int, cutoff: float) -> dict[str, Tensor]:
+    """Return random molecules in the format of SchNetPack's data loader."""
+    positions, graph, center, neighbour = make_pairs(count, atoms, cutoff)
     return {
         "_positions": positions,
         "_atomic_numbers": torch.tensor([1, 6, 8])[torch.randint(3, (len(positions),))],
@@ -33,7 +33,7 @@ def molecules(count: int, atoms: int, cutoff: float) -> dict[str, Tensor]:
     }
 
 
-def trainer(model: Any, data: dict[str, Tensor]) -> Timed:
+def make_step(model: Any, data: dict[str, Tensor]) -> Timed:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -56,9 +56,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    patched("schnetpack").undo()  # for the repairs that SchNetPack needs to be imported
+    patched("schnetpack").undo()  # applies the shims that make SchNetPack importable
     torch.manual_seed(0)
-    data = molecules(options.molecules, options.atoms, options.cutoff)
+    data = make_molecules(options.molecules, options.atoms, options.cutoff)
     sizes = {"n_atom_basis": options.features, "n_interactions": options.layers}
     from schnetpack.nn import CosineCutoff, GaussianRBF
 
@@ -66,7 +66,7 @@ def main() -> None:
     plain = small_model(stress=False, **sizes, **radial)
     about = f"{len(data['_idx_m'])} atoms, {len(data['_idx_i'])} pairs, {options.rounds} rounds"
     print(f"PaiNN, {options.layers} layers of {options.features} features, {about}")
-    tell_costs(plain, lambda model: trainer(model, data), options.rounds)
+    print_costs(plain, lambda model: make_step(model, data), options.rounds)
 
 
 if __name__ == "__main__":

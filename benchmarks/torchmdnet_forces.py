@@ -1,4 +1,4 @@
-"""What ACE costs on TorchMD-NET with forces, as ratios: the two sides alternate in one process, so noise meets both.
+"""Cost of ACE on TorchMD-NET, as ratios of training steps on energies and forces. The sides alternate in one process.
 
 python benchmarks/torchmdnet_forces.py --model tensornet
 """
@@ -9,15 +9,14 @@ import argparse
 from typing import Any
 
 import torch
-from force_fields import tell_costs
-from timing import Timed
+from timing import Timed, print_costs
 from torch import Tensor
 
 from ace_torchmdnet.example import ELEMENTS, molecules, small_model
 
 
-def trainer(model: Any, data: tuple[Tensor, ...]) -> Timed:
-    """A training step on energies and forces, as torchmd-train makes it."""
+def make_step(model: Any, data: tuple[Tensor, ...]) -> Timed:
+    """Return a training step like that of torchmd-train."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -45,7 +44,7 @@ def main() -> None:
     plain = small_model(options.model, **sizes)
     data = molecules(ELEMENTS, torch.float32, count=options.molecules, atoms=options.atoms)
     print(f"{options.model} {sizes}, {options.molecules} molecules of {options.atoms} atoms, {options.rounds} rounds")
-    tell_costs(plain, lambda model: trainer(model, data), options.rounds)
+    print_costs(plain, lambda model: make_step(model, data), options.rounds)
 
 
 if __name__ == "__main__":

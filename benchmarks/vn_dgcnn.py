@@ -1,9 +1,9 @@
-"""What ACE costs on VN-DGCNN, as ratios; and, with --train, how upstream and ACE take points that are missing.
+"""Cost of ACE on VN-DGCNN, as ratios to upstream; with --train, accuracies with missing points.
 
-tox run -e bench-vn -- --checkout DIR                     the cost (of the miniature of the tests without --checkout)
-tox run -e bench-vn -- --checkout DIR --train             synthetic shapes, with and without most of their points
+tox run -e bench-vn -- --checkout DIR                     the cost (without --checkout: of the miniature of the tests)
+tox run -e bench-vn -- --checkout DIR --train             synthetic shapes, with all and with few of their points
 
---train runs upstream's own script in copies of the checkout, on the CPU, on the shapes of `ace-patch data shapes`.
+--train runs upstream's script in copies of the checkout, on the CPU, on the shapes of `ace-patch data shapes`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import Timed, evaluator, interleaved, trainer
+from timing import Timed, evaluation, measure_ratio, training_step
 
 from ace_plugins import attach
 from ace_plugins.patch.shims import REPAIRS
@@ -34,29 +34,29 @@ MINIATURE = Path(__file__).parents[1] / "tests" / "upstreams" / "vn_dgcnn"
 RUNS = {"upstream": ["--mode=off"], "strict": ["--mode=strict"]}
 
 
-def cost(rounds: int, threads: int, clouds: int, points: int) -> None:
+def print_cost(rounds: int, threads: int, clouds: int, points: int) -> None:
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     plain = shapes_model(n_knn=20)
     batch = (torch.randn(clouds, 3, points),)
     print(f"VN-DGCNN, {clouds} clouds of {points} points, 20 neighbours, {rounds} rounds, {threads} threads")
     model = attach(copy.deepcopy(plain), "vn_dgcnn", preset="paper", trace=False)
-    ratio = interleaved(as_upstream(model, batch), as_upstream(copy.deepcopy(plain), batch), rounds)
+    ratio = measure_ratio(make_step(model, batch), make_step(copy.deepcopy(plain), batch), rounds)
     print(f"training step, strict / upstream:  {ratio:.3f}")
     for mode in ("strict", "bounded"):
         model = attach(copy.deepcopy(plain), "vn_dgcnn", preset="paper", mode=mode, trace=False)
-        ratio = interleaved(evaluator(model, batch), evaluator(copy.deepcopy(plain), batch), rounds)
+        ratio = measure_ratio(evaluation(model, batch), evaluation(copy.deepcopy(plain), batch), rounds)
         print(f"eval, {mode:7} / upstream:          {ratio:.3f}")
 
 
-def as_upstream(model: Any, batch: tuple[Any, ...]) -> Timed:
-    """A training step with the optimizer that upstream's script has by default."""
+def make_step(model: Any, batch: tuple[Any, ...]) -> Timed:
+    """Return a training step with the default optimizer of upstream's script."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
-    return trainer(model, batch, optimizer=optimizer)
+    return training_step(model, batch, optimizer=optimizer)
 
 
-def trained(checkout: Path, folder: Path, name: str, drop: float, epochs: int, points: int) -> list[float]:
-    """Test accuracies of one run of upstream's script, epoch by epoch."""
+def train_once(checkout: Path, folder: Path, name: str, drop: float, epochs: int, points: int) -> list[float]:
+    """Run upstream's script once and return its test accuracies per epoch."""
     root = folder / f"{name}-{drop}"
     shutil.copytree(checkout, root, ignore=shutil.ignore_patterns(".git", "__pycache__", "data", "log"))
     data = root / "data" / "modelnet40_normal_resampled"
@@ -76,7 +76,7 @@ def trained(checkout: Path, folder: Path, name: str, drop: float, epochs: int, p
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkout", type=Path, help="of the real upstream")
+    parser.add_argument("--checkout", type=Path, help="folder of the real upstream")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--clouds", type=int, default=8)
@@ -89,16 +89,16 @@ def main() -> None:
     plugin = registry().adapter("vn_dgcnn")
     checkout = (options.checkout or MINIATURE).resolve()
     if options.train:
-        print("test accuracy on rotated shapes, epoch by epoch")
+        print("test accuracy on rotated shapes, per epoch")
         with tempfile.TemporaryDirectory() as made:
             for drop in options.drops:
                 for name in RUNS:
-                    found = trained(checkout, Path(made), name, drop, options.epochs, options.points)
+                    found = train_once(checkout, Path(made), name, drop, options.epochs, options.points)
                     print(f"drop {drop:4.0%} {name:9}", " ".join(f"{accuracy:.3f}" for accuracy in found))
         return
     make_importable(plugin, checkout)
     REPAIRS.apply(plugin, "cpu")
-    cost(options.rounds, options.threads, options.clouds, options.points)
+    print_cost(options.rounds, options.threads, options.clouds, options.points)
 
 
 if __name__ == "__main__":
