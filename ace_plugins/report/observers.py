@@ -10,7 +10,6 @@ import atexit
 import dataclasses
 import os
 import sys
-import warnings
 import weakref
 from contextlib import redirect_stdout
 from importlib import import_module
@@ -18,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..contract.hookspecs import hookimpl
-from ..errors import AceWarning
 from ..output import quiet, say
 from ..plugins.plugin import one_line
 from ..plugins.registry import registry
 from ..settings.config import NONE
 from ..settings.sources import HOME
-from .record import RECORDER, Record, get_ace
+from .record import RECORDER, Record, get_ace, warn
 from .runs import QUANTITIES
 from .trace import create_run_folder, hide_from_git
 
@@ -153,8 +151,7 @@ class Log:
 
     def _fail(self, error: Exception) -> None:
         self.closed = True
-        text = f"logging to {self.record.config.log} stopped: {one_line(error)}; training continues"
-        warnings.warn(text, AceWarning, stacklevel=2)
+        warn(f"logging to {self.record.config.log} stopped: {one_line(error)}; training continues")
 
 
 class Loggers:

@@ -147,7 +147,7 @@ class Record:
 
     def _lose_trace(self, error: OSError) -> None:
         self.trace = None
-        warnings.warn(f"no trace is written: {error}; training continues", AceWarning, stacklevel=2)
+        warn(f"no trace is written: {error}; training continues")
 
     def write(self, **more: Any) -> None:
         """Write a line of the trace."""
@@ -175,12 +175,8 @@ class Record:
         sites = [name for name, value in zip(self.sites, gamma, strict=True) if not math.isfinite(value)]
         if sites and not self._warned:
             self._warned = True
-            warnings.warn(
-                f"gamma is not finite at step {self.steps} (sites {', '.join(sites)}): the run has diverged; "
-                "lower the learning rate",
-                AceWarning,
-                stacklevel=2,
-            )
+            where = f"at step {self.steps} (sites {', '.join(sites)})"
+            warn(f"gamma is not finite {where}: the run has diverged; lower the learning rate")
 
     def _count_gradients(self) -> float:
         """Return the number of gradients that a landed site's mean gradient is computed from."""
@@ -199,19 +195,10 @@ class Record:
 
     def judge(self) -> RunOutcome:
         """Return the outcome of the run so far."""
-        return judge(
-            Evidence(
-                self.config,
-                self.sites,
-                self.history.per_site(now=self.snapshot()),
-                self.steps,
-                landed=self.duals.landed_sites,
-                held=self.duals.held().tolist(),
-                gradients=self._count_gradients(),
-                frames=self.frames,
-                budget=self.budget.expected_steps,
-            )
-        )
+        history, held = self.history.per_site(now=self.snapshot()), self.duals.held().tolist()
+        evidence = Evidence(self.config, self.sites, history, self.steps, self.duals.landed_sites, held)
+        budget, gradients = self.budget.expected_steps, self._count_gradients()
+        return judge(dataclasses.replace(evidence, gradients=gradients, frames=self.frames, budget=budget))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome of the run as JSON-compatible data."""
@@ -291,6 +278,11 @@ class Recorder:
             weakref.finalize(model, record.finish)
 
 
+def warn(text: str) -> None:
+    """Issue an AceWarning."""
+    warnings.warn(text, AceWarning, stacklevel=3)
+
+
 def get_ace(model: Any) -> Ace:
     """Return ``model.ace``, typed."""
     ace: Ace = model.ace
@@ -322,11 +314,7 @@ def _measure_error(model: nn.Module, record: Record, batch: Call | Exception) ->
         found = equivariance_error(model, batch, branches_on=True)
     except Exception as error:
         record.measurable = False
-        warnings.warn(
-            f"the equivariance error of {type(model).__name__} cannot be measured: {error}; training continues",
-            AceWarning,
-            stacklevel=2,
-        )
+        warn(f"the equivariance error of {record.model} cannot be measured: {error}; training continues")
         return None
     values = {name: finite_or_none(v) if isinstance(v, float) else v for name, v in found.to_dict().items()}
     record.errors.append({"step": record.steps, **values})

@@ -29,8 +29,8 @@ FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", 
 SCHEDULED, LANDED, SETTLED = "scheduled", "landed", "settled"
 
 _UNKNOWN = (
-    "Unknown: this run used random frames, which hide any symmetry breaking in the data "
-    "(mode resilient with frames off shows it)"
+    "Whether the data breaks the symmetry is unknown: this run used random frames, which hide any symmetry breaking "
+    "in the data (mode resilient with frames off shows it)"
 )
 _MEANINGS = {
     (FITS, "strict"): "gamma is at 0: the symmetry fits the data, and the branch can be removed",
