@@ -68,6 +68,9 @@ def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> s
         given: The unknown name.
         known: The known names.
         do: Advice at the end.
+
+    Returns:
+        The message.
     """
     import difflib
 

@@ -226,7 +226,7 @@ class Config:
         return 0.25 if self.horizon == "auto" else float(self.horizon)
 
     def latest(self, epoch_steps: int | None) -> float:
-        """Return the step by which gamma reaches its target at the latest, given the steps per epoch if known.
+        """Return the step by which gamma reaches its target at the latest; ``epoch_steps`` is None if unknown.
 
         In strict mode that is 100 epochs, before the model overfits with its branches, but at least 1000 steps.
         """
@@ -245,7 +245,7 @@ class Config:
         return value * gradient if relative else value
 
     def dual_rate(self, primal: Any) -> Any:
-        """Return the learning rate of lambda, given that of gamma's parameter group (a float or a tensor)."""
+        """Return the learning rate of lambda; ``primal`` is that of gamma's parameter group, a float or a tensor."""
         value, relative = RATE.split(self.dual_lr)
         return value * primal if relative else value
 

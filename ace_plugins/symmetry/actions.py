@@ -67,12 +67,12 @@ class _Rigidly(Action):
         return (self.axis,)
 
     def expected_size(self, element: Rigid) -> int:
-        """Return the size that each of these axes must have."""
+        """Return the size that each of these axes must have for ``element``."""
         return element.dimension
 
     @abstractmethod
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        """Return the transformed x, which is float32 or wider and has the acted axes last."""
+        """Return x transformed by ``element``. x is float32 or wider and has the acted axes last."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         rigid = _rigid(self, element)
@@ -302,7 +302,17 @@ class GroupAction:
     def sample_frame(
         self, generator: torch.Generator, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Element:
-        """Return a random element without translation, or one per graph if ``graphs`` finds the rows."""
+        """Return a random element without translation, or one per graph if ``graphs`` finds the rows.
+
+        Args:
+            generator: Source of random numbers.
+            names: Names of the model's arguments.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+
+        Returns:
+            The element.
+        """
         found = None
         if self.graphs is not None and isinstance(self.group, Euclidean):
             found = self.graphs.find_rows(names, args, kwargs)
@@ -351,7 +361,7 @@ class GroupAction:
         return tuple(new_args), new_kwargs
 
     def act_on_outputs(self, element: Element, output: Any) -> Any:
-        """Return a transformed copy of an output of the model."""
+        """Return a copy of an output of the model, transformed by ``element``."""
         for path, action in self._output_paths(output):
             output = _change_at(output, path, partial(_act, action, element, _label(path), ""), _label(path))
         return output

@@ -30,7 +30,16 @@ class Graphs:
     """Inputs with several rows per graph -> their number, such as 3 for lattice vectors [3 * graphs, 3]."""
 
     def find_rows(self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rows | None:
-        """Return the graph of every row in this call, or None if the call has no batch vector (a single graph)."""
+        """Return the graph of every row in this call, or None if the call has no batch vector (a single graph).
+
+        Args:
+            names: Names of the model's arguments.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+
+        Returns:
+            The rows of each tensor, or None.
+        """
         batch = _value_at(self.batch, names, args, kwargs)
         if not isinstance(batch, Tensor) or not batch.dim():
             return None

@@ -238,6 +238,7 @@ class Cyclic:
         return f"C_{self.n}"
 
     def identity(self) -> Rigid:
+        """Return the rotation by 0."""
         return self.rotation(0)
 
     def rotation(self, k: int) -> Rigid:
@@ -248,7 +249,7 @@ class Cyclic:
         return Rigid(turn @ _rotation(math.cos(angle), math.sin(angle)), _tensor([0, 0]))
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Return a uniformly distributed element; ``scale`` has no effect."""
+        """Return a uniformly distributed element, drawn with ``generator``; ``scale`` has no effect."""
         return self.rotation(int(torch.randint(self.n, (), generator=generator, device=generator.device)))
 
 
@@ -271,7 +272,7 @@ class Dihedral(Cyclic):
         return self.rotation(k).compose(mirror)
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Return one of the 2n elements, uniformly distributed; ``scale`` has no effect."""
+        """Return one of the 2n elements, drawn uniformly with ``generator``; ``scale`` has no effect."""
         drawn = int(torch.randint(2 * self.n, (), generator=generator, device=generator.device))
         return self.rotation(drawn) if drawn < self.n else self.reflection(drawn - self.n)
 

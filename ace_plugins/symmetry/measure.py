@@ -151,6 +151,7 @@ def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tu
 
 
 def as_double(x: Tensor) -> Tensor:
+    """Return a copy of a tensor on the CPU in double precision."""
     return x.cpu().to(torch.complex128 if x.is_complex() else torch.float64)
 
 

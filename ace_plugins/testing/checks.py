@@ -448,5 +448,12 @@ CHECKS: tuple[Check, ...] = tuple(check for name, check in list(globals().items(
 
 
 def name_of(check: Check) -> str:
-    """Return the name of a check, for example ``"gamma_zero_is_upstream"``."""
+    """Return the name of a check, for example ``"gamma_zero_is_upstream"``.
+
+    Args:
+        check: The check, one of `CHECKS`.
+
+    Returns:
+        The name.
+    """
     return check.__name__.removeprefix("check_")

@@ -135,7 +135,7 @@ class Kit:
             return model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs)))
 
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
-        """Run a model as `call` does, and return its non-empty floating point tensors.
+        """Run a model on an example as `call` does, and return its non-empty floating point tensors.
 
         Raises:
             AdapterError: There are none.
@@ -147,7 +147,7 @@ class Kit:
         return found
 
     def loss(self, model: nn.Module, example: Example) -> Tensor:
-        """Run a model as `call` does, and return the sum over tensors of the mean squared distance from 1."""
+        """Return the sum over the tensors of `run`, for a model and an example, of the mean squared distance from 1."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
     def train(self, model: nn.Module, example: Example, steps: int = 3, lr: float = 1e-3) -> list[float]:
