@@ -1,4 +1,4 @@
-"""Checkouts for tests: fresh copies of the miniature upstreams, and of the real ones where these are given."""
+"""Copies of upstreams for tests: the miniatures, and the real ones if checkouts are given."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ace_plugins.testing import CHECKS, name_of
 
 MINIATURES = Path(__file__).parent / "upstreams"
 MADE = "__pycache__/\n*.npy\n*.npz\n*.pkl\nexp_results/\n"
-"""What running makes, and tests put there: nothing a user would commit."""
+"""Files that scripts and tests create, which git should ignore."""
 
 
 def miniature(name: str, folder: Path) -> Path:
-    """A copy that git knows, as a user's clone."""
+    """Copy a miniature into a git repository, like a user's clone."""
     root = folder / name
     shutil.copytree(MINIATURES / name, root, ignore=shutil.ignore_patterns("__pycache__"))
     git(root, "init", "-q")
@@ -34,7 +34,7 @@ def miniature(name: str, folder: Path) -> Path:
 
 
 def real(name: str, folder: Path) -> Path:
-    """A copy of the checkout that ``ACE_UPSTREAM_<NAME>`` names; the test is skipped where it names none."""
+    """Copy the checkout that ``ACE_UPSTREAM_<NAME>`` names, or skip the test if the variable is not set."""
     root = folder / name
     shutil.copytree(given(name), root, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     with (root / ".git" / "info" / "exclude").open("a") as exclude:
@@ -56,7 +56,7 @@ def git(root: Path, *arguments: str) -> str:
 
 
 def python(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``python main.py ...`` in that folder, as a user types it."""
+    """Run ``python main.py ...`` in that folder."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("ACE_")}
     return subprocess.run(
         [sys.executable, *arguments],
@@ -69,21 +69,21 @@ def python(root: Path, *arguments: str, **environment: str) -> subprocess.Comple
 
 
 def ace(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``ace-patch ...`` in that folder."""
+    """Run ``ace-patch ...`` in that folder."""
     return python(root, "-m", "ace_plugins", *arguments, **environment)
 
 
 def fresh(root: Path) -> Path:
-    """The checkout as git has it, whatever an earlier test did to it. The data stays."""
+    """Undo what earlier tests did to the checkout, except for its data."""
     changed = git(root, "diff", "--name-only", "--diff-filter=M").split()
-    if changed:  # large files may be absent from a clone, and stay so
+    if changed:  # large files may be missing from a clone
         git(root, "checkout", "-q", "--", *changed)
     (root / "ace.toml").unlink(missing_ok=True)
     shutil.rmtree(root / ".ace", ignore_errors=True)
     return root
 
 
-# Questions that one process answers: what they import costs seconds.
+# Functions that run together in one process, since their imports take seconds.
 
 ASKED = """from __future__ import annotations
 import json, traceback
@@ -99,22 +99,22 @@ print("\\n" + json.dumps(answers))
 
 
 class Answers:
-    """What each question returned. Asking for one that failed fails the test, with its traceback."""
+    """Results of the functions. Reading the result of one that failed fails the test with its traceback."""
 
-    def __init__(self, told: dict[str, tuple[Any, str]]) -> None:
-        self.told = told
+    def __init__(self, results: dict[str, tuple[Any, str]]) -> None:
+        self.results = results
 
     def __call__(self, question: Callable[..., Any]) -> Any:
-        answer, failure = self.told[question.__name__]
+        answer, failure = self.results[question.__name__]
         if failure:
             pytest.fail(failure, pytrace=False)
         return answer
 
 
 def ask(root: Path, *questions: Callable[..., Any]) -> Answers:
-    """Call these functions one after the other in a process of their own in that folder; they return what JSON knows.
+    """Call these functions in one new process in that folder. They return JSON values.
 
-    Only their source goes there, so each imports what it needs.
+    Only their source is passed on, so each imports what it needs.
     """
     code = ASKED.format(
         sources="\n".join(map(inspect.getsource, questions)), names=", ".join(each.__name__ for each in questions)
@@ -125,26 +125,25 @@ def ask(root: Path, *questions: Callable[..., Any]) -> Answers:
 
 
 def assert_same_layout(mini: Path, name: str, layout: Callable[..., Any]) -> None:
-    """The miniature has the names, signatures, keys and shapes of the real one; it may have more."""
+    """Assert that the miniature has all names, signatures, keys and shapes of the real upstream."""
     mine, theirs = (ask(root, layout)(layout) for root in (mini, given(name)))
     assert {key: mine.get(key) for key in theirs} == theirs
 
 
-# What every adapter of a checkout is asked.
+# Assertions for every adapter of a checkout.
 
 
-def assert_healthy(told: dict[str, Any], before: int, after: int) -> None:
-    """What doctor tells: the parameters without and with ACE, a symmetry that the branches alone break, and that all
-    checks of the test kit hold."""
-    assert (told["parameters_before"], told["parameters_after"]) == (before, after)
-    assert told["error_at_0"]["relative"] < 1e-4
-    assert told["error_at_1"]["relative"] > 1e-3
-    assert told["problems"] == []
-    assert told["checks"] == [name_of(check) for check in CHECKS]
+def assert_healthy(report: dict[str, Any], before: int, after: int) -> None:
+    """Assert that doctor finds these parameter counts, a symmetry that only branches break, and no failed check."""
+    assert (report["parameters_before"], report["parameters_after"]) == (before, after)
+    assert report["error_at_0"]["relative"] < 1e-4
+    assert report["error_at_1"]["relative"] > 1e-3
+    assert report["problems"] == []
+    assert report["checks"] == [name_of(check) for check in CHECKS]
 
 
 def assert_revert_is_whole(root: Path, *patch: str) -> None:
-    """Patched twice and reverted: git sees what it saw before."""
+    """Assert that patching twice and reverting leaves no difference that git sees."""
     before = git(root, "status", "--porcelain"), git(root, "diff", "--", "*.py")
     for _ in range(2):
         done = ace(root, *patch)

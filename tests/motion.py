@@ -1,4 +1,4 @@
-"""Motion capture for the miniature of EGNO: somebody made of sticks, running."""
+"""Synthetic motion capture data for the miniature of EGNO: a running stick figure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 TRIALS = {"train": (1, 2, 5, 6, 10), "val": (0, 4, 9), "test": (3, 7, 8)}
 STARTS, BEFORE = 8, 90
-"""So many start frames of every trial, all before that one."""
+"""Number of start frames per trial, and their upper limit."""
 
 
 def write_motion(folder: Path, *, joints: int = 6, frames: int = 130, seed: int = 0) -> None:
-    """``motion_run.pkl`` and ``split_run.pkl``, as upstream pickles them: 11 trials of one skeleton.
+    """Write ``motion_run.pkl`` and ``split_run.pkl`` in upstream's format: 11 trials of one skeleton.
 
-    Upstream looks 30 frames ahead and takes velocities from the frame after: ``frames`` is 121 at least.
+    Upstream predicts 30 frames ahead and computes velocities from the next frame, so ``frames`` is at least 121.
     """
     random = np.random.default_rng(seed)
     parents = [int(random.integers(joint)) for joint in range(1, joints)]
-    bones = random.uniform((-1.0, -2.0, -0.3), (1.0, 0.5, 0.3), (joints, 3))  # of the first joint: none
+    bones = random.uniform((-1.0, -2.0, -0.3), (1.0, 0.5, 0.3), (joints, 3))  # that of the first joint is not used
     swing, lag = random.uniform(0.2, 0.6, joints), random.uniform(0.0, 2 * np.pi, joints)
 
     trials = []
@@ -29,7 +29,7 @@ def write_motion(folder: Path, *, joints: int = 6, frames: int = 130, seed: int 
         time = np.arange(frames)
         phase = start + 2 * np.pi * time / stride
         x = np.empty((frames, joints, 3))
-        # Two bounces a stride, up against gravity and down again, on the way along z.
+        # Two bounces per stride while moving along z.
         x[:, 0] = np.stack((0.1 * np.sin(phase), 8.0 + 0.25 * (1 - np.cos(2 * phase)), speed * time), axis=1)
         for joint, parent in enumerate(parents, start=1):
             angle = swing[joint] * np.sin(phase + lag[joint])

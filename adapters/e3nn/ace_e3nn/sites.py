@@ -106,7 +106,7 @@ class _Block:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.maps = [part for part in parts if part.kind == MAP]
         self.entering: list[Part] = []
-        """For each product, the map before it whose output it reads."""
+        """For each product, the map before it that gives its input."""
         self.after: list[Part] = []
         """The maps after products that read their output."""
         self.ends: list[Part] = []

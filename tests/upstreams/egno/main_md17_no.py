@@ -1,4 +1,4 @@
-"""Predict how a small molecule goes on vibrating: python main_md17_no.py --config_by_file --mol aspirin"""
+"""Predict the vibrations of a small molecule: python main_md17_no.py --config_by_file --mol aspirin"""
 
 import argparse
 import json
@@ -48,7 +48,7 @@ os.makedirs(folder, exist_ok=True)
 
 
 class Logger:
-    """Standard output, kept in a file as well."""
+    """Standard output that is also written to a file."""
 
     def __init__(self, path):
         self.terminal = sys.stdout

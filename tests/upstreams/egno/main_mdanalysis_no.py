@@ -1,4 +1,4 @@
-"""Predict how a protein goes on moving: python main_mdanalysis_no.py --config_by_file"""
+"""Predict the motion of a protein: python main_mdanalysis_no.py --config_by_file"""
 
 import argparse
 import json

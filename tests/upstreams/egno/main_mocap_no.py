@@ -1,4 +1,4 @@
-"""Predict how a person goes on moving: python main_mocap_no.py --config_by_file"""
+"""Predict human motion: python main_mocap_no.py --config_by_file"""
 
 import argparse
 import json
@@ -116,7 +116,7 @@ def main():
 
 
 def train(model, optimizer, epoch, loader, backprop=True):
-    """One pass over the data. All time steps are learned, the error of the last one is returned."""
+    """Run one epoch on all time steps, and return the error of the last time step."""
     model.train(backprop)
     total, counter = 0.0, 0
     for data in loader:

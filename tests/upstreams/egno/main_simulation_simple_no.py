@@ -1,4 +1,4 @@
-"""Predict how charged particles go on moving: python main_simulation_simple_no.py --config_by_file"""
+"""Predict the motion of charged particles: python main_simulation_simple_no.py --config_by_file"""
 
 import argparse
 import json
@@ -114,7 +114,7 @@ def main():
 
 
 def train(model, optimizer, epoch, loader, backprop=True):
-    """One pass over the data. All time steps are learned, the error of the last one is returned."""
+    """Run one epoch on all time steps, and return the error of the last time step."""
     model.train(backprop)
     total, counter = 0.0, 0
     for data in loader:

@@ -4,7 +4,7 @@ from motion.dataset import MotionDataset  # noqa: F401
 
 
 class EarlyStopping:
-    """Keeps the best model in a file, and says when there has been none better for patience evaluations."""
+    """Saves the best model, and stops after patience evaluations without improvement."""
 
     def __init__(self, patience=7, verbose=False, delta=0, path="checkpoint.pt", trace_func=print):
         self.patience = patience

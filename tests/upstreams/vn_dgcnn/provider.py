@@ -1,10 +1,10 @@
-"""Augmentation of batches of point clouds [B, N, C], numpy arrays that are changed in place."""
+"""Augmentation of batches of point clouds [B, N, C], numpy arrays, in place."""
 
 import numpy as np
 
 
 def random_point_dropout(batch_pc, max_dropout_ratio=0.875):
-    """Puts a random share of the points of each cloud where its first point is."""
+    """Moves a random part of each cloud's points to its first point."""
     for cloud in batch_pc:
         ratio = np.random.random() * max_dropout_ratio
         cloud[np.random.random(len(cloud)) <= ratio] = cloud[0]

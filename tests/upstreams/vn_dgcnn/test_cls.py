@@ -36,7 +36,7 @@ def parse_args():
 
 
 def test(model, loader, args, num_class, vote_num):
-    """The loss, the share of the shapes that are told right, and its mean over the classes."""
+    """Return the loss, the instance accuracy and the mean class accuracy."""
     loss = 0.0
     right, seen = np.zeros(num_class), np.zeros(num_class)
     classifier = model.eval()

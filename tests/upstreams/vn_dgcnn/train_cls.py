@@ -52,7 +52,7 @@ def rotation(args, batch_size):
 
 
 def test(model, loader, args, num_class):
-    """The loss, the share of the shapes that are told right, and its mean over the classes."""
+    """Return the loss, the instance accuracy and the mean class accuracy."""
     loss = 0.0
     right, seen = np.zeros(num_class), np.zeros(num_class)
     for points, target in loader:

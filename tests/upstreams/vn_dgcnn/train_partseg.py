@@ -16,7 +16,7 @@ ROOT_DIR = BASE_DIR
 sys.path.append(os.path.join(ROOT_DIR, "models"))
 
 STEPS = 2
-"""Batches of an epoch."""
+"""Batches per epoch."""
 
 
 def parse_args():
@@ -39,7 +39,7 @@ def parse_args():
 
 
 def batch(args):
-    """Random clouds [B, N, 3], one-hot categories [B, 1, 16], and parts [B, N]: the octant that a point is in."""
+    """Return random clouds [B, N, 3], one-hot categories [B, 1, 16], and parts [B, N]: the octant of each point."""
     points = torch.randn(args.batch_size, args.npoint, 3)
     label = torch.eye(16)[torch.randint(16, (args.batch_size, 1))]
     return points, label, ((points > 0) * torch.tensor([1, 2, 4])).sum(dim=-1)

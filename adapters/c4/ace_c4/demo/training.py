@@ -75,7 +75,7 @@ class Result:
 
 
 def load(target: str, seed: int) -> Data:
-    """Draw the images of a target; the three parts have seeds of their own."""
+    """Draw the images of a target; the three parts have different seeds."""
     first = 3 * seed
     return Data(draw(TRAIN, target, first), draw(HELD, target, first + 1), draw(HELD, target, first + 2))
 

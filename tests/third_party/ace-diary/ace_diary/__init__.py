@@ -1,4 +1,4 @@
-"""Writes down what ACE does, a line each, into diary.txt. It knows no architecture: every adapter's models are told."""
+"""An observer that writes one line per event into diary.txt, for the models of all adapters."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@ import numpy as np
 import torch
 
 BOND = 1.8
-"""Atoms nearer than this (in the first frame, Angstrom) count as bonded."""
+"""Distance in the first frame, in Angstrom, below which atoms are bonded."""
 
 
 class MD17DynamicsDataset:
-    """A small molecule that vibrates: positions and velocities in one frame, positions in num_timesteps later ones."""
+    """A vibrating molecule: positions and velocities in one frame, positions in num_timesteps later ones."""
 
     def __init__(self, partition, max_samples, delta_frame, data_dir, molecule_type, num_timesteps=8, seed=100):
         self.partition = partition

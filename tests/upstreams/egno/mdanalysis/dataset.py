@@ -5,7 +5,7 @@ import torch
 
 
 class MDAnalysisDynamicsDataset:
-    """The backbone of a protein, from adk.npz: R [frames, atoms, 3] and charges [atoms], in the order of the chain."""
+    """Backbone of a protein, from adk.npz: R [frames, atoms, 3] and charges [atoms], in chain order."""
 
     def __init__(self, partition, max_samples, delta_frame, data_dir, num_timesteps=4, cut_off=6.0):
         self.partition = partition

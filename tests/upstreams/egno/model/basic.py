@@ -3,7 +3,7 @@ from torch import nn
 
 
 def aggregate(message, row_index, n_node, aggr="sum", mask=None):
-    """Messages of the edges [E, C], added up or averaged at the nodes their rows name: [n_node, C]."""
+    """Sum or average messages [E, C] at the nodes given by row: [n_node, C]."""
     weight = message.new_ones(len(message), 1) if mask is None else mask.to(message).reshape(-1, 1)
     total = message.new_zeros(n_node, message.shape[1]).index_add(0, row_index, message * weight)
     if aggr == "sum":
@@ -63,7 +63,7 @@ class InvariantScalarNet(nn.Module):
 
 
 class EGNN_Layer(nn.Module):
-    """Messages along the edges, which move the nodes and update their features."""
+    """Message passing layer that moves nodes and updates features."""
 
     def __init__(
         self,

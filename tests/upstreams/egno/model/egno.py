@@ -6,7 +6,7 @@ from model.layer_no import TimeConv, TimeConv_x, get_timestep_embedding
 
 
 class EGNO(EGNN):
-    """Equivariant graph neural operator: from one state of a graph to its states at num_timesteps later times."""
+    """Equivariant graph neural operator: maps a state of a graph to its states at num_timesteps later times."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class EGNO(EGNN):
         self.to(device)
 
     def forward(self, x, h, edge_index, edge_fea, v=None, loc_mean=None):
-        """All outputs are [T * N, .], the nodes of the first time step first."""
+        """Return outputs [T * N, ...], ordered by time step."""
         times, n_nodes = self.num_timesteps, len(h)
 
         time_emb = get_timestep_embedding(torch.arange(times, device=x.device), self.time_emb_dim).to(h)

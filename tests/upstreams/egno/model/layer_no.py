@@ -5,7 +5,7 @@ from torch import nn
 
 
 def get_timestep_embedding(timesteps, embedding_dim, max_positions=10000):
-    """Sines, then cosines, of every time step at embedding_dim / 2 frequencies: [T, embedding_dim]."""
+    """Return sines and cosines of the time steps at embedding_dim / 2 frequencies: [T, embedding_dim]."""
     half = embedding_dim // 2
     exponents = torch.arange(half, device=timesteps.device, dtype=torch.float32) / max(half - 1, 1)
     angles = timesteps.float()[:, None] * torch.exp(-math.log(max_positions) * exponents)
@@ -14,7 +14,7 @@ def get_timestep_embedding(timesteps, embedding_dim, max_positions=10000):
 
 
 class SpectralConv1d(nn.Module):
-    """Convolution over time of scalars [T, N, C]: the lowest frequencies are mixed, the others are dropped."""
+    """Convolution over time of scalars [T, N, C]. Mixes the lowest frequencies and drops the others."""
 
     def __init__(self, in_ch, out_ch, modes1):
         super().__init__()
@@ -40,7 +40,7 @@ class TimeConv(nn.Module):
 
 
 class SpectralConv1d_x(nn.Module):
-    """Convolution over time of vectors [T, N, 3, C]: only the channels are mixed, so rotations commute with it."""
+    """Convolution over time of vectors [T, N, 3, C]. Mixes only channels, so it is equivariant."""
 
     def __init__(self, in_ch, out_ch, modes1):
         super().__init__()

@@ -8,7 +8,7 @@ PARTITIONS = ("train", "val", "test")
 
 
 class MotionDataset:
-    """Joints of a moving person: where they are and how they move, and the same delta_frame frames later."""
+    """Joints of a moving person: positions and velocities, and the same delta_frame frames later."""
 
     def __init__(self, partition, max_samples, delta_frame, data_dir, case="walk"):
         self.partition = partition
@@ -41,11 +41,11 @@ class MotionDataset:
             return pickle.load(file)
 
     def later_frames(self):
-        """The frames to be predicted, counted from the start."""
+        """Return the target frames relative to the start."""
         return [self.delta_frame]
 
     def make_edges(self, bones, n_nodes):
-        """Joints with a bone between them (attribute 1), and those with one joint between them (2)."""
+        """Connect joints with a bone between them (attribute 1) and with one joint between them (2)."""
         near = torch.zeros(n_nodes, n_nodes)
         for i, j in bones:
             near[i, j] = near[j, i] = 1
@@ -73,7 +73,7 @@ class MotionDataset:
 
 
 class MotionDynamicsDataset(MotionDataset):
-    """The same with the last num_timesteps frames as targets."""
+    """The same data with num_timesteps target frames."""
 
     def __init__(self, partition, max_samples, delta_frame, data_dir, case="walk", num_timesteps=6):
         self.num_timesteps = num_timesteps

@@ -5,7 +5,7 @@ import torch
 
 
 class NBodyDataset:
-    """Charged particles: where they are and how they move in one frame, and where they are in a later one."""
+    """Charged particles: positions and velocities in one frame, positions in a later one."""
 
     frame_0, frame_T = 30, 40
 
@@ -38,13 +38,13 @@ class NBodyDataset:
         return self.loc.shape[2]
 
     def get_edges(self, batch_size, n_nodes):
-        """Rows and columns of batch_size fully connected graphs, numbered through."""
+        """Return rows and columns of batch_size fully connected graphs with consecutive node numbers."""
         offsets = n_nodes * torch.arange(batch_size).unsqueeze(1)
         return [(offsets + ends).reshape(-1) for ends in self.edges]
 
 
 class NBodyDynamicsDataset(NBodyDataset):
-    """The same with num_timesteps targets, evenly spaced up to the last."""
+    """The same data with num_timesteps targets, evenly spaced up to the last frame."""
 
     def __init__(self, partition="train", data_dir=".", max_samples=1e8, num_timesteps=10):
         self.num_timesteps = num_timesteps

@@ -2,14 +2,14 @@ from e3nn.o3 import FullyConnectedTensorProduct, Irreps
 
 
 def one_of_each(lmax, sh):
-    """Every type up to lmax once: with the parity of the spherical harmonics, or with both parities."""
+    """Return every type up to lmax once, with the parity of spherical harmonics or with both."""
     if sh:
         return Irreps.spherical_harmonics(lmax)
     return Irreps([(1, (degree, parity)) for degree in range(lmax + 1) for parity in (1, -1)])
 
 
 def BalancedIrreps(lmax, vec_dim, sh_type=True):
-    """Divide vec_dim channels equally over the types; what is left over goes to the scalars."""
+    """Divide vec_dim channels equally among the types. The remainder becomes scalars."""
     types = one_of_each(lmax, sh_type)
     counts = [int(vec_dim / len(types) / mul_ir.ir.dim) for mul_ir in types]
     counts[0] += vec_dim - sum(n * mul_ir.ir.dim for n, mul_ir in zip(counts, types, strict=True))
@@ -19,7 +19,7 @@ def BalancedIrreps(lmax, vec_dim, sh_type=True):
 
 
 def WeightBalancedIrreps(irreps_in1_scalar, irreps_in2, sh=True, lmax=None):
-    """The smallest balanced type whose tensor product with irreps_in2 weighs no less than the scalar linear map."""
+    """Return the smallest balanced irreps with at least as many weights as the scalar linear map."""
     irreps_in2 = Irreps(irreps_in2)
     types = one_of_each(irreps_in2.lmax if lmax is None else lmax, sh)
     wanted = count_weights(irreps_in1_scalar, "1x0e", irreps_in1_scalar)

@@ -8,7 +8,7 @@ FRAMES = {"nbody_small": (30, 40)}
 
 
 class NBodyDataset:
-    """Charged particles: where they are and how they move in one frame, and where they are in a later one."""
+    """Charged particles: positions and velocities in one frame, positions in a later one."""
 
     def __init__(self, partition="train", max_samples=1e8, dataset_name="nbody_small"):
         if dataset_name not in FILES:
@@ -49,6 +49,6 @@ class NBodyDataset:
         return self.data[0].shape[2]
 
     def get_edges(self, batch_size, n_nodes):
-        """Rows and columns of batch_size fully connected graphs, numbered through."""
+        """Return rows and columns of batch_size fully connected graphs with consecutive node numbers."""
         offsets = n_nodes * torch.arange(batch_size).unsqueeze(1)
         return [(offsets + ends).reshape(-1) for ends in self.edges]

@@ -13,7 +13,7 @@ torch.manual_seed(42)
 
 
 class O3Transform:
-    """Adds what the network is given to a graph with pos, vel and (in edge_attr) the products of the charges."""
+    """Adds the network's inputs to a graph with pos, vel and the products of the charges (in edge_attr)."""
 
     def __init__(self, lmax_attr):
         self.attr_irreps = Irreps.spherical_harmonics(lmax_attr)

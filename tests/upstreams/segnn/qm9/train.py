@@ -15,7 +15,7 @@ N_TRAIN, N_TEST = 64, 16
 
 
 def make_graphs(n, radius, lmax_attr, seed):
-    """Random small "molecules": five kinds of atoms, and a target made of their kinds and distances."""
+    """Random small "molecules" of five elements, with a target computed from elements and distances."""
     generator = torch.Generator().manual_seed(seed)
     attr_irreps = Irreps.spherical_harmonics(lmax_attr)
     graphs = []
@@ -47,7 +47,7 @@ def make_graphs(n, radius, lmax_attr, seed):
 
 
 def batches(graphs, epoch, rank, args):
-    """The batches of an epoch for one of args.gpus processes: together they see what a single process would.
+    """Batches of one epoch for one of args.gpus processes. Together they see the same data as a single process.
 
     So they also learn the same (with --norm none; an instance norm takes the gradient of the biases before it away,
     and Adam makes steps of the rounding errors that are left; a batch norm sees only the batch of its process).

@@ -1,4 +1,4 @@
-"""ModelNet40 as text files, one for each shape, with a point and its normal on each line."""
+"""ModelNet40 from text files, one per shape, with a point and its normal on each line."""
 
 import os
 
@@ -7,13 +7,13 @@ from torch.utils.data import Dataset
 
 
 def pc_normalize(pc):
-    """Centred, and scaled to the unit sphere."""
+    """Centre the points and scale them to the unit sphere."""
     pc = pc - pc.mean(axis=0)
     return pc / np.sqrt((pc**2).sum(axis=1)).max()
 
 
 def farthest_point_sample(point, npoint):
-    """npoint of the points [N, D], each as far as can be from those before it."""
+    """Select npoint of the points [N, D] by farthest point sampling."""
     xyz = point[:, :3]
     distance = np.full(len(point), np.inf)
     chosen = [np.random.randint(len(point))]

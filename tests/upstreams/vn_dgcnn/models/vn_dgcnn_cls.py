@@ -1,4 +1,4 @@
-"""Which class a point cloud belongs to, by a dynamic graph CNN on vectors."""
+"""Classification of point clouds by a dynamic graph CNN on vectors."""
 # ruff: noqa: F403, F405
 
 import torch

@@ -1,4 +1,4 @@
-"""Which part of its object each point belongs to, by a dynamic graph CNN on vectors."""
+"""Part segmentation of point clouds by a dynamic graph CNN on vectors."""
 # ruff: noqa: F403, F405
 
 import torch

@@ -1,4 +1,4 @@
-"""Layers on lists of vectors: features are [B, C, 3], [B, C, 3, N] or [B, C, 3, N, k], which is dim 3, 4 or 5."""
+"""Layers on vector channels: features [B, C, 3], [B, C, 3, N] or [B, C, 3, N, k] (dim 3, 4 or 5)."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ def on_channels(linear, x):
 
 
 def bend(p, d, negative_slope):
-    """A leaky ReLU of the vectors p: what points against its direction d shrinks to the slope."""
+    """Leaky ReLU of vectors p: scales the part opposite to the direction d by the slope."""
     along = (p * d).sum(dim=2, keepdim=True)
     flat = p - along / ((d * d).sum(dim=2, keepdim=True) + EPS) * d
     return negative_slope * p + (1 - negative_slope) * torch.where(along >= 0, p, flat)
@@ -30,7 +30,7 @@ class VNLinear(nn.Module):
 
 
 class VNLeakyReLU(nn.Module):
-    """A leaky ReLU along learned directions, one for each channel or one for all."""
+    """Leaky ReLU along learned directions, one per channel or one for all."""
 
     def __init__(self, in_channels, share_nonlinearity=False, negative_slope=0.2):
         super().__init__()
@@ -58,7 +58,7 @@ class VNLinearLeakyReLU(nn.Module):
 
 
 class VNBatchNorm(nn.Module):
-    """Batch normalisation of the lengths; directions stay."""
+    """Batch normalisation of the lengths of vectors."""
 
     def __init__(self, num_features, dim):
         super().__init__()
@@ -71,7 +71,7 @@ class VNBatchNorm(nn.Module):
 
 
 class VNMaxPool(nn.Module):
-    """Of the samples along the last dim, for each channel the one that goes furthest along its learned direction."""
+    """Max pooling over the last dim: per channel the vector that goes furthest along its learned direction."""
 
     def __init__(self, in_channels):
         super().__init__()
@@ -90,7 +90,7 @@ def mean_pool(x, dim=-1, keepdim=False):
 
 
 class VNStdFeature(nn.Module):
-    """Coordinates in a frame that turns with the input, which no rotation changes, and that frame."""
+    """Invariant coordinates in a frame that rotates with the input, and that frame."""
 
     def __init__(self, in_channels, dim=4, normalize_frame=False, share_nonlinearity=False, negative_slope=0.2):
         super().__init__()
@@ -111,7 +111,7 @@ class VNStdFeature(nn.Module):
 
 
 def orthonormal(pair):
-    """Two vectors [B, 2, 3, ...] made orthonormal, and their cross product: [B, 3, 3, ...]."""
+    """Orthonormalise two vectors [B, 2, 3, ...] and add their cross product: [B, 3, 3, ...]."""
     first, second = pair[:, 0], pair[:, 1]
     first = first / (first.norm(dim=1, keepdim=True) + EPS)
     second = second - (second * first).sum(dim=1, keepdim=True) * first

@@ -9,7 +9,7 @@ from models.vn_layers import *
 
 
 class STNkd(nn.Module):
-    """d vectors for the whole cloud: [B, d, 3, N] -> [B, d, 3]."""
+    """Global features of a cloud: [B, d, 3, N] -> [B, d, 3]."""
 
     def __init__(self, args, d=64):
         super().__init__()
@@ -32,7 +32,7 @@ class STNkd(nn.Module):
 
 
 class PointNetEncoder(nn.Module):
-    """Invariant features of a cloud, or of its points together with those of the cloud."""
+    """Invariant features of a cloud, or of its points and the cloud."""
 
     def __init__(self, args, global_feat=True, feature_transform=False, channel=3):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which class a point cloud belongs to, by PointNet on vectors."""
+"""Classification of point clouds by PointNet on vectors."""
 
 import torch.nn.functional as F
 from torch import nn

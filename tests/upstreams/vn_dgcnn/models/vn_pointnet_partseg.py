@@ -1,4 +1,4 @@
-"""Which part of its object each point belongs to, by PointNet on vectors."""
+"""Part segmentation of point clouds by PointNet on vectors."""
 
 import torch
 import torch.nn.functional as F

@@ -5,7 +5,7 @@ from torch_geometric.nn import global_max_pool, global_mean_pool
 
 
 class InstanceNorm(nn.Module):
-    """Normalise every channel over the nodes of its graph; scalars are centred, the others only scaled."""
+    """Normalises every channel over the nodes of its graph. Scalars are centred, others only scaled."""
 
     def __init__(self, irreps, eps=1e-5, affine=True, reduce="mean", normalization="component"):
         super().__init__()

@@ -40,7 +40,7 @@ class O3TensorProduct(nn.Module):
         self.register_parameter("biases", nn.Parameter(torch.cat(biases)) if biases else None)
 
     def vectorise(self):
-        """Lay the corrections and the places of the biases out over the output channels."""
+        """Compute the corrections and the places of the biases for each output channel."""
         correction = torch.ones(self.irreps_out.dim)
         bias_idx = []
         for mul_ir, s, sqrt_k in zip(self.irreps_out, self.irreps_out.slices(), self.slices_sqrt_k, strict=True):
@@ -64,7 +64,7 @@ class O3TensorProduct(nn.Module):
 
 
 class O3TensorProductSwishGate(O3TensorProduct):
-    """O3TensorProduct, then SiLU on the scalars; everything else is scaled by a sigmoid of a scalar of its own."""
+    """O3TensorProduct with SiLU on the scalars and sigmoid gates on everything else."""
 
     def __init__(self, irreps_in1, irreps_out, irreps_in2=None):
         scalars, gates, gated = split_for_gate(irreps_out)
@@ -76,7 +76,7 @@ class O3TensorProductSwishGate(O3TensorProduct):
 
 
 class O3SwishGate(torch.nn.Module):
-    """The gate alone, for features that bring their gate scalars along."""
+    """The gate alone, for features that include the gate scalars."""
 
     def __init__(self, irreps_g_scalars, irreps_g_gate, irreps_g_gated):
         super().__init__()
@@ -87,7 +87,7 @@ class O3SwishGate(torch.nn.Module):
 
 
 def split_for_gate(irreps):
-    """Scalars (the first block), the gate scalars needed, and what they gate."""
+    """Return the scalars (the first block), the gate scalars and the gated irreps."""
     irreps = Irreps(irreps)
     scalars, gated = irreps[:1], irreps[1:]
     gates = Irreps([(gated.num_irreps, "0e")]) if gated.dim else Irreps([])

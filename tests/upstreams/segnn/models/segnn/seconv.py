@@ -64,7 +64,7 @@ class SEConv(nn.Module):
             raise ValueError(f"unknown pool: {pool}")
 
     def catch_isolated_nodes(self, graph):
-        """Nodes without neighbours may lack (the last rows of) node_attr; the trivial attribute is always one."""
+        """Add rows of node_attr that nodes without neighbours lack, and set the trivial attribute to one."""
         missing = graph.num_nodes - graph.node_attr.shape[0]
         if graph.contains_isolated_nodes() and missing > 0:
             graph.node_attr = nn.functional.pad(graph.node_attr, (0, 0, 0, missing))
@@ -89,7 +89,7 @@ class SEConv(nn.Module):
 
 
 class SEConvLayer(MessagePassing):
-    """A steerable convolution: the messages are added up, then gated."""
+    """Steerable convolution: messages are summed, then gated."""
 
     def __init__(
         self,

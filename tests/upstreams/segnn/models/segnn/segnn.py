@@ -62,7 +62,7 @@ class SEGNN(nn.Module):
             raise ValueError(f"unknown pool: {pool}")
 
     def catch_isolated_nodes(self, graph):
-        """Nodes without neighbours may lack (the last rows of) node_attr; the trivial attribute is always one."""
+        """Add rows of node_attr that nodes without neighbours lack, and set the trivial attribute to one."""
         missing = graph.num_nodes - graph.node_attr.shape[0]
         if graph.contains_isolated_nodes() and missing > 0:
             graph.node_attr = nn.functional.pad(graph.node_attr, (0, 0, 0, missing))

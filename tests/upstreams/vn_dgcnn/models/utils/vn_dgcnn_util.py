@@ -1,17 +1,17 @@
-"""Graphs of nearest neighbours, and what their edges carry."""
+"""Graphs of nearest neighbours and their edge features."""
 
 import torch
 
 
 def knn(x, k):
-    """Indices of the k columns nearest to each column of x [B, D, N], itself among them: [B, N, k]."""
+    """Return the indices [B, N, k] of the k columns of x [B, D, N] nearest to each column, including itself."""
     square = x.square().sum(dim=1, keepdim=True)
     distance = square + square.transpose(2, 1) - 2 * torch.matmul(x.transpose(2, 1), x)
     return distance.topk(k, dim=-1, largest=False)[1]
 
 
 def centre_and_neighbours(x, k, idx, x_coord):
-    """Two of [B, C, 3, N, k] for x [B, C, 3, N]; neighbours by idx, or in x_coord where given, or in x itself."""
+    """Return neighbours and centres [B, C, 3, N, k] of x [B, C, 3, N], by idx, by distances in x_coord, or in x."""
     batch_size, num_points = x.size(0), x.size(3)
     x = x.reshape(batch_size, -1, num_points)
     if idx is None:
@@ -27,13 +27,13 @@ def centre_and_neighbours(x, k, idx, x_coord):
 
 
 def get_graph_feature(x, k=20, idx=None, x_coord=None):
-    """x [B, C, 3, N] -> [B, 2C, 3, N, k]: neighbour - centre, centre."""
+    """Map x [B, C, 3, N] to [B, 2C, 3, N, k]: neighbour - centre, centre."""
     centre, neighbours = centre_and_neighbours(x, k, idx, x_coord)
     return torch.cat((neighbours - centre, centre), dim=1).contiguous()
 
 
 def get_graph_feature_cross(x, k=20, idx=None):
-    """x [B, C, 3, N] -> [B, 3C, 3, N, k]: neighbour - centre, centre, neighbour x centre."""
+    """Map x [B, C, 3, N] to [B, 3C, 3, N, k]: neighbour - centre, centre, neighbour x centre."""
     centre, neighbours = centre_and_neighbours(x, k, idx, None)
     cross = torch.cross(neighbours, centre, dim=2)
     return torch.cat((neighbours - centre, centre, cross), dim=1).contiguous()
