@@ -1,4 +1,4 @@
-"""Records of runs, written as a run writes them: what a report is read from."""
+"""Writes files of runs as training does, for tests of reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on runs whose truth is known, since the data were made for it; and what is advised, done to the letter.
+"""Verdicts on data with a known symmetry, and runs that follow the advice of the verdicts.
 
 Targets are a function of |x|, and of the first coordinate where the symmetry is broken. Branches read x itself.
 """

@@ -1,4 +1,4 @@
-"""What loggers are told, read back with what each library wrote."""
+"""Logged values, read back from the files that each library wrote."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_the_scripts_own_run_of_trackio_is_used(tmp_path: Path) -> None:
     assert [row["step"] for row in found] == [0, 1, 2, 3, 4], "the script counts on"
 
 
-# What goes wrong, and what nobody asked for.
+# Failures, and libraries that are not used.
 
 
 @pytest.mark.parametrize("log", LOGGERS)
@@ -358,8 +358,7 @@ def test_a_logger_that_fails_is_told_once_and_costs_no_training(
     monkeypatch.setitem(loggers.KINDS, "tensorboard", failing)
     monkeypatch.setattr(plugin, "_importable", lambda package: True)
     model = attach(Layered(), log="tensorboard", trace_every=1)
-    told = "logging to tensorboard stopped: OSError: No space left on device; training continues"
-    with pytest.warns(AceWarning, match=f"^{told}$") as caught:  # noqa: PT031
+    with pytest.warns(AceWarning, match="tensorboard .*OSError: No space left on device") as caught:  # noqa: PT031
         train(model, 3)
         project(model)
     assert len(caught) == 1

@@ -1,4 +1,4 @@
-"""The page: whole, self-contained, escaped, and small whatever the run."""
+"""The page: valid, self-contained, escaped and small. Charts, tables and formatted numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a run: one for every model, told in words at the end."""
+"""The record of a run: advice, summary, status and announcements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of a run."""
+"""The trace of a run: lines, events and errors, in every way that a run ends."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_costs_no_training(tmp_path: Path, monke
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ACE_RUNS", str(tmp_path / "file" / "runs"))
     model = attach(Layered())
-    with pytest.warns(AceWarning, match="no trace is written: .*training continues"):
+    with pytest.warns(AceWarning, match="no trace .*training continues"):
         train(model, 12)
 
 
@@ -160,7 +160,7 @@ def test_divergence_is_told(tmp_path: Path) -> None:
     train(model, 1)
     with torch.no_grad():
         model.ace.gamma[1] = float("nan")
-    told = r"gamma is not finite at step 10 \(sites .*layers.1.*\): the run has diverged"
+    told = r"gamma is not finite at step 10 .*layers.1.*diverged"
     with pytest.warns(AceWarning, match=told), pytest.warns(AceWarning, match="not finite in 9 of 10 steps"):
         train(model, 9)
     assert read_trace(runs(tmp_path)[0])[-1]["gamma"][1] is None
@@ -212,7 +212,7 @@ def test_project_frees_the_branches(tmp_path: Path) -> None:
 
 
 def test_no_trace_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AceError, match=r"no trace in .*: expected trace.jsonl; runs are under .ace/runs"):
+    with pytest.raises(AceError, match="expected trace.jsonl"):
         read_trace(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Verdicts on made-up and on simulated runs, and the history they are read off."""
+"""Verdicts on constructed and simulated courses, and the history that they are derived from."""
 
 from __future__ import annotations
 

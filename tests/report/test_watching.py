@@ -1,4 +1,4 @@
-"""A run watched while it grows."""
+"""The live view of a run in progress."""
 
 from __future__ import annotations
 
