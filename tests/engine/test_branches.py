@@ -50,7 +50,7 @@ def test_norm_has_what_lightnings_weight_averaging_reads() -> None:
 def test_statistics_over_all_processes() -> None:
     """``convert_sync_batchnorm``, as Lightning's ``sync_batchnorm=True`` calls it, on features in three dimensions."""
     torch.manual_seed(0)
-    attach(Layered())  # with the first attached model torch is told
+    attached = attach(Layered())  # an attached model keeps the conversion patched
     model = nn.ModuleDict({"ours": nn.Sequential(Norm(4), nn.Linear(4, 4)), "theirs": nn.BatchNorm1d(4)})
     twin = copy.deepcopy(model)
     keys = [name for name in model.state_dict() if "ours" in name]
@@ -63,6 +63,7 @@ def test_statistics_over_all_processes() -> None:
         assert torch.allclose(converted["ours"].train(mode)(x), twin["ours"].train(mode)(x), atol=1e-6)
     converted.load_state_dict(twin.state_dict())
     twin["ours"].load_state_dict(converted["ours"].state_dict())
+    assert hasattr(attached, "ace")
 
 
 def test_a_single_row_has_no_spread() -> None:

@@ -225,7 +225,7 @@ def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Modul
         assert torch.allclose(one, two, atol=1e-6)
     assert len(ace.live()) == len(ace.sites) - 1
     hooks = [h for m in model.modules() for h in m._forward_hooks.values() if type(h).__name__ == "SiteHook"]
-    assert ace.sites[0].name not in [hook.site for hook in hooks]
+    assert ace.sites[0].name not in [hook.name for hook in hooks]
     ace.duals.site_landed.fill_(1.0)
     ace.duals.note_landed()
     with torch.no_grad():
