@@ -235,7 +235,7 @@ def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Modul
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
     sum(o.square().mean() for o in second).backward()
     assert all(p.grad is None and not p.requires_grad for p in ace.parameters())
-    left = [h for m in model.modules() for h in m._forward_hooks.values() if type(h).__name__ != "OpenHook"]
+    left = [h for m in model.modules() for h in m._forward_hooks.values() if type(h).__name__ != "CloseHook"]
     assert left == []
 
 
