@@ -167,7 +167,6 @@ def _build(
             evaluating=[(find_argument(Tap(name), "", model, name), value) for name, value in evaluating.items()],
             # Steps of gamma and the duals are too small for half precision.
             dtype=torch.float64 if like.dtype == torch.float64 else torch.float32,
-            device=torch.device("cpu"),
         )
     ace.branches.to(dtype=like.dtype)
     ace.to(device=like.device)

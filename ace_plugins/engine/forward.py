@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,12 +131,12 @@ def select_output(output: Any, site: Site) -> Any:
     selected = output if site.output is None else get_part(output, str(site.output), f"output of {site.module}")
     if isinstance(selected, Tensor):
         return selected
-    kind = type(selected).__name__
-    if site.output is None and isinstance(selected, (tuple, list, dict)):
-        parts = ", ".join(map(repr, selected if isinstance(selected, dict) else range(len(selected))))
-        raise AdapterError(f"site {site.name!r}: {site.module} returns a {kind}; set output= to one of {parts}")
-    what = "output" if site.output is None else f"output {site.output!r}"
-    raise AdapterError(f"site {site.name!r}: {what} of {site.module} is a {kind}, expected a tensor; set output=")
+    parts = (
+        selected if isinstance(selected, dict) else range(len(selected) if isinstance(selected, (tuple, list)) else 0)
+    )
+    hint = f"set output= to one of {', '.join(map(repr, parts))}" if parts else "correct output="
+    what = f"{site.module} returns" if site.output is None else f"output {site.output!r} of {site.module} is"
+    raise AdapterError(f"site {site.name!r}: {what} a {type(selected).__name__}, expected a tensor; {hint}")
 
 
 def replace_output(output: Any, site: Site, tensor: Tensor) -> Any:
@@ -192,8 +193,10 @@ NO_BATCH = "for fullgraph=True: set error_every = 0; the measured batch is copie
 def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return a random frame, and the arguments of a training pass in it."""
     assert ace.action is not None
-    # Every rank draws other frames.
-    generator = torch.Generator().manual_seed(ace.passes.draw_seed(ace.duals.count, rank()))
+    # The same when the run is repeated, but other on every rank, and without the script's random stream.
+    ace.passes.count += 1
+    seed = random.Random(f"{torch.initial_seed()} {ace.duals.count} {ace.passes.count} {rank()}").getrandbits(63)
+    generator = torch.Generator().manual_seed(seed)
     names = forward_names(model)
     frame = ace.action.sample_frame(generator, names, args, kwargs)
     return frame, ace.action.act_on_inputs(frame, names, args, kwargs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -127,12 +126,6 @@ class PassState:
     batch: Call | Exception | None = None
     """Batch of a step that ends with a measurement, or the reason why it could not be copied."""
 
-    def draw_seed(self, steps: int, rank: int) -> int:
-        """Return a seed for the next pass of this step, which is the same when the run is repeated."""
-        self.count += 1
-        # The script's random stream is not used.
-        return random.Random(f"{torch.initial_seed()} {steps} {self.count} {rank}").getrandbits(63)
-
 
 class Ace(nn.Module):
     """Everything ACE adds to one model.
@@ -156,7 +149,6 @@ class Ace(nn.Module):
         action: GroupAction | None,
         evaluating: Sequence[tuple[Argument, Any]],
         dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
         super().__init__()
         self.adapter = adapter
@@ -173,16 +165,16 @@ class Ace(nn.Module):
         first = {read: name for name, read in reversed(inputs.items())}
         self.prepared_by = {name: first[read] for name, read in inputs.items()}
         """Sites with a branch that adds itself -> the first site with the same input."""
-        self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype, device=device))
+        self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.bounds = bool(find_bounded(self.branches))
         """Some maps of the branches are bounded."""
-        self.duals = Duals(len(self.sites), config, dtype=dtype, device=device)
+        self.duals = Duals(len(self.sites), config, dtype=dtype, device=self.gamma.device)
         self.budget = Budget(config, script)
         about = {"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]}
         text = json.dumps(about).encode()
         # Floats, because scripts that average checkpoints average every entry.
-        self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32, device=device))
+        self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32))
         self.in_eval = config.branches_in_eval
         self.action = action
         """The group's action on the model, if training passes use random frames."""
