@@ -84,7 +84,8 @@ class Budget:
         return None if length is None else self._horizon_of(length)
 
     def _horizon_of(self, length: int) -> float:
-        return max(1.0, min(self.config.share * length, self.config.latest((self.agreed or self.facts)[2])))
+        epoch_steps = (self.agreed or self.facts)[2]
+        return max(1.0, min(self.config.share * length, self.config.latest(epoch_steps)))
 
     def length(self, count: int) -> int | None:
         """Return the steps of the run as known after ``count`` steps; None while more may become known soon."""
@@ -122,7 +123,7 @@ class Budget:
     def inspect(self, optimizer: Optimizer, count: int) -> None:
         """Read the length from Lightning or a scheduler, where neither the user nor the script gives it.
 
-        Lightning also knows the steps of an epoch: it does not call ``model.train()``.
+        Lightning also has the steps of an epoch, and does not call ``model.train()``.
         """
         made = 1 if self.begun is None else count - self.begun  # in this process
         if self.steps is not None:

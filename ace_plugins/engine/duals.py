@@ -47,7 +47,7 @@ class Duals(nn.Module):
     site_landed: Tensor
     """1 where a site has landed: gamma is 0 for good (paced loop, strict and scheduled)."""
     skipped: Tensor | None = None
-    """Steps whose gradient was not finite, on the device: their number, and how many of them were the last ones."""
+    """Steps with a gradient that was not finite, on the device: their number, and the number of them at the end."""
     warned: bool = False
     """Whether the user was warned of such steps."""
 
@@ -64,6 +64,8 @@ class Duals(nn.Module):
         """``steps`` as a Python number, so that no step waits for the device to read it."""
         self.landed_sites: frozenset[int] = frozenset()
         """Numbers of the sites that have landed, likewise."""
+        self.landed = False
+        """Whether all of them have."""
         averages = ("mean", "square") if config.paced or config.dual_optimizer == "adam" else ()
         strict = ("waited",) if config.paced and config.mode == "strict" else ()
         resilient = ("u", *(("run_square",) if config.paced else ())) if config.mode == "resilient" else ()
@@ -72,11 +74,6 @@ class Duals(nn.Module):
     def moving(self) -> list[Tensor]:
         """Return the buffers that a step under these settings moves."""
         return [self._buffers[name] for name in self._moving]  # type: ignore[misc]
-
-    @property
-    def landed(self) -> bool:
-        """Whether every gamma is 0 for good."""
-        return len(self.landed_sites) == len(self.lambda_)
 
     def tick(self) -> None:
         """Count one more step."""
@@ -92,11 +89,12 @@ class Duals(nn.Module):
         self.skipped += one
 
     def note_landed(self) -> None:
-        """Set ``landed_sites`` from the buffers."""
+        """Set ``landed_sites`` and ``landed`` from the buffers."""
         if self.config.paced and self.config.lands:
             self.landed_sites = frozenset(self.site_landed.nonzero().flatten().tolist())
         else:
             self.landed_sites = frozenset(range(len(self.lambda_)) if self.config.has_landed(self.count) else ())
+        self.landed = len(self.landed_sites) == len(self.lambda_)
 
     def snapshot(self, gamma: Tensor) -> Tensor:
         """Return gamma, lambda and u of every site, [3, sites], without waiting for the device."""
@@ -173,7 +171,7 @@ class Duals(nn.Module):
             return
         kept = error if self.config.paced else torch.zeros_like(error)
         meaning = "waited" if self.config.lands else "run_square"
-        # It was -1 where a site had landed, whose gamma has been at 0 for some steps.
+        # It was -1 where a site had landed: gamma has been at 0 there for an unknown number of steps.
         found = {"run_square": torch.zeros_like(error), "waited": torch.zeros_like(error), meaning: kept.abs()}
         found["site_landed"] = (kept < 0).to(error.dtype)
         state.update({prefix + name: value for name, value in found.items()})

@@ -91,7 +91,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
 
 @torch.no_grad()
 def land(duals: Duals, horizon: float) -> bool:
-    """Land the sites whose gamma has stayed at 0 long enough. Returns whether there are any.
+    """Land the sites where gamma has stayed at 0 long enough. Returns whether there are any.
 
     Their lambda becomes the one that balances the loss there: minus the mean of the gradient at 0.
     """

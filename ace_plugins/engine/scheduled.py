@@ -6,7 +6,7 @@ generators of the group on its input and on its output,
 
     WEIGHT * (sqrt(sum |W A x - A' W x|^2) + sqrt(sum |W x|^2))
 
-at every site whose branch is one linear map. The first penalty needs the site's actions (`Site.acts`).
+at every site with one linear map as its branch. The first penalty needs the site's actions (`Site.acts`).
 """
 
 from __future__ import annotations

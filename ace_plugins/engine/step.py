@@ -41,9 +41,9 @@ class Ownership:
 
     seen: tuple[int, ...]
     loops: list[Loop]
-    """One for each model whose gamma it owns."""
+    """One per model with its gamma in this optimizer."""
     bounded: list[Ace]
-    """Models whose bounded branches it updates."""
+    """Models with bounded branches in this optimizer."""
 
 
 class Steps:
@@ -81,19 +81,13 @@ class Steps:
             return None
         parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
         if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise StepError(
-                f"{type(optimizer).__name__} evaluates the loss several times per step, which is not supported; use an "
-                "optimizer with one gradient per step, such as SGD or Adam"
-            )
+            raise _several_gradients(optimizer)
         called = False
 
         def after() -> Any:
             nonlocal called
             if called:
-                raise StepError(
-                    f"{type(optimizer).__name__} called its closure twice in one step, which is not supported; use an "
-                    "optimizer that calls it once, such as SGD or Adam"
-                )
+                raise _several_gradients(optimizer)
             called = True
             result = closure()
             for loop in loops:
@@ -151,6 +145,13 @@ def _recover(optimizer: Optimizer, state: Any = None) -> None:
     STEPS.recover(optimizer)
 
 
+def _several_gradients(optimizer: Optimizer) -> StepError:
+    return StepError(
+        f"{type(optimizer).__name__} evaluates the loss several times per step, which is not supported; use an "
+        "optimizer that evaluates it once, such as SGD or Adam"
+    )
+
+
 def _is_nested(optimizer: Optimizer) -> bool:
     """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``.
 
@@ -179,7 +180,7 @@ def _find_owned(optimizer: Optimizer) -> Ownership:
             raise StepError(f"{name} has no learning rate ('lr') in its groups: set preset 'fit', or change optimizers")
         find_shards(loop.ace)
         _check_branches(loop.ace, places)
-    # Weights that a model shares with one whose gamma is here belong to that one.
+    # Weights shared with a model that has its gamma here belong to that model.
     shared = {id(p) for loop in loops if loop.ace.root is not None for p in loop.ace.root.parameters()}
     for ace in live:
         weights = [] if id(ace.gamma) in places else _find_weights(ace, places.keys() - shared)

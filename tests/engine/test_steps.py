@@ -221,7 +221,7 @@ class Twice(torch.optim.SGD):
 def test_a_closure_called_twice_is_an_error() -> None:
     model, x = model_and_batch()
     optimizer = Twice(model.parameters(), lr=0.1)
-    with pytest.raises(AceError, match="Twice called its closure twice in one step"):
+    with pytest.raises(AceError, match="Twice evaluates the loss several times"):
         optimizer.step(closure_of(model, optimizer, x))
 
 
