@@ -50,7 +50,9 @@ class Patches:
         elif self.undo and not now and _is_stepping():
             LOSSES.idle = functools.partial(self.update, now=True)  # called by the next backward
         elif self.undo:
-            LOSSES.idle, LOSSES.last = None, None
+            LOSSES.idle = LOSSES.last = None
+            for optimizer in list(STEPS.ownership):
+                STEPS.recover(optimizer)  # after a step that raised
             STEPS.ownership.clear()
             while self.undo:
                 self.undo.pop()()

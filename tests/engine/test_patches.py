@@ -166,3 +166,21 @@ def test_a_model_that_goes_during_a_step(when: str) -> None:
         handle.remove()
         other(torch.ones(2, 3)).sum().backward()
     assert same(snapshot(), before)
+
+
+def test_projecting_after_a_step_that_raised_gives_the_groups_back() -> None:
+    class Failing(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            raise RuntimeError("kernel failed")
+
+    before = snapshot()
+    model: Any = attach(Layered(), loop="paper", gamma_lr=2.0, trace=False)
+    optimizer = Failing(model.parameters(), lr=0.1)
+    groups = [list(group["params"]) for group in optimizer.param_groups]
+    model(torch.ones(2, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match="kernel failed"):
+        optimizer.step()
+    assert len(optimizer.param_groups) == 2, "gamma steps in a separate group"
+    project(model)
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == [list(map(id, g)) for g in groups]
+    assert same(snapshot(), before)
