@@ -158,9 +158,13 @@ class _Worst:
     behaviour: str = "invariant"
 
     def add(self, before: float | None, after: float | None, behaviour: str) -> None:
-        self.before = None if before is None or self.before is None else max(self.before, before)
-        self.after = None if after is None or self.after is None else max(self.after, after)
+        self.before, self.after = _largest(self.before, before), _largest(self.after, after)
         self.behaviour = max(self.behaviour, behaviour, key=BEHAVIOURS.index)
+
+
+def _largest(*errors: float | None) -> float | None:
+    known = [error for error in errors if error is not None]
+    return max(known) if len(known) == len(errors) else None
 
 
 def measure_layers(
@@ -223,12 +227,11 @@ def _compare(
     # Features that cancel to zero leave only rounding, which has no meaningful relative error.
     noise = NOISE if floor < 1e-6 else 1e-6
     least = noise / floor * max((float(x.norm()) for x in (*one.inputs, *one.outputs)), default=0.0)
-    inputs = _compare_rows(one.inputs, two.inputs, shift, floor, least)
-    outputs = _compare_rows(one.outputs, two.outputs, shift, floor, least)
-    inputs.add(_known_error(known.reads, one.reads, two.reads, element, least), 0.0, "invariant")
+    before, _ = _compare_rows(one.inputs, two.inputs, shift, floor, least)
+    after, behaviour = _compare_rows(one.outputs, two.outputs, shift, floor, least)
+    read = _known_error(known.reads, one.reads, two.reads, element, least)
     given = _known_error(known.gives, one.gives, two.gives, element, least)
-    outputs.add(given, 0.0, "invariant")
-    return inputs.before, outputs.before, "changes" if given > floor else outputs.behaviour
+    return _largest(before, read), _largest(after, given), "changes" if given > floor else behaviour
 
 
 def _known_error(
@@ -248,16 +251,14 @@ def _known_error(
     return max(errors)
 
 
-def _compare_rows(one: Sequence[Tensor], two: Sequence[Tensor], shift: bool, floor: float, least: float) -> _Worst:
-    """Return the largest error over pairs of tensors, in ``before``."""
-    worst = _Worst()
+def _compare_rows(
+    one: Sequence[Tensor], two: Sequence[Tensor], shift: bool, floor: float, least: float
+) -> tuple[float | None, str]:
+    """Return the largest error over pairs of tensors, and the least symmetric behaviour."""
     if [x.shape for x in one] != [x.shape for x in two]:
-        worst.add(None, None, "unknown")
-        return worst
-    for x, y in zip(one, two, strict=True):
-        error, behaviour = _change(x, y, shift, floor, least)
-        worst.add(error, 0.0, behaviour)
-    return worst
+        return None, "unknown"
+    found = [(0.0, "invariant"), *(_change(x, y, shift, floor, least) for x, y in zip(one, two, strict=True))]
+    return _largest(*(error for error, _ in found)), max((each for _, each in found), key=BEHAVIOURS.index)
 
 
 def _change(x: Tensor, y: Tensor, shift: bool, floor: float, least: float) -> tuple[float | None, str]:
