@@ -1,4 +1,4 @@
-"""The adapter for models built of e3nn modules: on e3nn's own networks and on one that a user wrote."""
+"""The adapter for models built of e3nn modules: on e3nn's networks and on a user's."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HARMONICS = "0e+1o+2e"
 
 
 class Convolution(nn.Module):
-    """Map, tensor product with weights from the distance, map, self-connection, gate: as people write it."""
+    """A typical layer: linear map, tensor product with weights from the distance, linear map, self-connection, gate."""
 
     def __init__(self, irreps_in: Any, attributes: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Convolution(nn.Module):
 
 
 class Net(nn.Module):
-    """A user's: embedding, two convolutions with gates, a readout to one energy per molecule and one vector."""
+    """A user's model: embedding, two gated convolutions, readout of an energy and a vector per molecule."""
 
     def __init__(self, irreps_out: str = "1x0e+1x1o") -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def molecules(count: int = 3, size: int = 4) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.fixture
 def double() -> Iterator[None]:
-    """Models built in double precision: e3nn keeps constants in the precision that was the default at their making."""
+    """Build models in double precision. e3nn keeps constants in the default precision at construction."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -111,7 +111,7 @@ def sites(model: nn.Module) -> list[Site]:
 
 
 def names(*modules: tuple[str, nn.Module], **told: Any) -> list[str]:
-    """The sites of a model that has these submodules, and tells this of itself."""
+    """Return the sites of a model with these submodules and attributes."""
     model = nn.Module()
     for name, module in modules:
         model.add_module(name, module)
@@ -146,7 +146,7 @@ def test_f_eq_is_symmetric_and_the_branches_break_it(double: None) -> None:
 
 
 def test_forces_are_the_gradient_of_the_energy_and_sum_to_zero_with_branches(double: None) -> None:
-    """The branches read features, so that moving a molecule as a whole changes nothing."""
+    """Branches read features, so translations change nothing."""
     model = attach(Net("1x0e"), mode="resilient", spectral_norm=True, gamma_init=1.0, **SILENT).train()
     z, pos, batch = molecules()
 
@@ -234,7 +234,7 @@ def test_a_pyg_graph_is_turned_by_its_names(double: None) -> None:
 
 
 class Chained(Net):
-    """One convolution twice, and one that the forward leaves out."""
+    """One convolution is called twice, and one is never called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def test_the_wider_operand_of_a_product_has_the_features() -> None:
 
 
 class Untold(nn.Module):
-    """Irreps neither of the input nor of the output."""
+    """A model without irreps attributes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The EGNO adapter: on the miniature upstream always, on the real one where ACE_UPSTREAM_EGNO names a checkout."""
+"""The EGNO adapter: on the miniature, and on the real upstream if ACE_UPSTREAM_EGNO names a checkout."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ TRAIN = {
 
 @pytest.fixture(scope="module", params=[miniature, real], ids=["miniature", "real"])
 def checkout(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The real one has its own data, of people."""
+    """The real checkout has its own data."""
     root: Path = request.param("egno", tmp_path_factory.mktemp("egno"))
     if not (root / "motion" / "dataset" / "motion_run.pkl").is_file():
         write_motion(root / "motion" / "dataset")
@@ -81,7 +81,7 @@ def patched(root: Path, *arguments: str) -> Path:
 
 
 def configured(root: Path, **settings: Any) -> list[str]:
-    """As upstream's README runs it: the settings in a file."""
+    """Run the script as in upstream's README, with the settings in a file."""
     path = root / "exp_results" / "config.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({**TRAIN, **settings}))
@@ -135,7 +135,7 @@ def test_the_script_of_a_patched_checkout_trains_with_ace_and_plain_upstream_loa
     saved, exported = root / "exp_results" / "exp" / "saved_model.pth", tmp_path / "plain.pth"
     done = ace(root, "export", str(saved), "-o", str(exported))
     assert done.returncode == 0, done.stderr
-    assert "exporting f_eq alone although max |gamma| is" in done.stderr, "resilient branches still count"
+    assert "max |gamma|" in done.stderr, "resilient branches still count"
     done = python(fresh(root), "-c", textwrap.dedent(PLAIN), str(saved), str(exported))
     assert done.stdout.split() == ["True", "loaded"], done.stderr
 
@@ -189,7 +189,7 @@ def shims() -> list[bool]:
 
 
 def configurations() -> dict[str, int]:
-    """What the other scripts build, and how they call it: by position, with edges as lists."""
+    """The models of the other scripts, called by position and with edges as lists."""
     import torch
     from model.egno import EGNO
     from torch import nn
@@ -289,7 +289,7 @@ def test_simulated_particles(root: Path) -> None:
 
 
 def with_molecule(root: Path, folder: str, name: str) -> list[str]:
-    """Data for one of the scripts whose real ones want a GPU or MDAnalysis, and its options."""
+    """Write data for a script that in reality needs a GPU or MDAnalysis, and return its options."""
     moves = np.random.normal(size=(8, 3)) + 0.02 * np.random.normal(size=(200, 8, 3)).cumsum(0)
     (root / folder / "dataset").mkdir(exist_ok=True)
     np.savez(root / folder / "dataset" / name, R=moves, z=np.arange(1, 9), charges=np.linspace(-1, 1, 8))
@@ -298,7 +298,7 @@ def with_molecule(root: Path, folder: str, name: str) -> list[str]:
 
 
 def test_molecules_with_torchrun(mini: Path) -> None:
-    """Each of the two processes runs the script; only the first tells."""
+    """Both processes run the script; only the first one reports."""
     script = with_molecule(patched(mini), "md17", "md17_aspirin.npz")
     rendezvous = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0", "--local_addr=127.0.0.1")
     done = python(mini, "-m", "torch.distributed.run", "--nproc_per_node=2", *rendezvous, *script)
@@ -309,7 +309,7 @@ def test_molecules_with_torchrun(mini: Path) -> None:
 
 
 def test_proteins_with_branches_that_are_not_bounded(mini: Path) -> None:
-    """Resilient mode keeps them in the deployed model, which is told wherever the settings are."""
+    """Resilient mode deploys the branches, and all reports of the settings say so."""
     told = "warning: mode 'resilient' without spectral_norm: the branches stay in the deployed model"
     strict = ace(mini, "egno", "--no-spectral-norm", "--mode", "strict")
     assert "without spectral_norm" not in strict.stdout + strict.stderr
@@ -328,7 +328,7 @@ def test_proteins_with_branches_that_are_not_bounded(mini: Path) -> None:
 
 
 def test_the_equivariance_error_falls_to_what_the_data_is_worth(mini: Path) -> None:
-    """The motion bounces and goes its way: at a low price of slack the branches come back, at a high one they go."""
+    """The motion has a preferred direction. With a low rho the branches stay, with a high one they vanish."""
     last = {}
     for rho in (1, 100):
         patched(mini, "--error-every", "20", f"--rho={rho}x")
@@ -472,7 +472,7 @@ OURS = """
 
 
 def test_ten_steps_are_the_authors_own(tmp_path: Path) -> None:
-    """Strict, since their resilient mode is another algorithm: it takes lambda of the epoch before for u."""
+    """Compare strict mode. The authors' resilient mode is another algorithm: u is lambda of the previous epoch."""
     authors = given("ace") / "EGNO"
     root = patched(real("egno", tmp_path), "--mode", "strict", "--preset", "paper")
     for name in ("motion_run.pkl", "split_run.pkl"):

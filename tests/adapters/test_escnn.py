@@ -48,7 +48,7 @@ SPACES = [
 
 @pytest.mark.parametrize(("make", "name"), SPACES)
 def test_the_hosts_action_is_escnns_own(make: Any, name: str) -> None:
-    """Every element that moves whole pixels, on channels of all kinds that the group has."""
+    """Test every element that maps pixels to pixels, on all kinds of channels."""
     space = make()
     group, elements = fields.grid_group(space)
     assert group.name == name
@@ -87,7 +87,7 @@ def test_plain_tensors_in_and_out(make: Any, name: str) -> None:
 
 
 def layers(space: Any) -> Any:
-    """A model of escnn's own kind, from vectors to vectors, with all that a convolution can be told."""
+    """An EquivariantModule from vectors to vectors, with all options of a convolution."""
     vector = enn.FieldType(space, [space.irrep(1)])
     hidden = enn.FieldType(space, 2 * [space.regular_repr])
     return enn.SequentialModule(

@@ -1,4 +1,4 @@
-"""The N-body data set against a plain implementation, the laws it should obey, and upstream's own generator."""
+"""The N-body data set, compared with a plain implementation, conservation laws and upstream's generator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ seeds = st.integers(min_value=0, max_value=2**32 - 1)
 
 
 def plain(loc: Array, vel: Array, charges: Array, steps: int, every: int) -> tuple[list[Array], list[Array]]:
-    """One trajectory [3, p], one pair and one component at a time, over all ordered pairs."""
+    """Integrate one trajectory [3, p], one pair and one component at a time."""
     x, v, q = loc.T.tolist(), vel.T.tolist(), charges[:, 0].tolist()
     locs, vels = [], []
     for step in range(1, steps):
@@ -52,7 +52,7 @@ def plain(loc: Array, vel: Array, charges: Array, steps: int, every: int) -> tup
 
 
 def gentle(count: int, seed: int) -> tuple[Array, Array, Array]:
-    """Particles on the corners of a large pyramid, each moved a little: no encounter is close."""
+    """Return particles near the corners of a large pyramid, so that there are no close encounters."""
     random = np.random.RandomState(seed)
     corners = 2.0 * np.array([[1, 1, 0], [1, -1, 0], [-1, 1, 0], [-1, -1, 0], [0, 0, 1.5]], dtype=float).T
     loc = corners + random.uniform(-0.2, 0.2, (count, 3, 5))
@@ -61,7 +61,7 @@ def gentle(count: int, seed: int) -> tuple[Array, Array, Array]:
 
 
 def energy(loc: Array, vel: Array, charges: Array) -> Array:
-    """[n, frames] from [n, frames, 3, p]; ``vel`` at the time of ``loc``."""
+    """Return the energy [n, frames] from [n, frames, 3, p], with ``vel`` at the time of ``loc``."""
     left, right = np.triu_indices(loc.shape[-1], 1)
     distances = np.sqrt(((loc[..., left] - loc[..., right]) ** 2).sum(axis=-2))
     strength = charges[:, left, 0] * charges[:, right, 0]
@@ -81,7 +81,7 @@ def test_every_frame_is_that_of_a_plain_implementation(particles: int) -> None:
 
 
 def test_a_clamped_encounter_is_that_of_a_plain_implementation() -> None:
-    """Two unlike charges 0.02 apart: the force along x, of 2500, is cut to 100; that along y, of 62, is not."""
+    """For unlike charges at distance 0.02 the force of 2500 along x is clamped to 100, that of 62 along y is not."""
     loc = np.array([[[0.0, 0.02], [0.0, 0.0005], [0.0, 0.0]]])
     vel, charges = np.zeros((1, 3, 2)), np.array([[[1.0], [-1.0]]])
     locs, vels = nbody.simulate(loc, vel, charges, steps=2, every=1)
@@ -93,7 +93,7 @@ def test_a_clamped_encounter_is_that_of_a_plain_implementation() -> None:
 
 
 def test_the_total_force_is_clamped_and_not_that_of_a_pair() -> None:
-    """Between two like charges at the same distance all force cancels, though each pair's alone is clamped."""
+    """In the middle between two like charges the forces cancel, although each of them exceeds the limit."""
     loc = np.array([[[0.0, -0.02, 0.02], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]]])
     charges = np.array([[[1.0], [1.0], [1.0]]])
     _, vels = nbody.simulate(loc, np.zeros((1, 3, 3)), charges, steps=2, every=1)
@@ -128,7 +128,7 @@ def test_energy_is_conserved_where_no_encounter_is_close() -> None:
 
 
 def moved(seed: int, states: Array) -> Array:
-    """[..., 3, p], rotated or reflected."""
+    """Rotate or reflect [..., 3, p]."""
     matrix, _ = np.linalg.qr(np.random.RandomState(seed).standard_normal((3, 3)))
     turned: Array = matrix @ states
     return turned
@@ -206,7 +206,7 @@ def test_starts_outside_the_box_are_reflected_into_it() -> None:
 
 
 def test_noise_upstream_multiplies_by_zero_is_drawn() -> None:
-    """The stream goes on where upstream's does: one draw a charge, then two starts and two noises for all frames."""
+    """The random stream stays in step with upstream's: charges, two initial states, noise for all frames."""
     ours, expected = np.random.RandomState(8), np.random.RandomState(8)
     nbody.sample(2, ours, steps=40, every=10)
     for _ in range(2):

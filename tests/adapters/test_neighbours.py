@@ -1,4 +1,4 @@
-"""The neighbour search, against brute force."""
+"""The neighbour search, compared with brute force."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DTYPES = (np.float64, np.float32)
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
-    """Thousands of tiny kernels, which on a busy machine would spend their time waiting for a second thread."""
+    """Use one thread: with thousands of tiny kernels a second one only waits on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -34,7 +34,7 @@ def _one_thread() -> Iterator[None]:
 def brute_force(
     pos: np.ndarray, cutoff: float, batch: np.ndarray, most: int | None = None, loop: bool = False
 ) -> np.ndarray:
-    """Every pair in turn, in the order the search promises."""
+    """Test every pair in turn, in the order of the search."""
     edges = []
     for target in range(len(pos)):
         with np.errstate(over="ignore"):
@@ -47,7 +47,7 @@ def brute_force(
 
 
 def by_path(path: str, *args: Any, **kwargs: Any) -> Tensor:
-    """radius_graph, made to take one of its two paths."""
+    """Call radius_graph on one of its two code paths."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbours, "DENSE_TOTAL", 1 << 40 if path == "dense" else 0)
         patch.setattr(neighbours, "DENSE_PER_ATOM", 0)
@@ -56,7 +56,7 @@ def by_path(path: str, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def check(pos: np.ndarray, cutoff: float, batch: np.ndarray | None = None, **kwargs: Any) -> Tensor:
-    """Both paths and the default, each equal to brute force."""
+    """Assert that both code paths and the default equal brute force."""
     graphs = np.zeros(len(pos), dtype=np.int64) if batch is None else batch
     expected = brute_force(pos, cutoff, graphs, kwargs.get("max_num_neighbors"), kwargs.get("loop", False))
     args = (torch.from_numpy(pos), cutoff, None if batch is None else torch.from_numpy(batch))
@@ -71,7 +71,7 @@ def check(pos: np.ndarray, cutoff: float, batch: np.ndarray | None = None, **kwa
 
 @st.composite
 def clouds(draw: st.DrawFn) -> tuple[np.ndarray, float, np.ndarray]:
-    """Atoms spread out, in clusters, on a lattice of the cutoff, far away or coincident, in mixed graphs."""
+    """Draw atoms spread out, in clusters, on a lattice, far away or coincident, in mixed graphs."""
     cutoff = draw(st.sampled_from(CUTOFFS))
     dtype = draw(st.sampled_from(DTYPES))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -120,7 +120,7 @@ def test_lattice_at_the_cutoff(dtype: type, cutoff: float, shift: float) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_either_side_of_the_cutoff(dtype: type) -> None:
-    """Pairs an ulp or so around the cutoff, along an axis and anywhere: the borders of cells lose none."""
+    """Pairs within an ulp of the cutoff are found across the borders of cells."""
     rng = np.random.default_rng(0)
     for cutoff in CUTOFFS:
         start = rng.uniform(-20, 20, (150, 3)) * cutoff
@@ -136,7 +136,7 @@ def test_either_side_of_the_cutoff(dtype: type) -> None:
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_pairs_that_rounding_lets_in(dtype: type, sign: int, axis: int) -> None:
-    """A little more than the cutoff apart, which the rounded difference hides, across the border of a cell."""
+    """Pairs slightly beyond the cutoff, which rounding puts inside, are found across the border of a cell."""
     pos = np.zeros((2, 3), dtype=dtype)
     pos[:, axis] = sign, -1e-20 * sign
     assert check(pos, 1.0).shape == (2, 2)
@@ -164,7 +164,7 @@ def test_symmetric_sorted_and_unique(path: str) -> None:
 
 
 def test_convention_is_source_to_target() -> None:
-    """With one neighbour each, atom 0 is the target of an edge from 1, but 1 of one from 2."""
+    """With one neighbour per atom, the edges are not symmetric."""
     pos = torch.tensor([[0.0, 0, 0], [1.0, 0, 0], [1.5, 0, 0]])
     assert radius_graph(pos, 1.2, max_num_neighbors=1).tolist() == [[1, 2, 1], [0, 1, 2]]
 
@@ -235,7 +235,7 @@ def test_module() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most elements of any tensor made."""
+    """Records the size of the largest tensor."""
 
     numel = 0
 

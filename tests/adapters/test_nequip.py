@@ -1,4 +1,4 @@
-"""The NequIP adapter on the real nequip: forces in every mode, and its own commands from training to deployment."""
+"""The NequIP adapter on the real nequip: forces in every mode, and its commands from training to deployment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def data(periodic: bool = False, seed: int = 0) -> Data:
 
 
 def relaxed(mode: str = "strict", gamma: float = 1.0, **settings: Any) -> Any:
-    """In float64, in eval mode, with every gamma at the same value."""
+    """Return a model in float64 and eval mode, with all gammas equal."""
     torch.manual_seed(0)
     bounded = mode in ("resilient", "bounded")
     quiet = {"trace": False, "tell": False, "spectral_norm": bounded}
@@ -83,7 +83,7 @@ def energy(model: Model, atoms: Data) -> Tensor:
 
 
 def as_differentiated(model: Model, atoms: Data, step: float = 1e-4) -> Tensor:
-    """Minus the gradient of the energy by the positions, by central differences."""
+    """Return minus the gradient of the energy by central differences."""
     found = torch.zeros_like(atoms["pos"])
     for place in range(found.numel()):
         shift = torch.zeros_like(found).view(-1)
@@ -117,7 +117,7 @@ def test_forces_are_minus_the_gradient_of_the_energy(mode: str, form: str) -> No
 
 
 def test_forces_of_a_training_step_in_random_frames_are_those_of_its_energy() -> None:
-    """The frame is another one each time, so the energy is differentiated by autograd, within one forward."""
+    """Each forward pass has another random frame, so compare with autograd within one pass."""
     model = relaxed("strict", frames="on").train()
     atoms = data()
     atoms["pos"].requires_grad_(True)
@@ -269,7 +269,7 @@ COMMANDS = Path(sys.executable).parent
 
 
 class Folder:
-    """A data set of pairs on springs, and what nequip's commands make of it."""
+    """A data set of pairs on springs, and runs of nequip's commands on it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -296,14 +296,14 @@ class Folder:
         return done
 
     def train(self, name: str, *before: str) -> tuple[Path, str]:
-        """The checkpoint at the end of training, and what was printed."""
+        """Return the final checkpoint and the output of the training."""
         (self.path / f"{name}.yaml").write_text(CONFIG.format(folder=self.path, out=self.path / name))
         command = COMMANDS / "nequip-train" if not before else "nequip-train"
         done = self.run(*before, command, "-cp", self.path, "-cn", f"{name}.yaml")
         return self.path / name / "last.ckpt", done.stdout + done.stderr
 
     def look(self, *paths: Path, run: Sequence[str] = (sys.executable,)) -> list[dict[str, Any]]:
-        """What nequip makes of saved models, in a process of its own."""
+        """Evaluate saved models with nequip in a new process."""
         done = self.run(*run, "-c", LOOK, *paths)
         return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 

@@ -1,4 +1,4 @@
-"""QM9 out of the installed package: known molecules, the draw, batches and mistakes."""
+"""QM9 from the installed package: known molecules, random draws, batches and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ace_schnet.demo import qm9
 
 TOTAL = 130_831
 PART = 43_610
-"""Molecules in the first file."""
+"""Number of molecules in the first file."""
 
 
 def installed() -> bool:
@@ -111,7 +111,7 @@ def test_pandas_is_not_imported() -> None:
 
 @needs_data
 def test_more_molecules_than_there_are() -> None:
-    with pytest.raises(ConfigError, match="molecules 130832: expected at most 130831"):
+    with pytest.raises(ConfigError, match="molecules 130832.*130831"):
         qm9.load(TOTAL + 1, "alpha", 0)
 
 
@@ -122,7 +122,7 @@ def test_rows_outside() -> None:
 
 
 def test_too_few_molecules() -> None:
-    with pytest.raises(ConfigError, match="molecules 29: expected at least 30"):
+    with pytest.raises(ConfigError, match="molecules 29.*30"):
         qm9.load(29, "alpha", 0)
 
 
@@ -136,5 +136,5 @@ def test_the_package_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "distribution", missing)
-    with pytest.raises(AdapterError, match=r"found no qm9pack; run pip install .*or pip install qm9pack matplotlib"):
+    with pytest.raises(AdapterError, match=r"qm9pack.*pip install"):
         qm9.load(100, "alpha", 0)

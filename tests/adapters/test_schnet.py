@@ -77,7 +77,7 @@ def test_the_papers_forward_written_out() -> None:
 
 
 def train(model: Any, steps: int) -> list[float]:
-    """50 steps over a shuffled data loader, in a script's idiom."""
+    """Train for 50 steps with a shuffled data loader."""
     data = torch.utils.data.TensorDataset(torch.arange(24))
     targets = torch.linspace(-1, 1, 24)
     loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
@@ -156,7 +156,7 @@ def test_stop_and_resume_in_a_fresh_process(mode: str, tmp_path: Path) -> None:
 
 
 def test_a_plain_schnet_just_runs() -> None:
-    """With PyG's own neighbour search where it works, with ours where it does not."""
+    """Uses PyG's neighbour search if it works, else the adapter's."""
     model = attach(paper().eval(), mode="strict")
     z, pos, batch = molecules()
     torch.manual_seed(0)
@@ -199,7 +199,7 @@ def test_symmetry_is_broken_by_gamma_alone() -> None:
 
 
 class OnData(SchNet):
-    """A forward of its own, as PyG scripts like to have it."""
+    """A subclass with forward(data), as is common in PyG scripts."""
 
     def forward(self, data: Any) -> Tensor:
         out: Tensor = super().forward(data.z, data.pos, data.batch)

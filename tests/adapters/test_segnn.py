@@ -1,4 +1,4 @@
-"""The SEGNN adapter: on the miniature upstream always, on the real one where ACE_UPSTREAM_SEGNN names a checkout."""
+"""The SEGNN adapter: on the miniature, and on the real upstream if ACE_UPSTREAM_SEGNN names a checkout."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def losses(output: str) -> list[str]:
 
 
 def stand_ins(folder: Path) -> str:
-    """The packages the plain script needs and this environment may not have, for the unpatched run."""
+    """Provide packages that the unpatched script needs and this environment may lack."""
     folder.mkdir()
     (folder / "wandb.py").write_text("")
     # Imported late: PyTorch Geometric itself looks for this module while it is being imported.
@@ -267,7 +267,7 @@ def test_doctor_measures_the_symmetry(answers: Answers) -> None:
 
 
 def test_upstreams_preprocessing_breaks_the_symmetry_that_its_model_has(answers: Answers) -> None:
-    """Upstream takes ``pos.mean(1)``, the mean of x, y and z of each particle, for the middle of the particles."""
+    """Upstream subtracts ``pos.mean(1)``, the mean of x, y and z of each particle, instead of the centre."""
     told = answers(preprocessing)
     assert told["model"]["verdict"] == "symmetric"
     assert told["model"]["culprits"] == []
@@ -322,7 +322,7 @@ SPAWN = """
 
 
 def test_a_model_sent_to_two_processes_is_one_on_the_joined_batch(root: Path, tmp_path: Path) -> None:
-    """As main.py does with --gpus 2: it builds the model and spawns what trains it."""
+    """Build the model and spawn training processes, like main.py with --gpus 2."""
     patched(root, "--preset", "paper", "--mode", "resilient", "--dual-lr", "0.05")
     (root / "spawn.py").write_text(textwrap.dedent(SPAWN))
     done = python(root, "spawn.py", str(tmp_path))

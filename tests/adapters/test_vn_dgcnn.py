@@ -36,7 +36,7 @@ from ace_vn_dgcnn.upstream import CHECKOUT, MODELS
 DATA = Path("data") / "modelnet40_normal_resampled"
 RUN = "--model vn_dgcnn_cls --rot so3 --log_dir run --num_point 32 --n_knn 5 --batch_size 4".split()
 TRAIN = [*RUN, "--epoch", "2", "--optimizer", "Adam"]
-"""Adam: at SGD's rate of 0.1 nothing is learnt from a dozen shapes."""
+"""Adam, since SGD with a rate of 0.1 does not learn from a dozen shapes."""
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_patch_and_revert_leave_git_as_it_was(root: Path) -> None:
 
 
 def every_model() -> dict[str, list[Any]]:
-    """Sites, relative error without and with branches, and steps made: for each model and pooling."""
+    """Return sites, relative error without and with branches, and steps, for each model and pooling."""
     import torch
 
     from ace_plugins import equivariance_error, patched, status
@@ -173,7 +173,7 @@ def every_model() -> dict[str, list[Any]]:
 
 
 def prepared() -> list[int]:
-    """The dimensions of every tensor that a branch prepares in one forward."""
+    """Return the dimensions of all tensors that branches prepare in one forward pass."""
     from ace_plugins import patched
     from ace_vn_dgcnn.branch import VectorLinear
     from ace_vn_dgcnn.example import shapes_example
@@ -189,7 +189,7 @@ def prepared() -> list[int]:
 
 
 def bounded() -> list[float]:
-    """The norm of every branch after a few steps in which all of them were bounded."""
+    """Return the norm of every bounded branch after a few steps."""
     import copy
     import pickle
 
@@ -279,7 +279,7 @@ def test_one_file_under_two_names(root: Path) -> None:
 
 
 def dense(branch: VectorLinear, x: torch.Tensor) -> torch.Tensor:
-    """The same, point by point: the channels of a point as one vector, c0x c0y c0z c1x ..."""
+    """Compute the same point by point, with the channels of a point as one vector c0x c0y c0z c1x ..."""
     points = x.flatten(3) if x.dim() > 3 else x[..., None]
     made = torch.stack([points[..., i].flatten(1) @ branch.weight.T + branch.bias for i in range(points.shape[-1])], -1)
     return made.reshape(len(x), -1, 3, *x.shape[3:]).transpose(1, -1)
@@ -336,7 +336,7 @@ def test_half_precision_and_compilers() -> None:
 @pytest.mark.parametrize("points", [(7,), (6, 4)], ids=["4", "5"])
 @pytest.mark.parametrize("holds", [True, False])
 def test_what_is_repeated_is_mapped_once(points: tuple[int, ...], holds: bool) -> None:
-    """And where it is not repeated after all, it is mapped as it is."""
+    """If the input does not repeat, it is mapped completely."""
     torch.manual_seed(0)
     own, centre = torch.randn(2, 4, 3, *points).double(), torch.randn(2, 4, 3, *points[:-1], 1).double()
     own.requires_grad_()
