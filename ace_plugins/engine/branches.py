@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..contract.sites import Node
-from ..errors import AdapterError
 from .spectral_norm import Bounded
 
 
@@ -193,10 +192,6 @@ class Convolution(nn.Linear):
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 4 or x.shape[1] != self.channels:
-            raise AdapterError(
-                f"{type(self).__name__}: expected images [B, {self.channels}, H, W], found shape {list(x.shape)}"
-            )
         weight = self.matrix().view(self.out_features, self.channels, self.kernel, self.kernel)
         (high, wide), mode = self.padding, "circular" if self.circular else "constant"
         x = functional.pad(x, (wide, wide, high, high), mode=mode)
@@ -213,15 +208,6 @@ class SNConvolution(Bounded, Convolution):
     Together, the patches of an image are at most ``overlap`` times as long as the image, so the map of one patch is
     divided by ``overlap`` besides its spectral norm.
     """
-
-    def __init__(self, plain: Convolution) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = plain.in_features, plain.out_features
-        self.channels, self.kernel = plain.channels, plain.kernel
-        self.stride, self.padding, self.dilation = plain.stride, plain.padding, plain.dilation
-        self.circular = plain.circular
-        self.weight, self.bias = plain.weight, plain.bias
-        self.begin()
 
     def matrix(self) -> Tensor:
         return super().matrix() / self.overlap

@@ -24,21 +24,24 @@ UNIT = 1e-5
 class Bounded(nn.Module):
     """Mixin for a linear map that is divided by its spectral norm.
 
-    Put it before the class of the map, call `begin` when the weight exists, and compute with ``self.matrix()`` in place
-    of ``self.weight``. The plain map returns the bounded one from a method ``bounded()``:
+    Put it before the class of the map: ``class SNMyLinear(Bounded, MyLinear)``. The map computes with ``self.matrix()``
+    in place of ``self.weight``, and its plain class returns ``SNMyLinear(self)`` from a method ``bounded()``.
 
-        class SNMyLinear(Bounded, MyLinear):
-            def __init__(self, plain):
-                nn.Module.__init__(self)
-                self.weight, self.bias = plain.weight, plain.bias
-                self.begin()
+    Args:
+        plain: The plain map. Its weight, bias and attributes are taken over.
     """
 
     weight: Tensor
     direction: Tensor
 
+    def __init__(self, plain: Any) -> None:
+        nn.Module.__init__(self)
+        vars(self).update({name: value for name, value in vars(plain).items() if not name.startswith("_")})
+        self.weight, self.bias = plain.weight, plain.bias
+        self.begin()
+
     def begin(self) -> None:
-        """Register the direction. Call it once, when ``weight`` exists."""
+        """Register the direction. Called once, when ``weight`` exists."""
         # Any vector that is not orthogonal to the one sought will do, without moving the script's random stream.
         start = torch.randn(min(self.weight.shape), generator=torch.Generator().manual_seed(0))
         self.register_buffer("direction", (start / start.norm()).to(self.weight))
@@ -91,12 +94,6 @@ class Bounded(nn.Module):
 
 class SNLinear(Bounded, nn.Linear):
     """A linear map of spectral norm 1."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-        self.begin()
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.matrix(), self.bias)

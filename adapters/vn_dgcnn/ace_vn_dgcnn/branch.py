@@ -77,12 +77,6 @@ class VectorLinear(nn.Linear):
 class SNVectorLinear(Bounded, VectorLinear):
     """A `VectorLinear` with spectral norm 1."""
 
-    def __init__(self, plain: VectorLinear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features, self.repeats = plain.in_features, plain.out_features, plain.repeats
-        self.weight, self.bias = plain.weight, plain.bias
-        self.begin()
-
 
 def _repeats(x: Tensor) -> bool:
     """Return whether the second half of the channels repeats. Only tested where the test is cheap: on the CPU."""
