@@ -35,6 +35,12 @@ def test_a_whole_run_is_read_and_nothing_is_missing(tmp_path: Path) -> None:
     assert len(run.loss) == len(run.rates) == 21
 
 
+def test_a_run_of_0_1_0_has_the_settings_of_its_loop(tmp_path: Path) -> None:
+    config = {"mode": "strict", "loop": "fitted", "nupi_kp": 1.0, "nupi_ki": 1.0, "nupi_nu": 0.0}
+    run = read_run(write_run(tmp_path / "a", config=config))
+    assert (run.changed, run.missing) == ({"loop": "paced"}, [])
+
+
 def test_a_killed_run_with_a_line_half_written(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", lines=20, finished=False)
     with (folder / "trace.jsonl").open("a") as file:
