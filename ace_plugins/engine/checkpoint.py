@@ -126,7 +126,7 @@ class Exported:
     """Number of tensors kept."""
     removed: int = 0
     """Number of tensors removed."""
-    gammas: list[Tensor] = field(default_factory=list)
+    gammas: list[Any] = field(default_factory=list)
     optimizers: int = 0
     """Number of optimizer states that still hold ACE's parameters."""
     states: list[State] = field(default_factory=list)
@@ -149,7 +149,7 @@ class Exported:
                 return plain
             self.optimizers += 1
         prefixes = _prefixes(content)
-        self.gammas.extend(content[prefix + "gamma"] for prefix in prefixes)
+        self.gammas.extend(content.get(prefix + "gamma") for prefix in prefixes)
         renamed = _renumber(content, prefixes) if prefixes else {}
         cleaned: Any = copy.copy(content)  # keeps the type and torch's _metadata
         cleaned.clear()
@@ -283,11 +283,11 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
             f"{path or 'the state_dict'} holds no ACE: expected keys such as {MANIFEST!r} and "
             f"'{NAME}.gamma', found {_some(content) if isinstance(content, Mapping) else type(content).__name__}"
         )
+    largest = max(map(_largest, result.gammas), default=0.0)
     if to is not None:
         if Path(to).is_dir() or not Path(to).parent.is_dir():
             raise CheckpointError(f"cannot write {str(to)!r}: expected a file name in a folder that exists")
         publish(to, lambda file: torch.save(result.content, file))
-    largest = max((float(gamma.detach().abs().max()) for gamma in result.gammas), default=0.0)
     if not largest <= 1e-3:  # true for nan as well
         warnings.warn(
             f"exporting f_eq alone although max |gamma| is {largest:.3g}: the branches it leaves out still count",
@@ -302,6 +302,16 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
             stacklevel=3,
         )
     return result
+
+
+def _largest(gamma: Any) -> float:
+    """Return the largest |gamma|."""
+    if not isinstance(gamma, Tensor) or gamma.is_meta or not gamma.is_floating_point() or not gamma.numel():
+        found = f"{gamma.dtype} {list(gamma.shape)}" if isinstance(gamma, Tensor) else type(gamma).__name__
+        raise CheckpointError(
+            f"damaged checkpoint: {NAME}.gamma: expected numbers, found {found}; nothing was exported"
+        )
+    return float(gamma.detach().to_dense().abs().max())
 
 
 def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
