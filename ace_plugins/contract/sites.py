@@ -148,7 +148,7 @@ Node = Site | Stem
 class AddsItself(Protocol):
     """A branch that adds its own output, if that is cheaper than computing the output first.
 
-    Its site reads a `Tap` with a module. The branch checks the tensor it reads. It may change the memory layout of the
+    Its site reads a `Tap` of a submodule. The branch checks the tensor it reads. It may change the memory layout of the
     output; ``restore`` then restores the layout of the tapped module's output.
     """
 
