@@ -522,3 +522,33 @@ def test_branches_that_add_themselves_share_an_input_only_if_it_is_the_same() ->
 class Two(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+class Optional(nn.Module):
+    """A layer that is called without one of the arguments it takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Open()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+class Open(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor, v: Tensor | None = None, **more: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("argument", "refusal"),
+    [("w", "argument 'w' was not given"), ("v", "'layer' reads features of shape NoneType")],
+)
+def test_an_argument_that_is_not_given_is_refused(argument: str, refusal: str) -> None:
+    site = ace.Site("layer", shape_in=(4,), shape_out=(4,), reads=ace.Tap(argument))
+    with adapter(Optional, lambda m: [site]), pytest.raises(AceError, match=refusal):
+        attach(Optional())(torch.randn(2, 4))
