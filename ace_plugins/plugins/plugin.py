@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import inspect
 import sys
@@ -264,7 +265,7 @@ def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTR
         if plain or upstream:
             # Lower bound first, as people write it.
             wanted = requirement.name + ",".join(sorted(map(str, requirement.specifier), reverse=True))
-            found.append(Requires(wanted, _installed(requirement.name), upstream))
+            found.append(Requires(wanted, find_version(requirement.name), upstream))
     return tuple(found)
 
 
@@ -278,7 +279,9 @@ def _importable(package: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _installed(distribution: str) -> str | None:
+@functools.cache
+def find_version(distribution: str) -> str | None:
+    """Return the installed version of a distribution, or None. Plugins share most of their requirements."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

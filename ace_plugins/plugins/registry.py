@@ -20,7 +20,7 @@ from ..contract.hookspecs import LazyHook
 from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, one_of
 from .claims import claims
-from .plugin import EXPECTED, UPSTREAM_EXTRA, Plugin, invoke, one_line, requirements
+from .plugin import EXPECTED, UPSTREAM_EXTRA, Plugin, find_version, invoke, one_line, requirements
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,6 +37,7 @@ class Registry:
     def __init__(self, entry_points: Iterable[importlib.metadata.EntryPoint]) -> None:
         self.manager = pluggy.PluginManager("ace_plugins")
         self.manager.add_hookspecs(hookspecs)
+        find_version.cache_clear()
         self.plugins: dict[str, Plugin] = {}
         self.shadowed: list[Plugin] = []
         """Plugins with a name that an earlier plugin has."""
@@ -132,7 +133,9 @@ class Registry:
             return
         # One entry point may bring several plugins by name.
         for name, plugin in loaded.items() if isinstance(loaded, Mapping) else [(record.name, loaded)]:
-            each = replace(record, name=str(name), requires=requirements(declared, _extras(str(name))))
+            each = record
+            if name != record.name:
+                each = replace(record, name=str(name), requires=requirements(declared, _extras(str(name))))
             if not self._is_taken(each) and not self._lacks_requirements(each):
                 self.plugins[each.name] = self._register(each, plugin)
 
