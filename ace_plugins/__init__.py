@@ -19,6 +19,6 @@ def __getattr__(name: str) -> object:
     try:
         return _lazy(name)
     except AttributeError:
-        from ._moved import moved  # only for names of version 0.1.0 and for typos
+        from ._moved import find_moved  # only for names of version 0.1.0 and for typos
 
-        return moved(name)
+        return find_moved(name)

@@ -15,7 +15,7 @@ HOMES = {
 """New module of each moved name, relative to this package. All other moved names are in `ace_plugins.adapter`."""
 
 
-def moved(name: str) -> object:
+def find_moved(name: str) -> object:
     """Return an object that has moved out of `ace_plugins`.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ace_plugins.settings.config import KINDS, PAPER_ONLY
-from ace_plugins.settings.fields import Budget, Choice, Flag, Kind, Multiple, Number
+from ace_plugins.settings.fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"dual_optimizer": "adam", "dual_lr": 5e-4, "land_at": 7},
@@ -26,7 +26,7 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
         low, high = (0.0 if kind.positive else max(kind.low, -1e9)), min(kind.high, 1e9)
         numbers = st.floats(low, high, exclude_min=kind.positive, exclude_max=True)
         return numbers | st.just("auto") if kind.auto else numbers
-    if isinstance(kind, Budget):
+    if isinstance(kind, BudgetKind):
         return st.just("auto") | st.integers(1, 10**9) | st.integers(1, 10**9).map("{} epochs".format)
     assert isinstance(kind, Multiple)
     return (some := st.floats(0, 1e9, exclude_min=kind.positive)) | some.map("{}x".format)

@@ -94,7 +94,7 @@ def convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any =
     return SyncNorm(module, process_group) if isinstance(module, Norm) else convert(cls, module, process_group)
 
 
-def _shaped(inner: nn.Module, node: Node) -> nn.Module:
+def _adapt_shape(inner: nn.Module, node: Node) -> nn.Module:
     plain = len(node.shape_in) == len(node.shape_out) == 1 and node.axis == -1
     return inner if plain else Flat(inner, node)
 
@@ -108,7 +108,7 @@ def linear(node: Node) -> nn.Module:
     Returns:
         A module [..., *shape_in] -> [..., *shape_out].
     """
-    return _shaped(nn.Linear(node.width_in, node.width_out), node)
+    return _adapt_shape(nn.Linear(node.width_in, node.width_out), node)
 
 
 def mlp(node: Node) -> nn.Module:
@@ -122,7 +122,7 @@ def mlp(node: Node) -> nn.Module:
     """
     d = node.width_out
     layers = (nn.Linear(node.width_in, 2 * d), nn.GELU(), nn.Linear(2 * d, d), nn.GELU(), nn.Linear(d, d))
-    return _shaped(nn.Sequential(*layers), node)
+    return _adapt_shape(nn.Sequential(*layers), node)
 
 
 def norm_linear(node: Node) -> nn.Module:
@@ -134,7 +134,7 @@ def norm_linear(node: Node) -> nn.Module:
     Returns:
         A module [..., *shape_in] -> [..., *shape_out].
     """
-    return _shaped(nn.Sequential(Norm(node.width_in), nn.Linear(node.width_in, node.width_out)), node)
+    return _adapt_shape(nn.Sequential(Norm(node.width_in), nn.Linear(node.width_in, node.width_out)), node)
 
 
 @contextmanager

@@ -144,7 +144,7 @@ class Exported:
             self.kept += isinstance(content, Tensor)
             return content
         if {"state", "param_groups"} <= content.keys():
-            plain = _without_adopted(content)
+            plain = _drop_adopted(content)
             if plain is not None:
                 return plain
             self.optimizers += 1
@@ -259,7 +259,7 @@ def _among(shapes: Iterable[Any], others: Iterator[Any]) -> bool:
     return all(any(shape == other for other in others) for shape in shapes)
 
 
-def _without_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
+def _drop_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return an optimizer's state without the group that holds ACE's parameters alone; None if there is none."""
     *groups, last = state["param_groups"] or [{}]
     if last.get("name") != NAME:

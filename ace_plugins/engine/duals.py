@@ -104,7 +104,7 @@ class Duals(nn.Module):
         """Return rho in units of the loss."""
         return self.config.price(self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
-    def held(self) -> Tensor:
+    def normalise_lambda(self) -> Tensor:
         """Return |lambda| of each site in units of the loss's gradient, [sites]; 0 where there is no gradient.
 
         NaN where the gradient has not been finite in the last steps.

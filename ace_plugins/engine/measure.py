@@ -32,7 +32,7 @@ def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn
     try:
         judged = _copy(model).double() if copied else model
         args, kwargs = (map_tensors(part, _widen) for part in as_call(batch))
-        with torch.inference_mode(False), unwatched(judged), preserve_state(judged):
+        with torch.inference_mode(False), hide_from_budget(judged), preserve_state(judged):
             evaluate(judged, args, kwargs, 0)
         return judged, Call(args, kwargs), ""
     except AceError:
@@ -55,7 +55,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def unwatched(model: nn.Module) -> Iterator[None]:
+def hide_from_budget(model: nn.Module) -> Iterator[None]:
     """Hide the host's own evaluations from the budget, which counts the script's epochs by evaluations."""
     aces = [module for module in model.modules() if isinstance(module, Ace)]
     before = [(ace.budget.watching, ace.passes.evaluates) for ace in aces]
@@ -174,5 +174,5 @@ def equivariance_error(
     model = unwrap(model)
     action = adapter_of(model).action(model)
     forced = branches_on is not None and find(model) is not None
-    with use_branches(model, bool(branches_on)) if forced else nullcontext(), unwatched(model):
+    with use_branches(model, bool(branches_on)) if forced else nullcontext(), hide_from_budget(model):
         return measure(model, action, batch, samples=samples, seed=seed)

@@ -50,7 +50,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
     size_before = square.sqrt()
     # A site that has landed has no gradient, and its averages stay.
     live = 1 - duals.site_landed
-    usual = live / min(duals.count, averaged_over(horizon or 0.0))
+    usual = live / min(duals.count, averaging_steps(horizon or 0.0))
     square.lerp_(gradient.square(), usual)
     # At 0 the mean starts anew: lambda has to balance the mean gradient there.
     waiting = waited * live
@@ -97,7 +97,7 @@ def land(duals: Duals, horizon: float) -> bool:
     """
     if duals.config.mode != "strict" or duals.count % max(1, round(MEMORY * horizon / 4)):
         return False  # not every step, since reading the result waits for the device
-    ready = (duals.waited > averaged_over(horizon)) & (duals.site_landed == 0)
+    ready = (duals.waited > averaging_steps(horizon)) & (duals.site_landed == 0)
     if not bool(ready.any()):
         return False
     duals.lambda_.copy_(torch.where(ready, -duals.mean, duals.lambda_))
@@ -106,7 +106,7 @@ def land(duals: Duals, horizon: float) -> bool:
     return True
 
 
-def averaged_over(horizon: float) -> float:
+def averaging_steps(horizon: float) -> float:
     """Return the steps over which gradients are averaged, and that gamma waits at 0 before its site lands."""
     return max(SHORTEST, MEMORY * horizon)
 

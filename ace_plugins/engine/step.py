@@ -128,7 +128,7 @@ class Steps:
             loop.restore(optimizer)
 
     def _look(self, optimizer: Optimizer, *, first: bool) -> Ownership:
-        found = self.ownership[optimizer] = _find_owned(optimizer)
+        found = self.ownership[optimizer] = _find_ownership(optimizer)
         # Wrappers that skip Optimizer.__init__ (schedule-free) have no such hooks, and save the optimizer inside.
         if found.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
             # Between a step that raised and the next one, a saved state must not contain the loop's changes.
@@ -169,10 +169,10 @@ def _describe(optimizer: Optimizer) -> tuple[int, ...]:
     return (LIVE.changes, *[len(group["params"]) for group in optimizer.param_groups])
 
 
-def _find_owned(optimizer: Optimizer) -> Ownership:
+def _find_ownership(optimizer: Optimizer) -> Ownership:
     """Return what this optimizer owns. Raises if it trains a model without an owner of gamma."""
     places = _find_places(optimizer)
-    live = _find_touched(places)
+    live = _find_models(places)
     loops = [_choose_loop(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
     for loop in loops:
         if isinstance(loop, PaperLoop) and "lr" not in optimizer.param_groups[loop.group]:
@@ -209,7 +209,7 @@ def adopt(optimizer: Optimizer) -> None:
     is removed again.
     """
     places = _find_places(optimizer)
-    for ace in _find_touched(places):
+    for ace in _find_models(places):
         if id(ace.gamma) in places:
             _withdraw(ace)
         elif (weights := _find_weights(ace, places.keys())) and not _is_owned(ace.gamma):
@@ -240,7 +240,7 @@ def _find_places(optimizer: Optimizer) -> Places:
     return {id(parameter): (g, i) for g, group in groups for i, parameter in enumerate(group["params"])}
 
 
-def _find_touched(places: Places) -> list[Ace]:
+def _find_models(places: Places) -> list[Ace]:
     """Return the models with parameters in these places. With many models alive, most have none."""
     here = places.keys()
     return [ace for ace in LIVE.aces if not here.isdisjoint(LIVE.parameters(ace))]

@@ -25,7 +25,7 @@ from ..plugins.claims import class_in, holds
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.config import Config
-from .imports import find_imported, when_imported
+from .imports import add_callback, find_imported
 from .shims import REPAIRS
 
 M = TypeVar("M", bound=nn.Module)
@@ -177,7 +177,7 @@ class Constructors:
         where = {"file": file_of(path)} if in_a_checkout else {"name": path.partition(":")[0]}
         if (path, in_a_checkout) not in self.hooked:
             self.hooked.add((path, in_a_checkout))
-            self.undo.append(when_imported(handle, **where))
+            self.undo.append(add_callback(handle, **where))
         for module in find_imported(**where):
             if not in_a_checkout or class_in(module, path) is not None:  # else its code may still be running
                 handle(module)

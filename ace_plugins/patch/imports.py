@@ -82,7 +82,7 @@ def install() -> None:
         sys.meta_path.insert(0, _HOOK)
 
 
-def when_imported(callback: Callback, *, name: str = "", file: str = "") -> Callable[[], None]:
+def add_callback(callback: Callback, *, name: str = "", file: str = "") -> Callable[[], None]:
     """Call a function with every module of this name or file that is imported from now on.
 
     Returns:
@@ -115,7 +115,7 @@ def whenever_imported(callback: Callback, *, name: str = "", file: str = "") -> 
         name: Full name of the module.
         file: Path of the module's file relative to any root, for example "models/net.py".
     """
-    when_imported(callback, name=name, file=file)
+    add_callback(callback, name=name, file=file)
     for module in find_imported(name=name, file=file):
         callback(module)
 

@@ -77,14 +77,14 @@ class Registry:
         cls = type(model)
         failed: list[str] = []
 
-        def recognised(plugin: Plugin) -> bool:
+        def try_recognise(plugin: Plugin) -> bool:
             try:
                 return recognises(plugin, model)
             except AdapterError as error:
                 failed.append(str(error))
                 return False
 
-        found = [p for p in self.adapters if claims(p.patches, cls)] or [p for p in self.adapters if recognised(p)]
+        found = [p for p in self.adapters if claims(p.patches, cls)] or [p for p in self.adapters if try_recognise(p)]
         if len(found) == 1:
             return found[0]
         if found:

@@ -163,7 +163,7 @@ class Record:
             self.loaded = None
         if new := sorted(self.new_landings):
             # The evidence for verdicts, in case that the run is killed.
-            held = [finite_or_none(value) for value in self.duals.held().tolist()]
+            held = [finite_or_none(value) for value in self.duals.normalise_lambda().tolist()]
             more["landed"] = {"sites": new, "held": [held[n] for n in new], "gradients": self._count_gradients()}
             self._landings = self.duals.landed_sites
         try:
@@ -180,9 +180,9 @@ class Record:
 
     def _count_gradients(self) -> float:
         """Return the number of gradients that a landed site's mean gradient is computed from."""
-        from ..engine.paced_loop import averaged_over
+        from ..engine.paced_loop import averaging_steps
 
-        return averaged_over(self.budget.planned_horizon)
+        return averaging_steps(self.budget.planned_horizon)
 
     def finish(self) -> None:
         """Write the last line, once: when the process ends, or the model is projected or deleted."""
@@ -195,7 +195,7 @@ class Record:
 
     def judge(self) -> RunOutcome:
         """Return the outcome of the run so far."""
-        history, held = self.history.per_site(now=self.snapshot()), self.duals.held().tolist()
+        history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
         evidence = Evidence(self.config, self.sites, history, self.steps, self.duals.landed_sites, held)
         budget, gradients = self.budget.expected_steps, self._count_gradients()
         return judge(dataclasses.replace(evidence, gradients=gradients, frames=self.frames, budget=budget))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import AceDeprecationWarning, AceWarning, ConfigError, one_of
-from .fields import Budget, Choice, Flag, Kind, Multiple, Number
+from .fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
 
 FIT = "fit"
 """The default preset: the paced loop, with the adapter's additions. Every adapter has it."""
@@ -32,7 +32,7 @@ REMOVED = frozenset({"nupi_kp", "nupi_ki", "nupi_nu"})
 """Settings of earlier versions that are ignored in a trace."""
 RATE = Multiple()
 PRICE = Multiple(positive=True)
-BUDGET = Budget()
+BUDGET = BudgetKind()
 COUNT = Number(low=0, whole=True)
 SWITCH = Choice(("auto", "on", "off"))
 

@@ -152,7 +152,7 @@ class Multiple(Kind):
 
 
 @dataclass(frozen=True)
-class Budget(Kind):
+class BudgetKind(Kind):
     """The length of a run: optimizer steps, epochs such as "600 epochs", or "auto"."""
 
     expected = "a number of optimizer steps, epochs such as '600 epochs', or 'auto'"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..contract.sites import Site, Tap
 from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import select_output
-from ..engine.measure import adapter_of, averaged, convert_to_double, unwatched, use_branches
+from ..engine.measure import adapter_of, averaged, convert_to_double, hide_from_budget, use_branches
 from ..engine.state import Ace, find, find_argument, unwrap
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
@@ -142,7 +142,7 @@ def audit(
         raise ConfigError(f"branches_on: {type(model).__name__} has no ACE attached; leave branches_on out")
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
         judged, batch, as_given = convert_to_double(model, batch, copied=is_model)
-        with unwatched(judged):
+        with hide_from_budget(judged):
             error = measure(judged, action, batch, samples=samples, seed=seed)
             dtype = torch.float64 if not as_given else _output_dtype(judged, action, batch, seed)
             floor = FLOOR.get(dtype, 0.1)
@@ -154,7 +154,7 @@ def audit(
                 options |= {"features": _features(judged, sites), "skip": branches}
                 found = measure_layers(judged, action, batch, **options)
                 found = _judge_whole(found, error, floor)
-    uncovered = tuple(_uncovered(judged, action, batch))
+    uncovered = tuple(_find_uncovered(judged, action, batch))
     return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, tuple(found), floor)
 
 
@@ -216,7 +216,7 @@ def _judge_whole(layers: list[LayerSymmetry], error: EquivarianceError, floor: f
     return found
 
 
-def _uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterator[str]:
+def _find_uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterator[str]:
     args, kwargs = as_call(batch)
     names = positional_names(forward_names(model))
     names += [f"argument {number}" for number in range(len(names), len(args))]

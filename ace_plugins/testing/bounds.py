@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 from ..contract.sites import AddsItself, Site
 from ..engine.branches import Flat, Norm
 from ..engine.forward import replace_output, select_output
-from ..engine.measure import convert_to_double, get_ace, unwatched, use_branches
+from ..engine.measure import convert_to_double, get_ace, hide_from_budget, use_branches
 from ..engine.scheduled import PenalisedLinear
 from ..engine.spectral_norm import SNLinear
 from ..engine.state import Ace, unwrap
@@ -82,7 +82,7 @@ def lipschitz(branch: nn.Module) -> float | None:
     return None if None in constants else math.prod(value for value in constants if value is not None)
 
 
-def unknown(branch: nn.Module) -> list[str]:
+def find_unknown(branch: nn.Module) -> list[str]:
     """Return the class names of layers without a known Lipschitz constant."""
     return sorted({type(part).__name__ for part in parts(branch) if _constant(part) is None})
 
@@ -173,7 +173,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, s
     model = unwrap(model)
     action: GroupAction = registry().adapter(get_ace(model).adapter).action(model)
     copied, batch, as_given = convert_to_double(model, batch, copied=True)
-    with torch.inference_mode(False), unwatched(copied), use_branches(copied, True), preserve_state(copied):
+    with torch.inference_mode(False), hide_from_budget(copied), use_branches(copied, True), preserve_state(copied):
         run = _Passes(copied, get_ace(copied), action, as_call(batch), seed)
         seen = run.watch(run.names)
         order = list(seen.outputs)
@@ -368,7 +368,7 @@ def _notes(ace: Ace, seen: _Seen, tail: bool, as_given: str) -> Iterator[str]:
     for name, branch in branches.items():
         if isinstance(branch, AddsItself):
             yield f"{name}: no bound, because its branch adds itself to the output"
-        elif kinds := unknown(branch):
+        elif kinds := find_unknown(branch):
             yield f"{name}: no bound, because the Lipschitz constant of {', '.join(kinds)} in its branch is unknown"
     if chained := [site.name for site in ace.sites if len(_chain(ace, site)) > 1]:
         yield f"branches form chains at {', '.join(chained)}; in the theorems every branch reads its layer's input"

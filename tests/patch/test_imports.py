@@ -19,7 +19,7 @@ import pytest
 
 from ace_plugins.adapter import StandIn
 from ace_plugins.patch import imports
-from ace_plugins.patch.imports import ImportHook, find_imported, is_file, when_imported
+from ace_plugins.patch.imports import ImportHook, add_callback, find_imported, is_file
 from ace_plugins.patch.stand_ins import StandIns, belongs
 
 NET = """
@@ -68,7 +68,7 @@ def written(path: Path, text: str) -> Path:
 
 def test_a_module_is_met_by_its_name_when_it_has_run(folder: Path) -> None:
     seen = []
-    when_imported(lambda module: seen.append(module.Net(3).width), name="models.net")
+    add_callback(lambda module: seen.append(module.Net(3).width), name="models.net")
     assert "models.net" not in sys.modules, "watching imports nothing"
     net = importlib.import_module("models.net")
     assert seen == [3]
@@ -80,7 +80,7 @@ def test_a_module_is_met_by_its_name_when_it_has_run(folder: Path) -> None:
 
 def test_a_name_is_the_whole_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met = Met()
-    when_imported(met, name="net")
+    add_callback(met, name="net")
     importlib.import_module("models.net")
     assert met == []
     monkeypatch.syspath_prepend(str(folder / "models"))
@@ -95,7 +95,7 @@ def test_a_file_is_met_under_every_name(folder: Path, monkeypatch: pytest.Monkey
     written(folder / "mymodels/net.py", NET)
     monkeypatch.syspath_prepend(str(folder / "models"))
     met = Met()
-    when_imported(met, file="models/net.py")
+    add_callback(met, file="models/net.py")
     for name in ("models.net", "net", "pack.models.net"):
         assert importlib.import_module(name).Net
     assert met == ["models.net", "net", "pack.models.net"]
@@ -108,8 +108,8 @@ def test_a_file_is_met_under_every_name(folder: Path, monkeypatch: pytest.Monkey
 def test_a_package_is_met_by_its_file(folder: Path) -> None:
     written(folder / "pack/sub/__init__.py", NET)
     met = Met()
-    when_imported(met, file="pack/sub/__init__.py")
-    when_imported(met, file="pack/__init__.py")
+    add_callback(met, file="pack/sub/__init__.py")
+    add_callback(met, file="pack/__init__.py")
     importlib.import_module("pack.sub")
     assert met == ["pack.sub"], "pack itself has no file"
 
@@ -119,11 +119,11 @@ def test_several_are_told_in_their_order_and_one_may_watch_more(folder: Path) ->
 
     def first(module: ModuleType) -> None:
         told.append("first")
-        when_imported(lambda module: told.append("later"), name="models.other")
+        add_callback(lambda module: told.append("later"), name="models.other")
 
     written(folder / "models/other.py", "")
-    when_imported(first, file="models/net.py")
-    when_imported(lambda module: told.append("second"), name="models.net", file="models/net.py")
+    add_callback(first, file="models/net.py")
+    add_callback(lambda module: told.append("second"), name="models.net", file="models/net.py")
     importlib.import_module("models.net")
     importlib.import_module("models.other")
     assert told == ["second", "first", "second", "later"]
@@ -134,7 +134,7 @@ def test_a_module_that_is_there_already_is_met_when_it_is_reloaded(folder: Path)
     net = importlib.import_module("models.net")
     old = net.Net
     met = Met()
-    when_imported(met, file="models/net.py")
+    add_callback(met, file="models/net.py")
     assert met == []
     assert importlib.reload(net) is net
     assert met == ["models.net"]
@@ -145,7 +145,7 @@ def test_a_module_that_is_there_already_is_met_when_it_is_reloaded(folder: Path)
 
 def test_a_module_that_fails_is_not_met_until_it_does_not(folder: Path) -> None:
     met = Met()
-    when_imported(met, file="models/net.py")
+    add_callback(met, file="models/net.py")
     for text, error in (("1 / 0", ZeroDivisionError), ("import no_such_thing", ImportError), ("def (", SyntaxError)):
         written(folder / "models/net.py", text)
         with pytest.raises(error):
@@ -161,7 +161,7 @@ def test_what_the_callback_raises_ends_the_import(folder: Path) -> None:
     def refuse(module: ModuleType) -> None:
         raise LookupError("does not fit")
 
-    when_imported(refuse, name="models.net")
+    add_callback(refuse, name="models.net")
     with pytest.raises(LookupError, match="does not fit"):
         importlib.import_module("models.net")
     assert "models.net" not in sys.modules
@@ -173,7 +173,7 @@ def test_modules_that_import_each_other(folder: Path) -> None:
     written(folder / "models/b.py", "from models import net, a")
     met = Met()
     for name in ("net", "a", "b"):
-        when_imported(met, file=f"models/{name}.py")
+        add_callback(met, file=f"models/{name}.py")
     importlib.import_module("models.net")
     assert met == ["models.b", "models.a", "models.net"], "each when it has run"
 
@@ -204,7 +204,7 @@ def test_a_module_is_as_it_would_be_without(folder: Path) -> None:
     attributes = {name: type(value) for name, value in vars(plain).items()}
     origin, loader = plain.__spec__.origin, type(plain.__spec__.loader)
     del sys.modules["models.net"]
-    when_imported(Met(), file="models/net.py")
+    add_callback(Met(), file="models/net.py")
     net = importlib.import_module("models.net")
     assert {name: type(value) for name, value in vars(net).items()} == attributes
     assert type(net.__spec__.loader) is loader is importlib.machinery.SourceFileLoader
@@ -224,8 +224,8 @@ def test_a_loader_that_serves_many_modules(folder: Path, monkeypatch: pytest.Mon
         file.writestr("zipped/models/__init__.py", "")
     monkeypatch.syspath_prepend(str(folder / "zipped.zip"))
     met = Met()
-    when_imported(met, file="models/net.py")
-    when_imported(met, file="models/other.py")
+    add_callback(met, file="models/net.py")
+    add_callback(met, file="models/other.py")
     for name in ("net", "other"):
         importlib.import_module(f"zipped.models.{name}")
         importlib.reload(sys.modules[f"zipped.models.{name}"])
@@ -243,7 +243,7 @@ def test_finders_that_ask_again_themselves(folder: Path) -> None:
             return None
 
     met = Met()
-    when_imported(met, file="models/net.py")
+    add_callback(met, file="models/net.py")
     sys.meta_path.insert(1, Asking())  # type: ignore[arg-type]
     importlib.import_module("models.net")
     assert met == ["models.net"]
@@ -254,7 +254,7 @@ def test_threads_that_import_at_once(folder: Path) -> None:
     for name in names:
         written(folder / (name.replace(".", "/") + ".py"), f"import time\ntime.sleep(0.01)\n{NET}")
     met = Met()
-    when_imported(met, file="net.py")
+    add_callback(met, file="net.py")
     failed = []
 
     def work() -> None:
@@ -275,7 +275,7 @@ def test_threads_that_import_at_once(folder: Path) -> None:
 
 
 def test_what_is_not_watched_is_not_looked_for(folder: Path) -> None:
-    when_imported(Met(), file="models/net.py")
+    add_callback(Met(), file="models/net.py")
     calls = []
 
     class Counting:

@@ -37,10 +37,10 @@ def _wandb() -> ModuleType:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
 
-        def called(*args: Any, **kwargs: Any) -> NoReturn:
+        def refuse(*args: Any, **kwargs: Any) -> NoReturn:
             raise AceError(f"wandb.{attribute}: wandb is not installed; pip install wandb, or run without --log")
 
-        return called
+        return refuse
 
     vars(module).update(run=None, __getattr__=missing)
     return module

@@ -82,7 +82,7 @@ class RadiusGraph(torch.nn.Module):
 
     def forward(self, pos: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         edges = radius_graph(pos, self.cutoff, batch, max_num_neighbors=self.max_num_neighbors)
-        squared = _squared(pos, edges[0], edges[1])
+        squared = _square_distances(pos, edges[0], edges[1])
         zero = squared == 0
         return edges, squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
@@ -90,7 +90,7 @@ class RadiusGraph(torch.nn.Module):
         return f"cutoff={self.cutoff}, max_num_neighbors={self.max_num_neighbors}"
 
 
-def _squared(pos: Tensor, source: Tensor, target: Tensor) -> Tensor:
+def _square_distances(pos: Tensor, source: Tensor, target: Tensor) -> Tensor:
     return (pos.index_select(0, source) - pos.index_select(0, target)).square().sum(-1)
 
 
@@ -101,7 +101,7 @@ def _within(pos: Tensor, cutoff: float, centre: Tensor, first: Tensor, last: Ten
     shift = (last - count.cumsum(0)).repeat_interleave(count)
     source = shift + torch.arange(target.shape[0], device=pos.device)
     limit = torch.full((), cutoff**2, dtype=pos.dtype, device=pos.device)
-    near = (_squared(pos, source, target) <= limit) & (source != target)
+    near = (_square_distances(pos, source, target) <= limit) & (source != target)
     return source[near], target[near]
 
 
@@ -181,7 +181,7 @@ def _nearest(pos: Tensor, edges: Tensor, most: int) -> Tensor:
     """Keep the ``most`` nearest sources of each target, of edges sorted by (target, source)."""
     source, target = edges.unbind(0)
     start = torch.searchsorted(target.contiguous(), torch.arange(pos.shape[0], device=pos.device))
-    by_distance = _squared(pos, source, target).argsort(stable=True)  # stable: ties stay ordered by source
+    by_distance = _square_distances(pos, source, target).argsort(stable=True)  # stable: ties stay ordered by source
     order = by_distance[target[by_distance].argsort(stable=True)]  # by target again, nearest first
     place = torch.arange(order.shape[0], device=pos.device) - start[target]
     return edges[:, order[place < most].sort().values]

@@ -113,7 +113,7 @@ def check(
         )
 
 
-def _recorded(folder: Path) -> set[str]:
+def _read_record(folder: Path) -> set[str]:
     """Return the files and folders that this command has written into a folder, according to its record."""
     try:
         record = json.loads((folder / RECORD).read_text())
@@ -128,7 +128,7 @@ def _foreign(folder: Path) -> str | None:
     """Return the first path in a folder that this command has not written; None if there is none."""
     if not folder.is_dir():
         return None
-    ours = _recorded(folder)
+    ours = _read_record(folder)
     found = (path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*") if ours else folder.iterdir()))
     return next((path for path in found if path not in ours), None)
 
@@ -211,7 +211,7 @@ def _text(rows: Array) -> str:
 
 def _publish(fresh: Path, old: Path, folder: Path) -> None:
     """Replace the old data set by the new one. If that fails halfway, undo every move, so that they do not mix."""
-    ours = sorted(path for path in _recorded(folder) if "/" not in path and (folder / path).exists())
+    ours = sorted(path for path in _read_record(folder) if "/" not in path and (folder / path).exists())
     moves = [(folder / name, old / name) for name in ours]
     moves += [(entry, folder / entry.name) for entry in sorted(fresh.iterdir())]
     begun: list[tuple[Path, Path]] = []

@@ -42,7 +42,7 @@ def ellipsoid(random: Generator, count: int, middle: float, short: float) -> Sur
 def cylinder(random: Generator, count: int, height: float) -> Surface:
     """A cylinder of radius 1, closed at both ends."""
     ends = [(math.pi, partial(_disc, random, height=up * height / 2, up=up)) for up in (-1.0, 1.0)]
-    return _mixed(random, count, [(2 * math.pi * height, partial(_wall, random, height=height)), *ends])
+    return _sample_parts(random, count, [(2 * math.pi * height, partial(_wall, random, height=height)), *ends])
 
 
 def capsule(random: Generator, count: int, length: float) -> Surface:
@@ -54,7 +54,7 @@ def capsule(random: Generator, count: int, length: float) -> Surface:
         return points, normals
 
     side = partial(_wall, random, height=length)
-    return _mixed(random, count, [(2 * math.pi * length, side), (4 * math.pi, ends)])
+    return _sample_parts(random, count, [(2 * math.pi * length, side), (4 * math.pi, ends)])
 
 
 def cone(random: Generator, count: int, height: float) -> Surface:
@@ -68,12 +68,12 @@ def cone(random: Generator, count: int, height: float) -> Surface:
         return points, np.column_stack([around * (height / slant), np.full(n, 1 / slant)])
 
     base = partial(_disc, random, height=-height / 4, up=-1.0)
-    return _mixed(random, count, [(math.pi * slant, side), (math.pi, base)])
+    return _sample_parts(random, count, [(math.pi * slant, side), (math.pi, base)])
 
 
 def torus(random: Generator, count: int, tube: float) -> Surface:
     """A tube of this radius around the unit circle."""
-    angle, around = random.uniform(0, 2 * math.pi, count), _tilted(random, count, tube)
+    angle, around = random.uniform(0, 2 * math.pi, count), _sample_angles(random, count, tube)
     outward = np.stack([np.cos(angle), np.sin(angle), np.zeros(count)], axis=1)
     normals = np.cos(around)[:, None] * outward
     normals[:, 2] = np.sin(around)
@@ -96,7 +96,7 @@ def helix(random: Generator, count: int, tube: float, rise: float, turns: float)
 
     def side(n: int) -> Surface:
         line, _, inward, binormal = frame(random.uniform(-end, end, n))
-        around = _tilted(random, n, -tube / speed**2)[:, None]  # 1 / speed^2 is the helix's curvature
+        around = _sample_angles(random, n, -tube / speed**2)[:, None]  # 1 / speed^2 is the helix's curvature
         normals = np.cos(around) * inward + np.sin(around) * binormal
         return line + tube * normals, normals
 
@@ -107,7 +107,7 @@ def helix(random: Generator, count: int, tube: float, rise: float, turns: float)
         return line + tube * (flat[:, :1] * inward + flat[:, 1:2] * binormal), tangent * sides[:, None]
 
     length = 2 * end * speed
-    return _mixed(random, count, [(2 * math.pi * tube * length, side), (2 * math.pi * tube**2, ends)])
+    return _sample_parts(random, count, [(2 * math.pi * tube * length, side), (2 * math.pi * tube**2, ends)])
 
 
 def tetrahedron(random: Generator, count: int, height: float) -> Surface:
@@ -124,24 +124,24 @@ def tetrahedron(random: Generator, count: int, height: float) -> Surface:
 
 def cuboid(random: Generator, count: int, width: float, height: float) -> Surface:
     """A box of length 2, with this width and height."""
-    return _extruded(random, count, [-1, 1], [-width / 2, width / 2], ["#"], height)
+    return _extrude(random, count, [-1, 1], [-width / 2, width / 2], ["#"], height)
 
 
 def cross(random: Generator, count: int, arm: float, height: float) -> Surface:
     """A plus sign of span 2 with arms of width ``arm``."""
     cuts = [-1, -arm / 2, arm / 2, 1]
-    return _extruded(random, count, cuts, cuts, [".#.", "###", ".#."], height)
+    return _extrude(random, count, cuts, cuts, [".#.", "###", ".#."], height)
 
 
 def l_bracket(random: Generator, count: int, foot: float, width: float, height: float) -> Surface:
     """An arm of length 2 and a foot, both of this width."""
-    return _extruded(random, count, [-foot / 2, width - foot / 2, foot / 2], [-1, width - 1, 1], ["##", "#."], height)
+    return _extrude(random, count, [-foot / 2, width - foot / 2, foot / 2], [-1, width - 1, 1], ["##", "#."], height)
 
 
 def cube_with_hole(random: Generator, count: int, hole: float, height: float) -> Surface:
     """A block with edges 2, 2 and ``height``, and a square hole through it."""
     cuts = [-1, -hole / 2, hole / 2, 1]
-    return _extruded(random, count, cuts, cuts, ["###", "#.#", "###"], height)
+    return _extrude(random, count, cuts, cuts, ["###", "#.#", "###"], height)
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ FAMILIES: Mapping[str, Family] = {
 of a family is its label and part of the seed of its shapes."""
 
 
-def _mixed(random: Generator, count: int, parts: Sequence[tuple[float, Sampler]]) -> Surface:
+def _sample_parts(random: Generator, count: int, parts: Sequence[tuple[float, Sampler]]) -> Surface:
     """Sample a surface of several parts, given as (area, sampler), in proportion to their areas."""
     areas = np.array([area for area, _ in parts])
     which = random.choice(len(parts), count, p=areas / areas.sum())
@@ -203,7 +203,7 @@ def _wall(random: Generator, count: int, height: float) -> Surface:
     return points, normals
 
 
-def _tilted(random: Generator, count: int, slope: float) -> Array:
+def _sample_angles(random: Generator, count: int, slope: float) -> Array:
     """Sample angles with density proportional to 1 + slope cos, the area of a bent tube by angle.
 
     The densities at opposite angles add up to a constant, so a rejected angle is replaced by its opposite.
@@ -227,7 +227,7 @@ def _faces(
     return points, (normals / areas[:, None])[which]
 
 
-def _extruded(
+def _extrude(
     random: Generator, count: int, xs: Sequence[float], ys: Sequence[float], cells: Sequence[str], height: float
 ) -> Surface:
     """Sample an upright prism over the filled cells ("#") of a grid with lines at ``xs`` and ``ys``; rows follow y."""
