@@ -153,7 +153,7 @@ def test_the_comparison_says_what_the_numbers_say(value: float, words: str) -> N
         (["--molecules", "200000"], "molecules 200000.*at most 130831"),
         (["--device", "tpu"], "device 'tpu'.*auto, cpu, cuda"),
         (["--picture", "demo.txt"], r"demo\.txt.*\.png"),
-        (["--picture", "no/such/folder/demo.png"], "existing folder"),
+        (["--picture", "no/such/place/demo.png"], "folder"),
     ],
 )
 def test_mistakes_are_told_before_training(arguments: list[str], message: str, tmp_path: Path) -> None:
