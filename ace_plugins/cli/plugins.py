@@ -143,7 +143,7 @@ class Demos(AdapterCommands):
             if not args[0].startswith("-"):
                 raise AceError(one_of("demo", args[0], names))
             if len(names) > 1:
-                raise AceError(f"demo {args[0]}: expected the name of a demo before its options: {', '.join(names)}")
+                raise AceError(f"demo {args[0]}: give the name of a demo ({', '.join(names)}) before its options")
             args = [names[0], *args]
         return super().parse_args(ctx, args)
 

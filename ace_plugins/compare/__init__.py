@@ -1,1 +1,1 @@
-"""Many runs of one script, with and without ACE: isolated, seeded, read, and judged."""
+"""Comparisons: many runs of one script with and without ACE, isolated and seeded, and statistics of their results."""

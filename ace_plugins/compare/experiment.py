@@ -143,7 +143,7 @@ class Experiment:
     metrics: tuple[Metric, ...] = ()
     """The first metric is compared. Default: the adapter's metrics."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """Title, needs, hours, and the paper's results by run."""
+    """Description: title, requirements, expected hours, and the paper's result for each run."""
     label: str = ""
     """Name and value of the parameter that varies within a file."""
 

@@ -219,7 +219,7 @@ def _find_root(plugin: Plugin, words: Sequence[str]) -> tuple[Path, str]:
     name = next((word for word in words if word.endswith(".py")), None)
     script = (here / name).resolve() if name else None
     if script is not None and not script.is_file():
-        raise AceError(f"no script {name!r} in {here}: expected the command as you would call it here")
+        raise AceError(f"no script {name!r} in {here}: give the command as you would type it in that folder")
     root = find_checkout(plugin, words) or here
     if script is not None and root not in script.parents:
         raise AceError(f"{name} is not in {root}: expected a script below the current folder")

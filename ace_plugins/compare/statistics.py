@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def better(self) -> int:
-        """Number of seeds in which the run is better."""
+        """Number of seeds for which the run is better than the baseline."""
         return sum(change < 0 for change in self.changes)
 
     def to_dict(self) -> dict[str, Any]:

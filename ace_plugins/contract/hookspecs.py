@@ -56,7 +56,7 @@ class LazyHook:
 
     def __init__(self, target: str) -> None:
         if not is_object_path(target):
-            raise ValueError(f"LazyHook: expected 'module:name', as 'ace_mynet.example:example', found {target!r}")
+            raise ValueError(f"LazyHook: expected 'module:name', such as 'ace_mynet.example:example', found {target!r}")
         self.target = target
 
     def load(self) -> Any:

@@ -1,1 +1,1 @@
-"""ACE on a model: state, dual loop, branches, the hooks of forward and optimizer, checkpoints."""
+"""The engine applies ACE to a model: state, branches, forward and optimizer hooks, dual loops, checkpoints."""

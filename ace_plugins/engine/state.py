@@ -278,7 +278,7 @@ class Ace(nn.Module):
         return self._root is not None and self._root() is None
 
     def belong_to(self, model: nn.Module | None) -> None:
-        """Set the model."""
+        """Set the model that this state belongs to."""
         self._root = None if model is None else weakref.ref(model)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ace:

@@ -83,10 +83,10 @@ def install() -> None:
 
 
 def add_callback(callback: Callback, *, name: str = "", file: str = "") -> Callable[[], None]:
-    """Call a function with every module of this name or file that is imported from now on.
+    """From now on, call a function with every newly imported module that has this name or comes from this file.
 
     Returns:
-        The function that undoes it. The last one removes the import hook, too.
+        A function that cancels the registration. Cancelling the last registration also removes the import hook.
     """
     install()
     if name:
@@ -108,7 +108,7 @@ def add_callback(callback: Callback, *, name: str = "", file: str = "") -> Calla
 
 
 def whenever_imported(callback: Callback, *, name: str = "", file: str = "") -> None:
-    """Call a function with every module of this name or file, imported already or in the future.
+    """Call a function with every module that has this name or file, already imported or imported later.
 
     Args:
         callback: Called with the module after its code has run.

@@ -176,7 +176,7 @@ class Plugin:
         return list(self.call("ace_shims")) if self.has("ace_shims") else []
 
     def configure(self, settings: Mapping[str, Any]) -> Config:
-        """Return the config of these keyword arguments over the adapter's preset."""
+        """Return the adapter's preset with these keyword arguments applied on top, as a `Config`."""
         return self.resolve(arguments=settings).config
 
     def resolve(self, presets: Mapping[str, Mapping[str, Any]] | None = None, **sources: Any) -> Resolved:
@@ -202,8 +202,8 @@ class Plugin:
         made: Example = self.call("ace_example", seed=seed, model=model)
         if model is not None and made.model is not model:
             raise AdapterError(
-                f"adapter {self.name!r} makes no batch for a given model ({type(model).__name__}): expected "
-                "ace_example(seed, model) to do so; call audit(model, batch) with your own batch"
+                f"adapter {self.name!r} cannot make a batch for your model ({type(model).__name__}): its "
+                "ace_example does not take a model; pass your own batch: audit(model, batch)"
             )
         return made
 

@@ -110,7 +110,7 @@ class Record:
 
     @property
     def new_landings(self) -> frozenset[int]:
-        """Sites that landed by themselves since the last line of the trace."""
+        """Sites that landed, while others continue, since the last line of the trace."""
         return self.duals.landed_sites - self._landings if self.config.paced else frozenset()
 
     def count_step(self, step: int) -> None:

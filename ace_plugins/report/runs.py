@@ -82,7 +82,7 @@ class SavedRun:
         return [site[-1] if site else math.nan for site in self.values[quantity]]
 
     def largest_gamma(self) -> list[tuple[int, float]]:
-        """Return the largest |gamma| of each line, with its step."""
+        """Return the largest |gamma| over all sites for each line of the trace, with the line's step."""
         lines = zip(*self.values["gamma"], strict=True)
         sizes = [max((abs(v) for v in line if math.isfinite(v)), default=math.nan) for line in lines]
         return list(zip(self.steps, sizes, strict=False))

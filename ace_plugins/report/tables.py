@@ -12,7 +12,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """Return a number with so many significant digits and a real minus sign."""
+    """Format a number to the given number of significant digits, with a typographic minus sign."""
     if not math.isfinite(value):
         return "not finite"
     text = f"{value:.{digits}g}"

@@ -47,7 +47,7 @@ class TraceReader:
 
     @property
     def truncated(self) -> bool:
-        """True if the last line has no line end."""
+        """True if the last line does not end with a newline."""
         return bool(self._rest.strip())
 
     def read_new(self) -> list[dict[str, Any]]:
@@ -90,8 +90,9 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Returns:
         One dict per line, with ``step``, ``seconds`` since the start, and ``gamma``, ``lambda`` and ``u``: one number
         per site, in the order of ``sites`` in ``run.json``, or None where it is not finite. Lines may also have
-        ``loss``, ``gradient`` (per site), ``lr`` (per parameter group), ``error``, ``landed`` and ``event``. The last
-        line of a finished run has ``finished``, ``verdicts`` and ``verdict``.
+        ``loss``, ``gradient`` (per site), ``lr`` (per parameter group), ``error`` (equivariance
+        error), ``landed`` (newly landed sites) and ``event`` (a message). The last line of a finished run has ``finished``,
+        ``verdicts`` (one per site) and ``verdict`` (of the run).
 
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.

@@ -68,7 +68,7 @@ class RunRequest:
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError):
-            say(f"{VARIABLE} was not written by ace-patch and is ignored; ACE_RUNS sets the folder for traces")
+            say(f"{VARIABLE} is ignored: ace-patch did not set it; to choose the folder for traces, set ACE_RUNS")
             return None
 
     def write_to(self, environment: MutableMapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Batches of graphs: the graph of every row, and one group element per graph."""
+"""Batches of graphs: the graph that each row belongs to, and one group element per graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Graphs:
     edges: Mapping[str, str] = field(default_factory=dict)
     """Inputs with one row per edge -> path of their edge index [2, edges], or of the nodes at one end [edges]."""
     several: Mapping[str, int] = field(default_factory=dict)
-    """Inputs with several rows per graph -> their number, such as 3 for lattice vectors [3 * graphs, 3]."""
+    """Number of rows per graph for each input that has several, for example 3 for lattice vectors [3 * graphs, 3]."""
 
     def find_rows(self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rows | None:
         """Return the graph of every row in this call, or None if the call has no batch vector (a single graph).

@@ -180,7 +180,8 @@ def measure_layers(
 ) -> list[LayerSymmetry]:
     """Return the symmetry of every submodule call in one forward pass, in the order of the calls.
 
-    Rotations and translations are tried separately: a shift of all rows would hide a constant added to vectors.
+    Rotations and translations are tried separately. Otherwise a layer that adds a constant to its vectors could be
+    mistaken for one that translates with its input.
     Relative errors up to ``floor`` count as rounding. ``features`` has the tensors with a known action by submodule;
     ``skip`` names submodules to leave out, with everything below them.
     """

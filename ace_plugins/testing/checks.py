@@ -388,7 +388,7 @@ def check_upstream_is_symmetric(kit: Kit) -> None:
 
 
 def check_frames_leave_upstream(kit: Kit) -> None:
-    """Random frames do not change f_eq."""
+    """The model without branches gives the same output if random frames transform its input and output."""
     kit.needs("ace_group_action")
     plain = kit.example()
     model, example = kit.attached(mode="strict", frames="on")

@@ -47,9 +47,9 @@ def group_action(model: Any) -> ace.GroupAction:
     unknown = sorted(name for name in given if name not in outputs)
     if unknown:
         raise ace.AdapterError(
-            f"{type(model).__name__}: the group action on {', '.join(unknown)} is unknown to adapter 'schnetpack'; "
-            "expected outputs of Atomwise, Forces, DipoleMoment, Polarizability or energy modules, or of Response: "
-            f"{', '.join(RESPONSES)}"
+            f"{type(model).__name__}: adapter 'schnetpack' does not know the group action on {', '.join(unknown)}; "
+            "it supports outputs of Atomwise, Forces, DipoleMoment, Polarizability and energy modules, and these of "
+            f"Response: {', '.join(RESPONSES)}"
         )
     known = {name: outputs[name] for name in given}
     invariant = [name for name, how in known.items() if isinstance(how, ace.Invariant)]

@@ -33,8 +33,8 @@ def find_sites(model: Any) -> list[ace.Node]:
     if not found:
         kind = type(getattr(model, "representation", model)).__name__
         raise ace.AdapterError(
-            f"{kind} only has scalar features, and branches do not read positions, so that forces stay conservative; "
-            f"expected a model with {KNOWN}"
+            f"{kind} has scalar features only, and branches that read only scalars cannot break the symmetry (they do "
+            f"not read positions, to keep forces conservative); expected a model with {KNOWN}"
         )
     return found
 

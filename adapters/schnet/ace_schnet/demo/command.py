@@ -27,7 +27,7 @@ MODES = {"upstream": "off", "ACE strict": "strict", "ACE resilient": "resilient"
 ENOUGH_STEPS, ENOUGH_TESTED = 500, 200
 """Training steps and test molecules below which the comparison means nothing."""
 CHANCE = 0.05
-"""Relative difference between runs that another seed may reverse."""
+"""Largest relative difference between runs that may be due to chance: another seed may reverse it."""
 
 
 def settings(mode: str, steps: int) -> dict[str, Any]:

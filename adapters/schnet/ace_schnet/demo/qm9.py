@@ -94,7 +94,7 @@ class Molecules:
 def load(molecules: int, target: str, seed: int) -> Molecules:
     """Draw molecules uniformly from QM9, without replacement.
 
-    With the same seed, a smaller number of molecules is the beginning of a larger one.
+    With the same seed, a smaller sample is a prefix of a larger one.
     """
     check(molecules, target)
     import numpy as np
