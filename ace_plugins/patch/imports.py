@@ -83,7 +83,7 @@ def install() -> None:
 
 
 def add_callback(callback: Callback, *, name: str = "", file: str = "") -> Callable[[], None]:
-    """From now on, call a function with every newly imported module that has this name or comes from this file.
+    """From now on, call a function with every newly imported module of this name or from this file.
 
     Returns:
         A function that cancels the registration. Cancelling the last registration also removes the import hook.
