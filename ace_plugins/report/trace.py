@@ -91,8 +91,8 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         One dict per line, with ``step``, ``seconds`` since the start, and ``gamma``, ``lambda`` and ``u``: one number
         per site, in the order of ``sites`` in ``run.json``, or None where it is not finite. Lines may also have
         ``loss``, ``gradient`` (per site), ``lr`` (per parameter group), ``error`` (equivariance
-        error), ``landed`` (newly landed sites) and ``event`` (a message). The last line of a finished run has ``finished``,
-        ``verdicts`` (one per site) and ``verdict`` (of the run).
+        error), ``landed`` (newly landed sites) and ``event`` (a message). The last line of a finished run has
+        ``finished``, ``verdicts`` (one per site) and ``verdict`` (of the run).
 
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.
