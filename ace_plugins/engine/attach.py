@@ -1,4 +1,4 @@
-"""Attaches ACE to a model in two phases, everything checked before anything is changed; and removes it."""
+"""Attaches ACE to a model, checking everything before it changes anything, and removes ACE again."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
                 problems.append(f"site {node.name!r} names submodule {node.module!r}, which does not exist")
                 continue
             if place in taken:  # each call of the module would add both branches
-                problems.append(f"sites {taken[place]!r} and {node.name!r} are one and the same submodule")
+                problems.append(f"sites {taken[place]!r} and {node.name!r} name the same submodule")
             taken[place] = node.name
             if node.through is not None:
                 problems += _check_through(node, stems.get(node.through))
         if isinstance(node.reads, str):
             if key(node.reads) not in seen:
-                problems.append(f"{node.name!r} reads {node.reads!r}, which is no earlier stem or site")
+                problems.append(f"{node.name!r} reads {node.reads!r}, which is not an earlier stem or site")
             elif (stem := stems.get(node.reads)) is not None and stem.reads is None:
-                problems.append(f"{node.name!r} reads {node.reads!r}, which reads nothing itself; go through it")
+                problems.append(f"{node.name!r} reads {node.reads!r}, which has reads=None; set through= instead")
         elif node.reads is not None:
             own = node.module if isinstance(node, Site) else None
             path = own if node.reads.module is None else node.reads.module
             try:
                 if path is None:
-                    raise AdapterError(f"stem {node.name!r} must say which module it reads from")
+                    raise AdapterError(f"stem {node.name!r} reads a Tap without a module; set Tap(module=...)")
                 arguments[node.name] = find_argument(node.reads, path, model, repr(node.name))
             except (AttributeError, AdapterError) as error:
                 problems.append(str(error))
@@ -85,13 +85,13 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
 
 def _check_through(site: Site, stem: Stem | None) -> Iterator[str]:
     if stem is None or stem.reads is not None:
-        yield f"{site.name!r} goes through {site.through!r}, which is no earlier stem with reads=None"
+        yield f"{site.name!r} goes through {site.through!r}, which is not an earlier stem with reads=None"
     elif stem.shape_out != site.shape_in:
         yield f"{site.name!r} has shape_in {site.shape_in} but goes through {stem.name!r} of shape_out {stem.shape_out}"
 
 
 def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
-    """Build and check everything that ACE adds to a model, which is not changed; None in mode "off"."""
+    """Build and check everything that ACE adds to a model, without changing it. Returns None in mode "off"."""
     if find(model) is not None:
         raise AttachError(
             f"{type(model).__name__} is attached already (model.{NAME}); call project(model) first to attach anew"
@@ -119,13 +119,13 @@ def put_on(ace: Ace, model: nn.Module) -> None:
 
 
 def project(model: M) -> M:
-    """Remove ACE from a model in place: f_eq is left, plain upstream with its own parameters and keys.
+    """Remove ACE from a model in place, which leaves f_eq: plain upstream with its original parameters and keys.
 
     Args:
         model: The attached model itself, not a wrapper around it.
 
     Returns:
-        The same model. A warning says so if its ``eval()`` output changes, because the branches were deployed.
+        The same model. Warns if this changes the output of ``model.eval()``, because the branches were deployed.
 
     Raises:
         AttachError: If the model has no ACE attached.
@@ -135,7 +135,7 @@ def project(model: M) -> M:
     if ace.in_eval and not largest <= 1e-3:
         warnings.warn(
             f"projecting {type(model).__name__} to f_eq although max |gamma| is {largest:.3g} and mode "
-            f"{ace.config.mode!r} deploys the branches: model.eval() changes",
+            f"{ace.config.mode!r} deploys the branches: the output of model.eval() changes",
             AceWarning,
             stacklevel=2,
         )
@@ -183,7 +183,7 @@ def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupActio
         try:
             action = plugin.call("ace_group_action", model=model)
         except AdapterError as error:
-            # Without a cause, the adapter itself says that it has no action for this model.
+            # An error without a cause was raised by the adapter on purpose: it has no action for this model.
             if config.frames == "on" or error.__cause__ is not None or isinstance(error, AnswerError):
                 raise
             warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=5)

@@ -17,9 +17,9 @@ from .spectral_norm import Bounded
 
 
 class Flat(nn.Module):
-    """A module applied to feature vectors that are not the last dimension.
+    """Wrapper that gives a module all features of a node in the last dimension.
 
-    The features are the trailing dimensions, (..., *shape_in) -> (..., *shape_out), or the dimension ``axis``.
+    The features of the node are its trailing dimensions, (..., *shape_in) -> (..., *shape_out), or dimension ``axis``.
     """
 
     def __init__(self, inner: nn.Module, node: Node) -> None:
@@ -57,8 +57,8 @@ class Norm(nn.BatchNorm1d):
         training = self.training and rows.shape[0] > 1
         factor = self.momentum
         if factor is None:
-            # Cumulative averages, as torch.optim.swa_utils.update_bn wants. Batches are counted only here, because
-            # a compiler takes numbers for constants and would compile again for every batch.
+            # Cumulative average, used by torch.optim.swa_utils.update_bn. Batches are counted only here, because
+            # torch.compile treats the count as a constant and would compile again for every batch.
             self.num_batches_tracked += training
             factor = 1 / max(float(self.num_batches_tracked), 1.0)
         result = nn.functional.batch_norm(
@@ -90,7 +90,7 @@ class SyncNorm(nn.SyncBatchNorm):
 
 
 def convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
-    """Wrap ``SyncBatchNorm.convert_sync_batchnorm``, which would normalise dimension 1 in place of the last."""
+    """Wrap ``SyncBatchNorm.convert_sync_batchnorm``, which would normalise dimension 1 instead of the last."""
     return SyncNorm(module, process_group) if isinstance(module, Norm) else convert(cls, module, process_group)
 
 
@@ -160,9 +160,9 @@ class Convolution(nn.Linear):
         channels_in: C.
         channels_out: C'.
         kernel: Height and width of a patch.
-        stride: Distance of neighbouring patches, in pixels.
+        stride: Distance between neighbouring patches, in pixels.
         padding: Pixels added above and below, and to the left and right; one number for both.
-        dilation: Distance of neighbouring pixels of a patch.
+        dilation: Distance between neighbouring pixels of a patch.
         circular: Continue the image periodically; by default padding is zero.
     """
 
@@ -205,8 +205,8 @@ class Convolution(nn.Linear):
 class SNConvolution(Bounded, Convolution):
     """A convolution of spectral norm 1 or less.
 
-    Together, the patches of an image are at most ``overlap`` times as long as the image, so the map of one patch is
-    divided by ``overlap`` besides its spectral norm.
+    The patches of an image, as one vector, have at most ``overlap`` times the norm of the image, so the map of one
+    patch is divided by ``overlap`` as well as by its spectral norm.
     """
 
     def matrix(self) -> Tensor:

@@ -1,8 +1,8 @@
-"""The length of a run: the user's setting, or what the script, Lightning or a scheduler reveals.
+"""Determines the length of a run from the user's setting, the script, Lightning or a scheduler.
 
-Epochs become steps by watching ``model.train()``, which scripts call when an epoch begins. Where nothing is known, a
-run of `ASSUMED` steps is assumed. That is safe: after the landing the model is plain upstream, so the rest of a longer
-run is upstream's own training, and the report of a shorter run says that it was cut short.
+Steps per epoch are counted between calls of ``model.train()``, which scripts make when an epoch begins. If nothing is
+known, a run of `ASSUMED` steps is assumed. That is safe: once all sites have landed, a longer run continues as
+upstream's own training, and the report of a shorter run says that it was cut short.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..settings.config import BUDGET, Config
 ASSUMED = 2000
 """Steps of a run of unknown length."""
 LONG = 1000
-"""Steps of a first epoch after which gamma no longer waits for its end."""
+"""Steps after which gamma no longer waits for the end of the first epoch."""
 LOOKED = 5
 """Steps of this process after which it is clear whether a scheduler steps with the optimizer."""
 
 
 class Budget:
-    """The length of one model's run in optimizer steps, as far as it is known."""
+    """The length of one model's run, in optimizer steps."""
 
     def __init__(self, config: Config, script: Script | None = None) -> None:
         self.config = config
         self.steps, self.epochs = BUDGET.split(config.budget)
         self.source = "the setting budget"
-        """Where steps or epochs come from."""
+        """Origin of ``steps`` or ``epochs``, for messages."""
         if self.steps is None and self.epochs is None:
             self.source = ""
             if script is not None and script.epochs:
@@ -42,27 +42,27 @@ class Budget:
         self.begun: int | None = None
         """The step at which this process began: 0, or that of the checkpoint it resumed from."""
         self.watching = True
-        """Whether changes of mode count: not while the host itself calls ``model.eval()``."""
+        """False while the host itself evaluates the model: its calls of ``eval()`` do not end an epoch."""
         self._first: int | None = None
         """The step at which the first epoch began."""
         self._last = 0
         """The step at which the last epoch began."""
         self._evaluated = False
         self._trains_every_step = False
-        """Whether the script calls ``model.train()`` before every step: then epochs end with an evaluation."""
+        """True if the script calls ``model.train()`` before every step: an epoch then ends with an evaluation."""
         self._single = 0
         """Epochs of one step that ended with an evaluation."""
         self.agreed: list[int | None] | None = None
-        """The facts of rank 0, which all ranks use."""
+        """The facts of rank 0, which all ranks use; None if one process trains alone."""
 
     @property
     def facts(self) -> list[int | None]:
-        """What is known on this rank."""
+        """Facts about the length as this rank found them, None where unknown."""
         return [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
 
     @property
     def total(self) -> int | None:
-        """Steps of the whole run, once they are known."""
+        """Steps of the whole run; None if unknown."""
         steps, epochs, epoch_steps, _, _ = self.agreed or self.facts
         if steps is not None:
             return steps
@@ -75,11 +75,11 @@ class Budget:
 
     @property
     def planned_horizon(self) -> float:
-        """Steps by which gamma arrives in a run of `expected_steps`."""
+        """The horizon in steps, for a run of `expected_steps`."""
         return self._horizon_of(self.expected_steps)
 
     def horizon(self, count: int) -> float | None:
-        """Return the steps by which gamma arrives; None while the length of the run may become known soon."""
+        """Return the horizon in steps; None while the length of the run may become known soon."""
         length = self.length(count)
         return None if length is None else self._horizon_of(length)
 
@@ -88,7 +88,7 @@ class Budget:
         return max(1.0, min(self.config.share * length, self.config.latest(epoch_steps)))
 
     def length(self, count: int) -> int | None:
-        """Return the steps of the run as known after ``count`` steps; None while more may become known soon."""
+        """Return the length of the run as known after ``count`` steps; None while it may become known soon."""
         if self.begun is None:
             self.begun = count
         known = self.total
@@ -121,9 +121,9 @@ class Budget:
         self._last, self._evaluated = count, False
 
     def inspect(self, optimizer: Optimizer, count: int) -> None:
-        """Read the length from Lightning or a scheduler, where neither the user nor the script gives it.
+        """Read the length from Lightning or a scheduler if neither the user nor the script gives it.
 
-        Lightning also has the steps of an epoch, and does not call ``model.train()``.
+        Lightning also provides the steps per epoch, which calls of ``model.train()`` do not show.
         """
         made = 1 if self.begun is None else count - self.begun  # in this process
         if self.steps is not None:
@@ -158,11 +158,11 @@ class Budget:
                     self.epochs = length
 
     def is_settled(self, count: int) -> bool:
-        """Return whether nothing more will become known after ``count`` steps."""
+        """Return whether the length is final after ``count`` steps, known or not."""
         return self.total is not None or (self.epochs is None and count >= (self.begun or 0) + LOOKED)
 
     def __str__(self) -> str:
-        """Describe what was found, and where."""
+        """Describe the length and its origin."""
         total = self.total
         if total is None and self.epochs:
             return f"{self.epochs:,} epochs ({self.source}); steps are counted in the first one"

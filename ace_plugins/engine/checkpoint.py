@@ -43,7 +43,7 @@ class CheckpointHook:
             return
         own = model.state_dict(prefix=prefix, keep_vars=True)
         mine = prefix + NAME + "."
-        # A part of a checkpoint is accepted: torch does not pass on whether the caller asked for strict loading.
+        # A partial checkpoint is accepted: torch does not pass the caller's argument ``strict`` on to this hook.
         theirs = [name for name in state if name.startswith(prefix) and not name.startswith(mine)]
         fitting = [name for name in theirs if name in own and _shape(state[name]) == _shape(own[name])]
         if len(fitting) * 2 < len(theirs):
@@ -58,10 +58,10 @@ class CheckpointHook:
             _check_ace(ace, own, state, mine)
             return
         state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
-        deployed = "; with them model.eval() is not the checkpoint's function" if ace.in_eval else ""
+        deployed = "; with branches, model.eval() differs from the checkpoint's model" if ace.in_eval else ""
         warnings.warn(
             f"checkpoint without ACE loaded into {type(model).__name__}: gamma, the duals and the branches of "
-            f"its {len(ace.sites)} sites keep the values they have{deployed}",
+            f"its {len(ace.sites)} sites keep their current values{deployed}",
             AceWarning,
             stacklevel=2,
         )
@@ -119,7 +119,7 @@ def export(source: Mapping[str, Any] | File, to: File | None = None, *, trust: b
 
 @dataclass
 class Exported:
-    """A checkpoint without ACE, and what was removed from it."""
+    """A checkpoint without ACE, with counts of the tensors removed and kept."""
 
     content: Any = None
     kept: int = 0
@@ -133,7 +133,7 @@ class Exported:
     """All state_dicts with ACE in the checkpoint."""
 
     def clean(self, content: Any) -> Any:
-        """Return the content without ACE, and count."""
+        """Return the content without ACE, and update the counts."""
         if type(content) in (list, tuple):
             gone = self._places_in(content)
             self.removed += len(gone)
@@ -187,7 +187,7 @@ class Exported:
 
 
 def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the prefixes of ACE's keys in a state_dict; every ACE has a manifest."""
+    """Return the prefixes of ACE's keys in a state_dict, found by the key of the manifest."""
     marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
     return tuple(mark.removesuffix("manifest") for mark in marks)
 
@@ -205,7 +205,7 @@ def _states(content: Any) -> Iterator[State]:
 
 
 def _renumber(state: Mapping[Any, Any], prefixes: tuple[str, ...]) -> dict[str, str | None]:
-    """Return new names for averaged weights kept by number ("ema.ema_weight_0"); None for ACE's, which go."""
+    """Return new names for numbered averages of weights ("ema.ema_weight_0"); None for those to remove."""
     numbered = [match for name in state if isinstance(name, str) and (match := NUMBERED.fullmatch(name))]
     renamed: dict[str, str | None] = {}
     for stem, count in Counter(match[1] for match in numbered).items():
@@ -226,8 +226,8 @@ def _places_of_ace(
 ) -> Sequence[int]:
     """Return the positions of ACE's parameters among weights without names; empty if there are none.
 
-    They stand together, in the order of ``parameters()``. What stands before and after them must be weights that stand
-    before and after them in the state_dict.
+    They are consecutive, in the order of ``parameters()``. The weights before and after them must also be before and
+    after them in the state_dict.
     """
     names = [name for name in state if isinstance(name, str)]
     mine = [name for name in names if name.startswith(prefixes[0])]
@@ -260,7 +260,7 @@ def _among(shapes: Iterable[Any], others: Iterator[Any]) -> bool:
 
 
 def _drop_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an optimizer's state without the group that holds ACE's parameters alone; None if there is none."""
+    """Return an optimizer's state without the group that `adopt` added for ACE; None if there is no such group."""
     *groups, last = state["param_groups"] or [{}]
     if last.get("name") != NAME:
         return None
@@ -290,14 +290,14 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
         publish(to, lambda file: torch.save(result.content, file))
     if not largest <= 1e-3:  # true for nan as well
         warnings.warn(
-            f"exporting f_eq alone although max |gamma| is {largest:.3g}: the branches it leaves out still count",
+            f"exporting f_eq alone although max |gamma| is {largest:.3g}: the branches left out still affect the model",
             AceWarning,
             stacklevel=3,
         )
     if result.optimizers:
         warnings.warn(
-            "the optimizer state in the checkpoint is unchanged and still counts ACE's parameters: plain upstream can "
-            "load the weights but not resume from it",
+            "the optimizer state in the checkpoint is unchanged and still includes ACE's parameters: plain upstream "
+            "can load the weights, but its optimizer cannot load that state",
             AceWarning,
             stacklevel=3,
         )

@@ -1,14 +1,14 @@
-"""Ranks that train one model together: what they agree on, and what DistributedDataParallel sees of ACE.
+"""Keeps gamma, the duals and the budget equal on all ranks of distributed training.
 
-DistributedDataParallel averages gradients, so gamma and the duals stay equal on all ranks by themselves, with two
-exceptions. A checkpoint may be loaded by one rank before the model is wrapped: wrapping broadcasts parameters and
-buffers, but not what is derived from them. And each rank detects the length of the run for itself, while often only
-rank 0 evaluates. So all ranks take both from rank 0, when the model is wrapped and every ``trace_every`` steps.
+DistributedDataParallel averages gradients, so gamma and the duals stay equal on all ranks, with two exceptions.
+One rank alone may load a checkpoint before the model is wrapped: wrapping broadcasts parameters and buffers, but not
+the values derived from them. And each rank detects the length of the run for itself, while often only rank 0
+evaluates. So all ranks copy both from rank 0, when the model is wrapped and every ``trace_every`` steps.
 
-A model that ``fully_shard`` shards keeps ACE whole on every rank; its gradients are averaged here.
+With ``fully_shard``, ACE's parameters are not sharded, and this module averages their gradients.
 
-ACE's buffers are hidden from DistributedDataParallel. It broadcasts buffers before every forward pass, also before one
-that only rank 0 makes, which then hangs.
+ACE's buffers are hidden from DistributedDataParallel, which broadcasts buffers before every forward pass: a pass that
+only rank 0 makes would hang.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Ranks:
 
     def __init__(self, group: Any = None, wrapper: DistributedDataParallel | None = None) -> None:
         self.sharded = wrapper is None
-        """Whether ``fully_shard`` shards the model: then ACE's gradients have to be averaged here."""
+        """True if ``fully_shard`` shards the model: ACE's gradients are then averaged here."""
         self._group = group
         # Weakly: the wrapper holds the model, and a process group must not outlive the process's end.
         self._wrapper = None if wrapper is None else weakref.ref(wrapper)
@@ -58,7 +58,7 @@ class Ranks:
 
     @property
     def wrapper(self) -> DistributedDataParallel | None:
-        """The wrapper; None where the model is sharded, and after the wrapper is gone."""
+        """The wrapper; None if the model is sharded, or after the wrapper was garbage collected."""
         return None if self._wrapper is None else self._wrapper()
 
     @property
@@ -66,7 +66,7 @@ class Ranks:
         return self._group if self.wrapper is None else self.wrapper.process_group
 
     def check_in(self, ace: Ace) -> None:
-        """Agree with the other ranks before a step, if it is time. Refuses ``Join``."""
+        """Copy the state of rank 0 before a step, every ``trace_every`` steps. Raises an error inside ``Join``."""
         wrapper = self.wrapper
         if wrapper is None and not self.sharded:
             return
@@ -81,7 +81,7 @@ class Ranks:
 
     @torch.no_grad()
     def reduce(self, ace: Ace) -> None:
-        """Average the gradients of ACE's parameters over the ranks, where nothing else does."""
+        """Average the gradients of ACE's parameters over the ranks if the model is sharded."""
         if not self.sharded:
             return
         gradients = [parameter.grad for parameter in ace.parameters() if parameter.grad is not None]
@@ -95,7 +95,7 @@ class Ranks:
 
     @torch.no_grad()
     def agree(self, ace: Ace) -> None:
-        """Take gamma, the buffers and the budget from rank 0. Waits for the device."""
+        """Copy gamma, the buffers and the budget from rank 0. Waits for the device."""
         known = [-1 if fact is None else fact for fact in ace.budget.facts]
         facts = torch.tensor(known, dtype=torch.float64, device=ace.gamma.device)
         first = list(ace.parameters()) if self.sharded and not self.steps else [ace.gamma]
@@ -114,7 +114,7 @@ def _broadcast(tensors: list[Tensor], group: Any) -> None:
     distributed.broadcast(flat, distributed.get_global_rank(group, 0), group=group)
     for tensor, sent in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
         sent = sent.to(tensor.dtype)
-        if not torch.equal(tensor.flatten(), sent):  # a write raises the version, by which bounded branches see changes
+        if not torch.equal(tensor.flatten(), sent):  # a write would make bounded branches recompute their directions
             tensor.copy_(sent.view_as(tensor))
 
 
@@ -134,7 +134,7 @@ def hide_buffers(module: Any, aces: Mapping[str, Ace]) -> Iterator[None]:
 
 
 def find_shards(ace: Ace) -> None:
-    """Set the ranks of a model that ``fully_shard`` has sharded. Refuses a model with ACE sharded too."""
+    """Set the ranks of a model that ``fully_shard`` has sharded. Raises an error if ACE is sharded too."""
     tensor = sys.modules.get("torch.distributed.tensor")
     model = ace.root
     if tensor is None or model is None or ace.session.ranks is not None:

@@ -21,7 +21,7 @@ from ..settings.config import Config
 
 ADAM_EPS = 1e-8
 DIVERGED_AFTER = 3
-"""Steps in a row without a finite gradient after which a run has diverged; in a very short one, half of its steps."""
+"""Consecutive steps with a non-finite gradient after which a run has diverged; in a very short run, half its steps."""
 BEYOND_HALF = 65_505
 """The smallest number of steps that half precision cannot hold."""
 
@@ -39,7 +39,7 @@ class Duals(nn.Module):
     mean: Tensor
     """Running mean: of the constraint (dual optimizer adam), or of the loss's gradient at gamma (paced loop)."""
     square: Tensor
-    """Running mean of the same quantity's square."""
+    """Running mean of the square of the same quantity."""
     run_square: Tensor
     """Mean of the squared gradient over the whole run, for the price of slack (paced loop, resilient)."""
     waited: Tensor
@@ -47,9 +47,9 @@ class Duals(nn.Module):
     site_landed: Tensor
     """1 where a site has landed: gamma is 0 for good (paced loop, strict and scheduled)."""
     skipped: Tensor | None = None
-    """Steps with a gradient that was not finite, on the device: their number, and the number of them at the end."""
+    """Number of steps with a non-finite gradient: in total, and consecutive ones up to now; stays on the device."""
     warned: bool = False
-    """Whether the user was warned of such steps."""
+    """True once the user was warned of such steps."""
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -63,16 +63,16 @@ class Duals(nn.Module):
         self.count = 0
         """``steps`` as a Python number, so that no step waits for the device to read it."""
         self.landed_sites: frozenset[int] = frozenset()
-        """Numbers of the sites that have landed, likewise."""
+        """Indices of the sites that have landed, also kept in Python."""
         self.landed = False
-        """Whether all of them have."""
+        """True if all sites have landed."""
         averages = ("mean", "square") if config.paced or config.dual_optimizer == "adam" else ()
         strict = ("waited",) if config.paced and config.mode == "strict" else ()
         resilient = ("u", *(("run_square",) if config.paced else ())) if config.mode == "resilient" else ()
         self._moving = ("lambda_", *averages, *strict, *resilient)
 
     def moving(self) -> list[Tensor]:
-        """Return the buffers that a step under these settings moves."""
+        """Return the buffers that a step updates under these settings."""
         return [self._buffers[name] for name in self._moving]  # type: ignore[misc]
 
     def tick(self) -> None:
@@ -165,13 +165,13 @@ class Duals(nn.Module):
             self.lambda_ += rate / (1 - beta1**self.count) * (self.mean / corrected)
 
     def migrate(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Translate the buffers of version 0.1.0, which kept three quantities in ``error``, in place."""
+        """Convert a checkpoint of version 0.1.0, which kept three quantities in one buffer ``error``, in place."""
         error = state.pop(f"{prefix}error", None)
         if not isinstance(error, Tensor):
             return
         kept = error if self.config.paced else torch.zeros_like(error)
         meaning = "waited" if self.config.lands else "run_square"
-        # It was -1 where a site had landed: gamma has been at 0 there for an unknown number of steps.
+        # ``error`` was -1 at landed sites: the number of steps that gamma had been at 0 there is unknown.
         found = {"run_square": torch.zeros_like(error), "waited": torch.zeros_like(error), meaning: kept.abs()}
         found["site_landed"] = (kept < 0).to(error.dtype)
         state.update({prefix + name: value for name, value in found.items()})
@@ -182,13 +182,13 @@ class Duals(nn.Module):
         self.read_buffers()
 
     def read_buffers(self) -> None:
-        """Update what is derived from the buffers, after they came from a checkpoint or from another rank."""
+        """Update the values derived from the buffers, after they were loaded or copied from another rank."""
         if not self.steps.is_meta:
             steps = float(self.steps)
-            # A checkpoint in half precision may not hold them: then their least number is known.
+            # In a half-precision checkpoint a large number of steps overflows: use the smallest number that does.
             self.count = round(steps) if math.isfinite(steps) else BEYOND_HALF
             self.steps.fill_(self.count)
-            if self.config.paced and not self.config.lands:  # a checkpoint of strict mode: its sites take off again
+            if self.config.paced and not self.config.lands:  # a checkpoint of strict mode: landed sites train again
                 self.run_square.copy_(torch.where(self.site_landed > 0, self.square, self.run_square))
                 self.site_landed.zero_()
                 self.waited.zero_()

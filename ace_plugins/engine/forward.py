@@ -1,11 +1,11 @@
 """The forward hooks that add the branches to a model's forward pass.
 
-Upstream's own code runs unchanged. The model's pre-hook opens a `Forward`, pre-hooks of submodules note what branches
-read before the submodule runs, and each site's hook adds ``gamma * branch`` to its module's output. Hooks are picklable
-objects.
+Upstream's own code runs unchanged. The model's pre-hook opens a `Forward`, pre-hooks of submodules store the inputs of
+branches before the submodule runs, and each site's hook adds ``gamma * branch`` to its module's output. Hooks are
+picklable objects.
 
-In random frames, a training pass sees its batch under a random group element, and its outputs are turned back. f_eq is
-unchanged up to rounding; for the branches it is data augmentation without touching the script, its targets or its loss.
+With random frames, a training pass applies a random group element to its batch, and the inverse to its outputs. f_eq is
+unchanged up to rounding. For the branches this is data augmentation, without changes to the script, targets or loss.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .state import LIVE, NAME, Ace
 
 
 class Forward:
-    """One forward pass: what branches have read and returned so far."""
+    """One forward pass: the inputs and outputs of its branches so far."""
 
     __slots__ = ("ace", "alone", "bounded", "fired", "frame", "gammas", "prepared", "tapped", "values")
 
     def __init__(self, ace: Ace, *, frame: Element | None = None, alone: bool = False) -> None:
         self.ace = ace
         self.frame = frame
-        """The group element that the inputs were turned by."""
+        """The group element that was applied to the inputs."""
         self.alone = alone
-        """A submodule was called outside its model's forward pass."""
+        """True if a submodule was called outside its model's forward pass."""
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
         self.fired: set[str] = set()
         """Sites that have added their branch."""
@@ -54,13 +54,13 @@ class Forward:
     def open(self) -> None:
         """Divide the weights of all bounded branches at once, rather than one by one when they are called."""
         if not self.ace.bounds or torch.compiler.is_compiling():
-            return  # a compiler merges the divisions itself, and loses what is stored on modules
+            return  # torch.compile merges the divisions itself, and does not keep tensors stored on modules
         self.bounded = find_bounded(self.ace.branches)
         for bounded, weight in zip(self.bounded, divide(self.bounded), strict=True):
             bounded.divided = weight
 
     def take(self, name: str, read: Any) -> None:
-        """Note what a site or stem reads. The module it reads from may be called several times in a pass."""
+        """Store the input of a site or stem, replacing that of an earlier call of the same module."""
         self.tapped[name] = read
         self.prepared.pop(name, None)
 
@@ -102,16 +102,16 @@ class Forward:
             return self._compute(node.reads)
         if node.name in self.tapped:
             return self.tapped[node.name]
-        assert node.reads is not None  # stems without reads are gone through, not read
+        assert node.reads is not None  # a stem without reads is applied by `through` only
         where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
         raise AttachError(
-            f"{node.name!r} reads {where}, which this call has not seen: a submodule was called outside its model's "
-            "forward (on its own, taken into another model, or recomputed by activation checkpointing); call "
-            "the model itself, or project(model) first"
+            f"{node.name!r} reads {where}, which is missing: a submodule was called outside its model's forward "
+            "(directly, inside another model, or by activation checkpointing, which recomputes it); call the model "
+            "itself, or project(model) first"
         )
 
     def _apply(self, node: Node, read: Any) -> Tensor:
-        """Return the node's branch applied to what it reads, which must have features of ``shape_in``."""
+        """Return the output of the node's branch for an input, which must have features of ``shape_in``."""
         if isinstance(node, Site) and node.through is not None:
             read = self._apply(self.ace.nodes[node.through], read)
         found: Any = node.sizes(read.shape, node.shape_in) if isinstance(read, Tensor) else type(read).__name__
@@ -120,7 +120,7 @@ class Forward:
             whole = f" of {list(read.shape)}" if isinstance(read, Tensor) else ""
             raise AdapterError(
                 f"{node.name!r} reads features of shape {found} {where}{whole}, expected shape_in {node.shape_in}; "
-                "correct shape_in, or set axis where the features are another dimension"
+                "correct shape_in, or set axis if the features are in another dimension"
             )
         value: Tensor = self.ace.branch(node.name)(read)
         return value
@@ -179,21 +179,21 @@ OPEN = OpenForwards()
 
 
 def outside_graphs(reason: str) -> Callable[[Any], Any]:
-    """Return a decorator for functions that torch.compile leaves to Python; its errors give the reason."""
+    """Return a decorator that excludes functions from torch.compile; its errors give the reason."""
     options = {"reason": reason} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
     return functools.partial(torch.compiler.disable, **options)
 
 
-# A compiler would take the random matrices for constants.
+# torch.compile would treat the random matrices as constants.
 NO_FRAMES = "for fullgraph=True: set frames = 'off'; random frames are drawn outside of graphs"
 NO_BATCH = "for fullgraph=True: set error_every = 0; the measured batch is copied outside of graphs"
 
 
 @outside_graphs(NO_FRAMES)
 def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a random frame, and the arguments of a training pass in it."""
+    """Draw a random frame, and return it with the arguments of a training pass transformed by it."""
     assert ace.action is not None
-    # The same when the run is repeated, but other on every rank, and without the script's random stream.
+    # Reproducible, but different on every rank, and independent of the script's random stream.
     ace.passes.count += 1
     seed = random.Random(f"{torch.initial_seed()} {ace.duals.count} {ace.passes.count} {rank()}").getrandbits(63)
     generator = torch.Generator().manual_seed(seed)
@@ -209,7 +209,7 @@ def _turn_back(action: Any, frame: Element, output: Any) -> Any:
 
 @outside_graphs(NO_BATCH)
 def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Copy the batch if this step ends with a measurement; the script may overwrite its own."""
+    """Copy the batch if this step ends with a measurement, since the script may overwrite it until then."""
     due = ace.learning and not ace.landed and ace.gamma.requires_grad and torch.is_grad_enabled()
     if due and ace.config.measures(ace.duals.count + 1):
         try:
@@ -226,15 +226,15 @@ class OpenHook:
         assert isinstance(ace, Ace)
         ace.read_mode(args, kwargs)
         active = ace.active()
-        replica = getattr(model, "_is_replica", False)  # of nn.DataParallel: it shares its model's hooks
+        replica = getattr(model, "_is_replica", False)  # made by nn.DataParallel, with the original model's hooks
         if not replica:
             if ace.root is not model:
                 ace.belong_to(model)
                 LIVE.add(ace)
             hooks = ace.hooks
             assert hooks is not None
-            # A compiled pass takes the hooks as they are: landings, train(), eval() and loading update them, and a
-            # step checks those that are not verified.
+            # A compiled pass cannot update hooks: landings, train(), eval() and loading do, and the next step
+            # checks those that are not verified.
             compiling = torch.compiler.is_compiling()
             if not compiling and (hooks.state != hooks.describe(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
@@ -257,9 +257,9 @@ class OpenHook:
 
 
 class CloseHook:
-    """Forward hook of the model: closes what `OpenHook` opened, and turns outputs back to the caller's frame.
+    """Forward hook of the model: closes the `Forward`, and transforms outputs back to the caller's frame.
 
-    It is called after an error too, with None.
+    It is called after an error too, with output None.
     """
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -275,7 +275,7 @@ class CloseHook:
 
 
 class _Touch(torch.autograd.Function):
-    """Passes a tensor on. The backward reaches the parameters that come with it, but gives them no gradient."""
+    """Identity on a tensor that makes parameters part of the autograd graph, without giving them a gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class _Touch(torch.autograd.Function):
 
 
 class TouchHook:
-    """Forward hook of the model that shows freed parameters to DistributedDataParallel, which waits for all."""
+    """Forward hook of the model: adds freed parameters to the graph, where DistributedDataParallel expects them."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         ace = model._modules[NAME]
@@ -318,7 +318,7 @@ class BranchHook:
 
 
 class TapHook(BranchHook):
-    """Forward pre-hook of a submodule whose argument a branch reads, before the submodule can overwrite it."""
+    """Forward pre-hook of a submodule: stores an argument for a branch before the submodule can overwrite it."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forward = OPEN.of(self.ace)
@@ -340,7 +340,7 @@ class SiteHook(BranchHook):
         forward = OPEN.of(self.ace)
         if forward is None:
             if OPEN.stack or self.ace.root is None:
-                return None  # another model runs this module, which it shares or was given a copy of
+                return None  # another model runs this module: shared with it, or copied together with this hook
             forward = Forward(self.ace, alone=True)
         site = forward.ace.nodes[self.name]
         assert isinstance(site, Site)
@@ -355,9 +355,9 @@ class SiteHook(BranchHook):
 
 
 class RestoreHook(BranchHook):
-    """Forward hook of the layer around branches that add themselves: restores the memory order of its output.
+    """Forward hook of a layer with branches that add themselves: restores the memory order of its output.
 
-    Its name is that of the first site among those that share an input.
+    Its name is that of the first site among those with the same input.
     """
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -378,23 +378,23 @@ class ModelHooks:
         ]
         """Handles of hooks that stay while the model is attached."""
         self.handles: list[Any] = []
-        """Handles of hooks that are registered only while the branches take part."""
+        """Handles of hooks that are registered only while the branches are active."""
         self.verified = False
-        """Every site was seen to have its hook since the last change."""
+        """True if every site is known to have its hooks."""
         self.state: Any = None
         """Result of `describe` when the hooks were last registered or removed."""
         self.landed: frozenset[int] = frozenset()
-        """Sites whose parameters were freed."""
+        """Indices of sites with parameters that were freed."""
 
     def describe(self, ace: Ace) -> Any:
         """Return everything that the registered hooks depend on."""
         return ace.active(), ace.passes.forced, _needs_touch(ace), ace.duals.landed_sites
 
     def sync(self, ace: Ace) -> None:
-        """Register hooks on the sites exactly while the branches take part.
+        """Register hooks on the sites if the branches are active, otherwise remove them.
 
-        PyTorch calls modules with hooks on a slower path, so f_eq is evaluated without any. Submodules that were
-        replaced get their hooks here too.
+        PyTorch calls modules with hooks on a slower path, so f_eq is evaluated without them. Submodules that were
+        replaced also get their hooks here.
         """
         model = ace.root
         if model is None:
@@ -472,7 +472,7 @@ def _needs_touch(ace: Ace) -> bool:
 
 
 def install(ace: Ace, model: nn.Module) -> None:
-    """Make ``ace`` a submodule of the model, with its hooks. Everything that could fail was checked before."""
+    """Make ``ace`` a submodule of the model and register its hooks. `prepare` has checked that this cannot fail."""
     ace.train(model.training)
     nn.Module.add_module(model, NAME, ace)  # a container's own add_module may refuse it
     ace.belong_to(model)

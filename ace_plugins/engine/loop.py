@@ -1,8 +1,8 @@
 """One model's training in this process: the session, and the loop that moves gamma in an optimizer's steps.
 
-Steps with a gradient that is not finite move neither gamma nor the duals, as GradScaler does with weights. Which steps
-these are is known on the device only, and nothing waits for it: `Guard` restores the values by arithmetic. The loss of
-a step is the tensor that ``backward`` was last called on; only a reference to it is kept.
+Steps with a non-finite gradient move neither gamma nor the duals, just as GradScaler skips updates of weights. `Guard`
+restores the values by arithmetic on the device, so that no step waits for the device. The loss of a step is the tensor
+that ``backward`` was last called on; only a reference to it is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .state import Ace
 
 FORWARDS = 200
-"""Training forwards without a step of gamma after which the session checks that no weights move."""
+"""Training forward passes without a step of gamma after which the session checks whether weights have changed."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Losses:
         self._scaled: tuple[int, Tensor] | None = None
         """Identity of the tensor that a GradScaler returned last, and the loss it was computed from."""
         self.idle: Callable[[], None] | None = None
-        """Called by the next backward: no optimizer iterates over its step hooks then."""
+        """Called by the next backward, when no optimizer is iterating over its step hooks."""
 
     def backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Wrap ``torch.autograd.backward``."""
@@ -67,7 +67,7 @@ class Losses:
         return made
 
     def take(self, gradient: Tensor, optimizer: Optimizer) -> Observed:
-        """Return what the step that ends now was made of."""
+        """Return loss, gradient and learning rates of the step that ends now, and forget the loss."""
         loss, self.last = self.last, None
         rates = tuple(group["lr"] for group in optimizer.param_groups if "lr" in group)
         return Observed(loss, gradient.detach(), rates)
@@ -86,9 +86,9 @@ class Session:
         """The optimizer step under way, between its two hooks."""
         self.observed = Observed()
         self.stepped = False
-        """Whether gamma has made a step."""
+        """True once gamma has made a step."""
         self.adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None
-        """The optimizer, built without ACE's parameters, that they were added to, and their group in it."""
+        """The optimizer that `adopt` added ACE's parameters to, and their group in it."""
         self._forwards = 0
         self._weight: tuple[Tensor, Tensor] | None = None
         """One of the model's weights, and its value at the first training forward."""
@@ -116,7 +116,7 @@ def is_finite(gradient: Tensor) -> Tensor:
 
 
 class Guard:
-    """gamma and the duals before a step, which it restores if the step's gradient was not finite."""
+    """The values of gamma and the duals before a step, to restore if the gradient of the step is not finite."""
 
     def __init__(self, duals: Duals, gamma: Tensor, before: Tensor, gradient: Tensor) -> None:
         self.duals = duals
@@ -140,8 +140,8 @@ def warn_of_skipped(duals: Duals) -> None:
     if skipped:
         duals.warned = True
         warnings.warn(
-            f"the loss's gradient at gamma was not finite in {skipped} of {duals.count:,} steps; gamma, lambda and u "
-            "keep their values in such steps; if it continues, lower the learning rate",
+            f"the loss's gradient at gamma was not finite in {skipped} of {duals.count:,} steps, so gamma, lambda and "
+            "u kept their values in these steps; if this continues, lower the learning rate",
             AceWarning,
             stacklevel=2,
         )
@@ -169,33 +169,33 @@ class Loop(ABC):
 
     @abstractmethod
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
-        """Move the duals, and gamma where the optimizer has not, while gamma has not landed."""
+        """Move the duals, and gamma if the optimizer does not. Not called after gamma has landed."""
 
     def holds(self, optimizer: Optimizer) -> bool:
-        """Return whether gamma is still in its place."""
+        """Return whether gamma is still at its place in the optimizer."""
         params = optimizer.param_groups[self.group]["params"]
         return self.index < len(params) and params[self.index] is self.ace.gamma
 
     def begin(self, optimizer: Optimizer) -> None:
-        """Begin a step with gradients that are computed."""
+        """Begin a step, once its gradients are computed."""
         ace, session, gamma = self.ace, self.ace.session, self.ace.gamma
         if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
         if session.running is not None:
-            # Another optimizer's step drives this one (ZeroRedundancyOptimizer): this one moves gamma.
+            # This step was called inside another optimizer's step (ZeroRedundancyOptimizer), and moves gamma.
             outer, its_optimizer = session.running
             outer.restore(its_optimizer)
         elif session.ranks is not None:
             session.ranks.reduce(ace)
         if ace.hooks is not None and not ace.hooks.verified:
-            ace.sync()  # a compiled forward does not
+            ace.sync()  # a compiled forward pass does not
         self.before = gamma.detach().clone()
         self.gradient = gamma.grad
         session.running = (self, optimizer)
         self.prepare(optimizer)
 
     def restore(self, optimizer: Optimizer, *, stepped: bool = False) -> None:
-        """Give the script its gradient and groups back."""
+        """Restore the script's gradient and parameter groups."""
         if self.before is None:
             return
         self.undo(optimizer, stepped=stepped)

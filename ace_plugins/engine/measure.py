@@ -28,7 +28,7 @@ from .state import NAME, Ace, find, unwrap
 
 
 def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """Return a copy of the model and the batch in float64; or both as given, and the reason."""
+    """Return a copy of the model and the batch in float64; if that fails, both unchanged and the reason."""
     try:
         judged = _copy(model).double() if copied else model
         args, kwargs = (map_tensors(part, _widen) for part in as_call(batch))
@@ -56,7 +56,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def hide_from_budget(model: nn.Module) -> Iterator[None]:
-    """Hide the host's own evaluations from the budget, which counts the script's epochs by evaluations."""
+    """Hide the host's own evaluations from the budget, which would take them for ends of epochs."""
     aces = [module for module in model.modules() if isinstance(module, Ace)]
     before = [(ace.budget.watching, ace.passes.evaluates) for ace in aces]
     for ace in aces:
@@ -113,7 +113,7 @@ def adapter_of(model: nn.Module) -> Plugin:
 
 
 class Averaged(nn.Module):
-    """A model with outputs that are the mean over random frames, at the cost of one forward pass per frame."""
+    """A module that averages a model's outputs over random frames, with one forward pass per frame."""
 
     def __init__(self, model: nn.Module, action: GroupAction, samples: int, seed: int) -> None:
         super().__init__()

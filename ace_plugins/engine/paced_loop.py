@@ -8,10 +8,10 @@ its running root mean square, and H the horizon in steps, one step is
     gamma      -= SPEED * clip((m + lambda) / s, -1, 1) / H  in strict mode in units of gamma's initial value
     u          += GROWTH * (lambda / rho - u) / H            resilient
 
-So the scale of the loss drops out, and so do optimizer, learning rate and schedule. |m| is at most s: lambda outweighs
-any branch after a sixth of the horizon, and strict gammas arrive between 0.8 and 1 horizons, those of useful branches
-last. A gamma that arrives at 0 stays there. In the other modes DAMPING * slack is added to lambda / s, and lambda waits
-while gamma moves at full speed, so that gamma settles at its bound instead of oscillating about it.
+So the result depends neither on the scale of the loss nor on optimizer, learning rate and schedule. |m| is at most s,
+so lambda exceeds the gradient of any branch after a sixth of the horizon. In strict mode gamma reaches 0 after 0.8 to 1
+horizons, later if its branch is useful, and stays there. In the other modes DAMPING * slack is added to lambda / s, and
+lambda is constant while gamma moves at full speed, so that gamma settles at its bound instead of oscillating about it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .duals import Duals
 from .loop import Guard, Loop
 
 SPEED = 1.2
-"""The largest way of gamma in a horizon."""
+"""The largest change of gamma in a horizon."""
 GROWTH = 12.0
-"""Growth of lambda / s in a horizon at a slack of 1, and the number of times u can follow it in that time."""
+"""Growth of lambda / s in a horizon at a slack of 1. Also the horizon divided by the time constant of u."""
 DAMPING = 4.0
 """Weight of the slack that is added to lambda / s, outside strict mode."""
 MOST = 2.0
@@ -36,23 +36,23 @@ MOST = 2.0
 MEMORY = 0.04
 """The share of the horizon over which gradients are averaged."""
 SHORTEST = 5.0
-"""The smallest number of steps over which they are averaged."""
+"""The smallest number of steps over which gradients are averaged."""
 
 
 @torch.no_grad()
 def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None) -> Tensor:
-    """Return the next gamma, [sites], from this one and the loss's gradient at it. Moves lambda and u too.
+    """Return the next gamma, [sites], from the current one and the loss's gradient at it. Moves lambda and u too.
 
-    Without a horizon, because the length of the run is not known yet, it averages gradients and moves nothing.
+    While the horizon is None, because the length of the run is not known yet, it only averages gradients.
     """
     config, waited, square = duals.config, duals.waited, duals.square
     duals.tick()
     size_before = square.sqrt()
-    # A site that has landed has no gradient, and its averages stay.
+    # A site that has landed has no gradient, so its averages do not change.
     live = 1 - duals.site_landed
     usual = live / min(duals.count, averaging_steps(horizon or 0.0))
     square.lerp_(gradient.square(), usual)
-    # At 0 the mean starts anew: lambda has to balance the mean gradient there.
+    # When gamma reaches 0 the mean starts again: lambda has to balance the mean gradient at 0.
     waiting = waited * live
     duals.mean.lerp_(gradient, torch.where(waiting > 0, 1 / waiting.clamp_min(1), usual))
     size = square.sqrt()
@@ -67,12 +67,12 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         slack = duals.slack(gamma)
         hold = push + DAMPING * slack
         force = drive + hold * gamma.sign()
-        # lambda waits while gamma moves at full speed: it would carry gamma too far.
+        # lambda is constant while gamma moves at full speed; otherwise gamma would overshoot.
         push = torch.where(force.abs() >= 1, push, push + GROWTH / horizon * slack).clamp(0, MOST)
-        # A gamma at 0 leaves it only if the loss pulls harder than lambda: the subgradient of |gamma|.
+        # gamma leaves 0 only if the gradient of the loss exceeds lambda: the subgradient of |gamma|.
         away = drive.sign() * (drive.abs() - hold.clamp_min(0)).clamp_min(0)
         force = torch.where(gamma == 0, away, force)
-    # A branch without a gradient does not help the loss.
+    # A branch without a gradient does not reduce the loss, so its gamma moves to 0.
     force = torch.where(size == 0, gamma.sign(), force)
     moved = gamma - SPEED * config.gamma_unit / horizon * force.clamp(-1, 1)
     moved = torch.where(moved * gamma < 0, 0.0, moved)
@@ -82,8 +82,8 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         moved = torch.where(arrived, 0.0, moved)
         waited.add_(arrived)
     elif config.mode == "resilient":
-        # One price for all sites, so that their slacks can be compared; from all gradients of the run, since late
-        # gradients vanish and slack would cost nothing.
+        # One price for all sites, so that their slacks are comparable. It is computed from all gradients of the run:
+        # late gradients vanish, and slack would cost nothing.
         duals.run_square.lerp_(gradient.square(), 1 / duals.count)
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
     return moved
@@ -91,9 +91,9 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
 
 @torch.no_grad()
 def land(duals: Duals, horizon: float) -> bool:
-    """Land the sites where gamma has stayed at 0 long enough. Returns whether there are any.
+    """Land the sites at which gamma has stayed at 0 long enough. Returns whether there are any.
 
-    Their lambda becomes the one that balances the loss there: minus the mean of the gradient at 0.
+    Their lambda is set to minus the mean gradient at 0, which balances the loss.
     """
     if duals.config.mode != "strict" or duals.count % max(1, round(MEMORY * horizon / 4)):
         return False  # not every step, since reading the result waits for the device
@@ -107,7 +107,7 @@ def land(duals: Duals, horizon: float) -> bool:
 
 
 def averaging_steps(horizon: float) -> float:
-    """Return the steps over which gradients are averaged, and that gamma waits at 0 before its site lands."""
+    """Return the steps over which gradients are averaged, and for which gamma stays at 0 before its site lands."""
     return max(SHORTEST, MEMORY * horizon)
 
 
@@ -118,7 +118,7 @@ def _ratio(one: Tensor, other: Tensor) -> Tensor:
 
 @dataclass
 class PacedLoop(Loop):
-    """A loop that moves gamma itself: the optimizer skips gamma, which has no gradient during its step."""
+    """A loop that moves gamma itself. gamma has no gradient during the optimizer's step, so the optimizer skips it."""
 
     def prepare(self, optimizer: Optimizer) -> None:
         self.ace.gamma.grad = None

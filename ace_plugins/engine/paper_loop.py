@@ -1,4 +1,4 @@
-"""The paper's loop: the constraints' pull joins gamma's gradient, and the script's optimizer moves gamma."""
+"""The paper's loop: adds the gradient of the constraints to gamma's gradient; the script's optimizer moves gamma."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PaperLoop(Loop):
     pulled: Tensor | None = None
     """gamma's gradient during the step: the script's with the constraints' pull added."""
     version: int = 0
-    """Version of ``pulled`` at the beginning of the step: it grows when somebody writes to it."""
+    """Version of ``pulled`` at the beginning of the step, to detect writes to it."""
     params: list[Any] | None = None
     """The group's list of parameters, while gamma is in a separate group."""
     separate: dict[str, Any] | None = None
@@ -30,27 +30,27 @@ class PaperLoop(Loop):
         assert self.gradient is not None
         pull = self.ace.duals.pull(self.before)
         if optimizer.param_groups[self.group].get("maximize"):
-            pull = -pull  # the optimizer negates every gradient, and this one is of a minimisation
+            pull = -pull  # the optimizer negates every gradient, but the constraints are minimised
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
             pull = pull * scale  # a fused optimizer divides by it inside its kernel
-        # A gradient that is not finite would stay in the optimizer's averages for good.
+        # The optimizer's running averages would never recover from a gradient that is not finite.
         self.ace.gamma.grad = self.pulled = torch.where(is_finite(self.gradient), self.gradient + pull, 0.0)
         self.version = self.pulled._version
         self._separate(optimizer)
 
     def _separate(self, optimizer: Optimizer) -> None:
-        """Move gamma into a separate group for this step, where its learning rate or weight decay differ.
+        """Move gamma into a separate group for this step, if its learning rate or weight decay differ.
 
-        Schedulers, saved optimizer states and the script never see that group. This is exact for every optimizer, which
-        correcting gamma after the step is not.
+        Schedulers, saved optimizer states and the script never see that group. This is exact for every optimizer,
+        unlike a correction of gamma after the step.
         """
         config, group = self.ace.config, optimizer.param_groups[self.group]
         decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
         if not decays and config.gamma_lr == 1:
             return
         if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
-            return  # a wrapper: the optimizer inside moves gamma
+            return  # a wrapper of another optimizer, which moves gamma
         self.separate = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
         if decays:
             self.separate["weight_decay"] = 0.0
@@ -60,8 +60,8 @@ class PaperLoop(Loop):
 
     def undo(self, optimizer: Optimizer, *, stepped: bool) -> None:
         gamma = self.ace.gamma
-        # After a step that raised, the script may have zeroed or computed a gradient: then that one stays.
-        # In a step that went well only the optimizer can have written to it (fused ones unscale in place).
+        # After a step that raised, the script may have zeroed or recomputed the gradient: then it is kept.
+        # In a successful step only the optimizer can have written to it (fused ones unscale in place).
         if gamma.grad is self.pulled and (stepped or self.pulled is None or self.pulled._version == self.version):
             gamma.grad = self.gradient
         if self.params is not None:

@@ -1,4 +1,4 @@
-"""Everything that ACE patches in PyTorch globally: installed with the first attached model, undone after the last.
+"""Everything that ACE patches in PyTorch: installed with the first attached model, undone after the last.
 
 A process without an attached model runs unpatched PyTorch. Where another library has wrapped one of our wrappers, its
 wrapper stays in place and ours passes every call through.
@@ -34,15 +34,15 @@ FSDP = "torch.distributed.fsdp"
 
 
 class Patches:
-    """The patches of this process, and how to undo them."""
+    """The patches of this process, with functions that undo them."""
 
     def __init__(self) -> None:
         self.undo: list[Callable[[], object]] = []
-        """Undoes the installed patches, one each; empty while PyTorch is unpatched."""
+        """Functions that each undo one installed patch; empty while PyTorch is unpatched."""
         self._watches_fsdp = False
 
     def update(self, *, now: bool = False) -> None:
-        """Install the patches if a model is attached, otherwise undo them: ``now``, or once no step is under way."""
+        """Install the patches if a model is attached, otherwise undo them: now, or when no step is in progress."""
         if next(iter(LIVE.aces), None) is not None:
             LOSSES.idle = None
             if not self.undo:
@@ -103,7 +103,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
 
 
 def _is_stepping() -> bool:
-    """Return whether an optimizer step is under way in any thread. torch may be iterating over its hooks then."""
+    """Return whether any thread is in an optimizer step, where torch may be iterating over its hooks."""
     frame: FrameType | None
     others = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
     for frame in (sys._getframe(1), *others):  # without this function's own frame, which would refer to itself

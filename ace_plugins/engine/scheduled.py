@@ -1,4 +1,4 @@
-"""Relaxation by schedule (Pertigkiozoglou et al., NeurIPS 2024), the alternative to a gamma that is learned.
+"""Relaxation by schedule (Pertigkiozoglou et al., NeurIPS 2024): gamma follows a schedule instead of being learned.
 
 gamma is the same at all sites, 2 t / T in the first half of the run and 2 - 2 t / T in the second. Branches start close
 to 0, and two penalties keep them small and close to equivariant: with W a branch's matrix, x its input, and A, A' the
@@ -37,13 +37,13 @@ def gamma_at(step: int, length: int) -> float:
 
 
 def relax(site: Node, branch: nn.Module) -> nn.Module:
-    """Return the branch that this site has under a schedule, in place of ACE's.
+    """Return the branch to use in scheduled mode instead of ACE's.
 
-    It is one linear map without a bias wherever the site reads the model's own features. The links of a chain,
-    branches that add themselves and branches on another axis (convolutions) stay.
+    It is one linear map without a bias if the site reads the model's own features. The links of a chain, branches
+    that add themselves and branches on another axis (convolutions) are returned unchanged.
     """
     if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through or isinstance(branch, AddsItself):
-        return branch  # in a chain, the map of a map that starts near 0 would stay there
+        return branch  # a chain of maps that all start near 0 would have vanishing gradients
     if site.axis != -1:
         return branch
     made = PenalisedLinear(site)
@@ -60,7 +60,7 @@ class PenalisedLinear(nn.Linear):
         self.read: Tensor | None = None
         """Its input in the last training forward, [rows, width], detached."""
         self.generators: list[tuple[Tensor, Tensor]] = []
-        """Generators of the group on its input and on its output; none where the adapter does not give the actions."""
+        """Generators of the group on its input and on its output; empty if the adapter does not give the actions."""
         if site.acts is not None:
             action_in, action_out = site.acts
             sides = _generators(action_in, site.shape_in), _generators(action_out, site.shape_out)
@@ -87,7 +87,7 @@ class PenalisedLinear(nn.Linear):
 
 
 def _norm(x: Tensor) -> Tensor:
-    # The square root has no slope at 0, where the gradient should be 0.
+    # The gradient of the square root is infinite at 0, where it should be 0.
     return (x.square().sum() + torch.finfo(x.dtype).tiny).sqrt()
 
 
@@ -112,7 +112,7 @@ def _rotation(axis: int, angle: float) -> Rigid:
 
 @dataclass
 class ScheduledLoop(PacedLoop):
-    """gamma by schedule. The penalties' gradients are added to the script's before its optimizer steps."""
+    """A loop that sets gamma by schedule, and adds the gradients of the penalties before the optimizer's step."""
 
     def prepare(self, optimizer: Optimizer) -> None:
         super().prepare(optimizer)
@@ -126,7 +126,7 @@ class ScheduledLoop(PacedLoop):
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it inside its kernel
         sign = -1 if optimizer.param_groups[self.group].get("maximize") else 1
         for weight, gradient in zip(weights, gradients, strict=True):
-            if is_distributed():  # each rank has read another part of the batch
+            if is_distributed():  # each rank has its own part of the batch
                 distributed.all_reduce(gradient)
                 gradient /= distributed.get_world_size()
             if weight.grad is not None:

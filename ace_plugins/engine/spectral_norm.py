@@ -1,8 +1,8 @@
 """Spectral normalisation: divides every linear map of a branch by its largest singular value.
 
-A map keeps its weight W and a unit vector v, ``direction``, close to the one it stretches most: sigma = |W v|. A power
-iteration, v <- W^T W v, after each optimizer step keeps it there (`follow`); evaluation makes none. Maps of one shape,
-transposed or not, are handled in one batch: branches are small, so the number of calls is what costs.
+A map keeps its weight W and a unit vector v, ``direction``, close to the leading right singular vector: sigma = |W v|.
+One power iteration after each optimizer step, v <- W^T W v, updates v (`follow`); evaluation makes none. Maps of the
+same shape, transposed or not, are computed in one batch: branches are small, so the number of calls sets the cost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 SQUARINGS = 12
-"""Squarings of W^T W for a weight that was set, not trained: as good as 4,096 iterations, exact to about 1e-5."""
+"""Squarings of W^T W for a weight that was set, not trained: equal to 4,096 iterations, exact to about 1e-5."""
 UNIT = 1e-5
 """Largest deviation of a direction's length from 1, in single precision."""
 
@@ -42,7 +42,7 @@ class Bounded(nn.Module):
 
     def begin(self) -> None:
         """Register the direction. Called once, when ``weight`` exists."""
-        # Any vector that is not orthogonal to the one sought will do, without moving the script's random stream.
+        # Any start will do that is not orthogonal to the result. A new generator leaves the script's stream alone.
         start = torch.randn(min(self.weight.shape), generator=torch.Generator().manual_seed(0))
         self.register_buffer("direction", (start / start.norm()).to(self.weight))
         self.divided: Tensor | None = None
@@ -56,14 +56,14 @@ class Bounded(nn.Module):
 
     @property
     def flat(self) -> bool:
-        """Wider than high: computations use the transposed map."""
+        """True if the matrix is wider than high: computations use the transposed map."""
         return self.weight.shape[1] > self.weight.shape[0]
 
     @property
     def changed(self) -> bool:
-        """The weight was set by something other than the steps that `follow` has seen."""
+        """True if the weight has changed other than by the steps that `follow` handled."""
         if self.weight.is_inference() or self.weight.is_meta or getattr(self, "_is_replica", False):
-            return False  # unknown, or known for the original (nn.DataParallel)
+            return False  # cannot be detected, or is handled in the original (replica of nn.DataParallel)
         return self.known != self._identity()
 
     def mark_seen(self) -> None:
@@ -77,7 +77,7 @@ class Bounded(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if {prefix + "weight", prefix + "direction"} <= state_dict.keys() and not self.direction.is_meta:
-            # A resumed run continues exactly. Averaged checkpoints have no unit vector, so they compute it anew.
+            # A resumed run continues exactly. In averaged checkpoints v is not a unit vector: it is computed again.
             if abs(float(self.direction.double().norm()) - 1) < UNIT:
                 self.mark_seen()
             else:
@@ -89,7 +89,7 @@ class Bounded(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.known is not None:
-            self.mark_seen()  # a copy computes what the original does
+            self.mark_seen()  # a copy keeps the direction of the original
 
 
 class SNLinear(Bounded, nn.Linear):

@@ -79,9 +79,9 @@ class Live:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0
-        """Number of changes. Optimizers look again at what they own when it grows."""
+        """Number of changes. When it grows, optimizers are searched again for ACE's parameters."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when a model joins or goes: PyTorch is patched with the first one, and unpatched after the last."""
+        """Called when a model is added or removed, to patch PyTorch with the first and unpatch it after the last."""
 
     def parameters(self, ace: Ace) -> frozenset[int]:
         """Return the identities of the model's parameters, including ACE's, as of the last change."""
@@ -92,7 +92,7 @@ class Live:
     def add(self, ace: Ace) -> None:
         self._parameters.pop(ace, None)
         self.aces.add(ace)
-        # An optimizer that outlives its model keeps the ace alive.
+        # The ace itself may outlive its model, since an optimizer holds its parameters.
         weakref.finalize(ace.root or ace, self._discard_dead).atexit = False
         self.changes += 1
         self.changed()
@@ -120,7 +120,7 @@ class PassState:
     forced: bool | None = None
     """Branches on or off inside `use_branches`; None leaves it to the mode."""
     evaluates: bool = False
-    """The arguments of the last pass said that it does not train."""
+    """True if the last pass was no training pass, according to its arguments."""
     count: int = 0
     """Training passes in random frames since the last step of gamma."""
     batch: Call | Exception | None = None
@@ -159,7 +159,7 @@ class Ace(nn.Module):
         self.model_taps = tuple(name for name, argument in arguments.items() if not argument.module)
         """Sites and stems that read an argument of the model."""
         self.module_taps = {name: argument.module for name, argument in arguments.items() if argument.module}
-        """Submodules that sites and stems read an argument of, by node."""
+        """Sites and stems that read an argument of a submodule -> path of the submodule."""
         adding = {name: branch for name, branch in branches.items() if isinstance(branch, AddsItself)}
         inputs = {n: (arguments[n], type(branch).prepare) for n, branch in adding.items() if n in self.module_taps}
         first = {read: name for name, read in reversed(inputs.items())}
@@ -168,38 +168,38 @@ class Ace(nn.Module):
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.bounds = bool(find_bounded(self.branches))
-        """Some maps of the branches are bounded."""
+        """True if branches have bounded maps."""
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=self.gamma.device)
         self.budget = Budget(config, script)
         about = {"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]}
         text = json.dumps(about).encode()
-        # Floats, because scripts that average checkpoints average every entry.
+        # As floats, because scripts that average checkpoints average every entry.
         self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32))
         self.in_eval = config.branches_in_eval
         self.action = action
         """The group's action on the model, if training passes use random frames."""
         self.evaluating = evaluating
-        """Values of arguments in passes that do not train, for upstreams that do not call ``model.eval()``."""
+        """Arguments and their values in evaluation, for upstreams that do not call ``model.eval()``."""
         self.passes = PassState()
         self.session = Session()
         """Steps and ranks in this process."""
         self.freed: list[nn.Parameter] = []
-        """Parameters of landed sites alone: no pass reads them and no optimizer moves them."""
+        """Parameters that only landed sites use: no longer part of forward passes or of training."""
         self.hooks: ModelHooks | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self.register_load_state_dict_post_hook(_finish_load)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any) -> Any:
-        """Return the input: in an ``nn.Sequential`` every submodule is a step of the forward pass."""
+        """Return the input unchanged: an ``nn.Sequential`` calls every submodule, so also ``ace``."""
         return args[0] if len(args) == 1 else args
 
     @property
     def landed(self) -> bool:
-        """gamma is 0 for good: from here on the model is plain upstream."""
+        """True if gamma is 0 for good: from then on the model computes exactly what plain upstream does."""
         return self.duals.landed
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Read from the arguments of a pass whether it trains. A change counts like ``model.train()``."""
+        """Detect from its arguments whether a pass trains. A change counts as ``model.train()`` or ``eval()``."""
         values = self.evaluating
         evaluates = bool(values) and all(argument.pick(args, kwargs) == value for argument, value in values)
         if evaluates != self.passes.evaluates:
@@ -208,29 +208,29 @@ class Ace(nn.Module):
 
     @property
     def learning(self) -> bool:
-        """The model is in training mode, by its flag and by the arguments of its last pass."""
+        """True if the model is in training mode, by its flag and by the arguments of its last pass."""
         return self.training and not self.passes.evaluates
 
     def active(self) -> bool:
-        """Return whether the branches take part in a forward pass now."""
-        assert self.repaired >= 0  # compilers guard this number, but not hooks
+        """Return whether a forward pass now would add the branches."""
+        assert self.repaired >= 0  # torch.compile recompiles if this number changes, but not if hooks change
         if self.passes.forced is not None:
             return self.passes.forced
         return (self.learning or self.in_eval) and not self.landed
 
     def trains(self) -> bool:
-        """Return whether the forward pass that begins now is one of training."""
+        """Return whether a forward pass now is a training pass."""
         return self.learning and self.passes.forced is None and torch.is_grad_enabled()
 
     def live(self) -> tuple[Site, ...]:
-        """Return the sites that take part in a forward pass now."""
+        """Return the sites that a forward pass now would add branches to."""
         if not self.active():
             return ()
         landed = self.duals.landed_sites if self.passes.forced is None else ()
         return tuple(site for number, site in enumerate(self.sites) if number not in landed)
 
     def needed_by(self, sites: Iterable[Site]) -> set[str]:
-        """Return the names of all sites and stems that these sites read, directly or not, and their own."""
+        """Return the names of these sites and of all sites and stems that they read, directly or indirectly."""
         found: set[str] = set()
         ahead = [site.name for site in sites]
         while ahead:
@@ -243,7 +243,7 @@ class Ace(nn.Module):
         return found
 
     def free_landed(self) -> None:
-        """Take the parameters of landed sites alone out of training."""
+        """Exclude the parameters that only landed sites use from training."""
         for parameter in self.freed:
             parameter.requires_grad_(True)
         self.freed = []
@@ -260,7 +260,7 @@ class Ace(nn.Module):
                 parameter.requires_grad_(False)
 
     def forget_gradients(self) -> None:
-        """Remove the gradients of freed parameters, which DistributedDataParallel creates, so optimizers skip them."""
+        """Remove gradients of freed parameters, made by DistributedDataParallel, so that optimizers skip them."""
         for parameter in self.freed:
             parameter.grad = None
 
@@ -282,7 +282,7 @@ class Ace(nn.Module):
         self._root = None if model is None else weakref.ref(model)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ace:
-        """Convert the branches to any dtype, but gamma and the duals not below single precision."""
+        """Convert to another dtype or device; gamma and the duals keep at least single precision."""
 
         def precise(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -300,7 +300,7 @@ class Ace(nn.Module):
         steps, gamma = (state_dict.get(prefix + name) for name in ("duals.steps", "gamma"))
         if not isinstance(steps, Tensor) or not isinstance(gamma, Tensor) or steps.dtype.itemsize >= 4:
             return
-        # Half precision rounds the number of steps, or cannot hold it. Only a landing leaves every gamma at 0.
+        # Half precision rounds the number of steps, or overflows. If every gamma is 0, the sites have landed.
         if self.config.land_at and not steps.is_meta and float(steps) > 0 and not gamma.any():
             known = steps.float().nan_to_num(posinf=BEYOND_HALF)
             state_dict[prefix + "duals.steps"] = known.clamp_min(self.config.land_at)
@@ -314,7 +314,7 @@ class Ace(nn.Module):
         return self
 
     def _settle(self) -> None:
-        """In evaluation, update directions now: a compiler would trace the update in the next pass as a constant."""
+        """Update directions before evaluation: torch.compile would trace a later update as a constant."""
         if not self.training:
             settle(find_bounded(self.branches))
 

@@ -37,11 +37,11 @@ Places = dict[int, tuple[int, int]]
 
 @dataclass
 class Ownership:
-    """What an optimizer owns, valid while ``seen`` describes the optimizer."""
+    """Models with parameters in an optimizer, valid while `_describe` of the optimizer returns ``seen``."""
 
     seen: tuple[int, ...]
     loops: list[Loop]
-    """One per model with its gamma in this optimizer."""
+    """One loop per model with its gamma in this optimizer."""
     bounded: list[Ace]
     """Models with bounded branches in this optimizer."""
 
@@ -52,7 +52,7 @@ class Steps:
     def __init__(self) -> None:
         self.ownership: weakref.WeakKeyDictionary[Optimizer, Ownership] = weakref.WeakKeyDictionary()
         self.process = os.getpid()
-        """The process that attaches models. A forked child's exit does not end its parent's runs."""
+        """Id of the process that attached the models: the exit of a forked child does not end their runs."""
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepare gamma's gradient: now, or after the closure that computes the gradients."""
@@ -71,7 +71,7 @@ class Steps:
         for loop in loops:
             ace = loop.ace
             ace.forget_gradients()
-            # Not inside another optimizer's step, which other ranks may not make.
+            # Not inside another optimizer's step, since other ranks may not make that inner step.
             if ace.session.ranks is not None and ace.session.running is None:
                 ace.session.ranks.check_in(ace)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -122,14 +122,14 @@ class Steps:
                 notify("ace_finished", model=model)
 
     def recover(self, optimizer: Optimizer) -> None:
-        """Undo what a step that raised has left behind."""
+        """Undo the changes that a step left behind when it raised an error."""
         known = self.ownership.get(optimizer)
         for loop in reversed(known.loops if known else ()):
             loop.restore(optimizer)
 
     def _look(self, optimizer: Optimizer, *, first: bool) -> Ownership:
         found = self.ownership[optimizer] = _find_ownership(optimizer)
-        # Wrappers that skip Optimizer.__init__ (schedule-free) have no such hooks, and save the optimizer inside.
+        # Wrappers that skip Optimizer.__init__ (schedule-free) have no such hooks: they save the inner optimizer.
         if found.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
             # Between a step that raised and the next one, a saved state must not contain the loop's changes.
             optimizer.register_state_dict_pre_hook(_recover)
@@ -141,7 +141,7 @@ STEPS = Steps()
 
 
 def _recover(optimizer: Optimizer, state: Any = None) -> None:
-    """Undo what a failed step has left behind. A function, since optimizers that hold it are pickled and copied."""
+    """Undo the changes of a failed step. A plain function, because optimizers with this hook are pickled."""
     STEPS.recover(optimizer)
 
 
@@ -155,7 +155,7 @@ def _several_gradients(optimizer: Optimizer) -> StepError:
 def _is_nested(optimizer: Optimizer) -> bool:
     """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``.
 
-    Otherwise a gradient that is still prepared is left from a step that raised.
+    If not, a gradient that is still prepared was left by a step that raised an error.
     """
     steps = 0
     frame: FrameType | None = sys._getframe()
@@ -170,14 +170,14 @@ def _describe(optimizer: Optimizer) -> tuple[int, ...]:
 
 
 def _find_ownership(optimizer: Optimizer) -> Ownership:
-    """Return what this optimizer owns. Raises if it trains a model without an owner of gamma."""
+    """Return the models with parameters in this optimizer. Raises if it trains a model but no optimizer owns gamma."""
     places = _find_places(optimizer)
     live = _find_models(places)
     loops = [_choose_loop(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
     for loop in loops:
         if isinstance(loop, PaperLoop) and "lr" not in optimizer.param_groups[loop.group]:
             name = type(optimizer).__name__
-            raise StepError(f"{name} has no learning rate ('lr') in its groups: set preset 'fit', or change optimizers")
+            raise StepError(f"{name} has no 'lr' in its parameter groups: set preset 'fit', or use another optimizer")
         find_shards(loop.ace)
         _check_branches(loop.ace, places)
     # Weights shared with a model that has its gamma here belong to that model.
@@ -186,8 +186,8 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
         weights = [] if id(ace.gamma) in places else _find_weights(ace, places.keys() - shared)
         if weights and not _is_owned(ace.gamma):
             raise StepError(
-                f"{type(optimizer).__name__} steps {len(weights)} weights of {type(ace.root).__name__} but no "
-                f"optimizer owns its gamma (model.{NAME}.gamma): it was built before attach; build it after, or call "
+                f"{type(optimizer).__name__} trains {len(weights)} weights of {type(ace.root).__name__} but no "
+                f"optimizer owns its gamma (model.{NAME}.gamma): build the optimizer after attach, or call "
                 f"optimizer.add_param_group({{'params': model.{NAME}.parameters()}}), or freeze gamma with "
                 f"model.{NAME}.gamma.requires_grad_(False)"
             )
@@ -205,8 +205,8 @@ def adopt(optimizer: Optimizer) -> None:
     """Add ACE's parameters to a new optimizer that was built from a part of the model's parameters.
 
     Scripts build optimizers from named submodules (MACE) or from lists of parameters. Such an optimizer gets one more
-    parameter group as soon as it is constructed, before a scheduler sees it. If a later optimizer has gamma, the group
-    is removed again.
+    parameter group at construction, before a scheduler sees it. If a later optimizer is built with gamma in it, the
+    group is removed again.
     """
     places = _find_places(optimizer)
     for ace in _find_models(places):
@@ -214,7 +214,7 @@ def adopt(optimizer: Optimizer) -> None:
             _withdraw(ace)
         elif (weights := _find_weights(ace, places.keys())) and not _is_owned(ace.gamma):
             groups = [places[id(p)][0] for p in weights]
-            # The group with most of the model's weights has the learning rate that fits.
+            # ACE's parameters get the options of the group with most of the model's weights.
             like = optimizer.param_groups[max(set(groups), key=groups.count)]
             named = [(f"{NAME}.{n}", p) for n, p in ace.named_parameters() if p.requires_grad and id(p) not in places]
             options = {name: value for name, value in like.items() if name not in ("params", "param_names", "name")}
@@ -241,13 +241,13 @@ def _find_places(optimizer: Optimizer) -> Places:
 
 
 def _find_models(places: Places) -> list[Ace]:
-    """Return the models with parameters in these places. With many models alive, most have none."""
+    """Return the attached models with parameters in these places."""
     here = places.keys()
     return [ace for ace in LIVE.aces if not here.isdisjoint(LIVE.parameters(ace))]
 
 
 def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
-    """Return upstream's weights among these; none where gamma is frozen and needs no optimizer."""
+    """Return upstream's weights in these places; empty if gamma is frozen, since it needs no optimizer then."""
     model = ace.root
     if model is None or not ace.gamma.requires_grad:
         return []
@@ -267,7 +267,7 @@ def _check_branches(ace: Ace, places: Places) -> None:
 
 
 def _is_owned(parameter: Tensor) -> bool:
-    """Return whether any optimizer owns a parameter. Visits all objects, so called only if something looks wrong."""
+    """Return whether any optimizer owns a parameter. Slow: visits all objects, so called only to confirm an error."""
     optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
     groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
     return any(p is parameter for group in groups for p in group["params"])

@@ -226,7 +226,7 @@ def test_an_interaction_graph_that_is_a_function() -> None:
 def test_shared_interactions_are_refused() -> None:
     model = small()
     model.interactions[1] = model.interactions[0]
-    with pytest.raises(AceError, match="'interactions.0' and 'interactions.1' are one and the same submodule"):
+    with pytest.raises(AceError, match="'interactions.0' and 'interactions.1' name the same submodule"):
         attach(model)
 
 

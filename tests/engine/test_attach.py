@@ -112,9 +112,7 @@ def test_forward_that_raises_leaves_no_forward_open() -> None:
 
 def test_submodule_called_alone_says_why_it_cannot() -> None:
     model = attach(Layered())
-    with pytest.raises(
-        AceError, match="'stem' reads the model's own input, which this call has not seen: .*activation checkpointing"
-    ):
+    with pytest.raises(AceError, match="'stem' reads the model's own input.*activation checkpointing"):
         model.layers[0](torch.randn(4, 8))
     assert attach(VectorMaps()).map_to_feat(torch.randn(2, 3, 4)).shape == (2, 3, 4)
 
@@ -337,21 +335,21 @@ def odd_adapter(nodes: Sequence[Node]) -> Iterator[None]:
     [
         ([], "finds no site in toy:Pair: ace_layers returned 0 nodes, expected at least one Site"),
         ([Site("a", "mux", (1,), (1,))], "site 'a' names submodule 'mux', which does not exist"),
-        ([Site("a", "mix", (1,), (1,), reads="b")], "'a' reads 'b', which is no earlier stem or site"),
+        ([Site("a", "mix", (1,), (1,), reads="b")], "'a' reads 'b', which is not an earlier stem"),
         ([Site("a", "mix", (1,), (1,), reads=Tap("y"))], r"'a' reads argument 'y' of a forward that takes \(input\)"),
         ([Site("a", "mix", (1,), (1,), reads=Tap(3))], r"'a' reads argument 3 of a forward that takes \(input\)"),
         ([Site("a.b", "mix", (1,), (1,)), Site("a_b", "mix", (1,), (1,))], "two nodes are named 'a_b' \\(or 'a.b'\\)"),
         (
             [Site("a", "mix", (1,), (1,)), Site("b", "mix", (1,), (1,))],
-            "sites 'a' and 'b' are one and the same submodule",
+            "sites 'a' and 'b' name the same submodule",
         ),
         (
             [Site("a", "mix", (1,), (1,), through="s")],
-            "'a' goes through 's', which is no earlier stem with reads=None",
+            "'a' goes through 's', which is not an earlier stem with reads=None",
         ),
         (
             [Stem("s", Tap(0, "mix"), (1,), (1,)), Site("a", "mix", (1,), (1,), through="s")],
-            "'a' goes through 's', which is no earlier stem with reads=None",
+            "'a' goes through 's', which is not an earlier stem with reads=None",
         ),
         (
             [Stem("s", None, (1,), (2,)), Site("a", "mix", (1,), (1,), through="s")],
@@ -359,9 +357,9 @@ def odd_adapter(nodes: Sequence[Node]) -> Iterator[None]:
         ),
         (
             [Stem("s", None, (1,), (1,)), Site("a", "mix", (1,), (1,), reads="s")],
-            "'a' reads 's', which reads nothing itself; go through it",
+            "'a' reads 's', which has reads=None; set through=",
         ),
-        ([Stem("s", Tap(), (1,), (1,)), Site("a", "mix", (1,), (1,))], "stem 's' must say which module it reads"),
+        ([Stem("s", Tap(), (1,), (1,)), Site("a", "mix", (1,), (1,))], "stem 's' reads a Tap without a module"),
     ],
 )
 def test_adapters_that_do_not_fit(nodes: Sequence[Node], match: str) -> None:

@@ -58,7 +58,7 @@ def test_keys_are_a_contract() -> None:
 def test_plain_checkpoint_into_an_attached_model_with_a_notice() -> None:
     plain, model = Layered(), trained()
     before = copy.deepcopy(model.ace.state_dict())
-    with pytest.warns(AceWarning, match="checkpoint without ACE loaded into Layered: .* 3 sites keep the values"):
+    with pytest.warns(AceWarning, match="checkpoint without ACE loaded into Layered: .* 3 sites keep"):
         assert not any(model.load_state_dict(plain.state_dict()))
     assert all(torch.equal(before[name], value) for name, value in model.ace.state_dict().items())
     x = torch.randn(4, 3)
@@ -157,7 +157,7 @@ def test_parts_of_checkpoints_load_when_not_strict() -> None:
 
 
 def test_resilient_says_that_eval_is_another_function() -> None:
-    with pytest.warns(AceWarning, match=r"model.eval\(\) is not the checkpoint's function"):
+    with pytest.warns(AceWarning, match=r"model.eval\(\) differs"):
         trained(mode="resilient").load_state_dict(Layered().state_dict())
 
 
@@ -202,7 +202,7 @@ def test_export_tells_of_optimizers_and_nan() -> None:
         export({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     told = " ".join(str(warning.message) for warning in caught)
     assert "max |gamma| is nan" in told
-    assert "still counts ACE's parameters" in told
+    assert "optimizer state" in told
 
 
 def test_export_of_models_that_were_saved_whole(tmp_path: Path) -> None:

@@ -482,7 +482,7 @@ def test_an_optimizer_built_before_attach_stays_an_error() -> None:
     model = Layered()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach(model)
-    with pytest.raises(AceError, match="no optimizer owns its gamma.*built before attach"):
+    with pytest.raises(AceError, match="no optimizer owns its gamma.*after attach"):
         train(model, optimizer)
 
 

@@ -121,7 +121,7 @@ def test_an_optimizer_without_a_learning_rate() -> None:
     steps(model, optimizer, 200)
     assert status(model).landed
     printed = attach(Layered().double(), **PAPER)
-    with pytest.raises(AceError, match="Rateless has no learning rate.*preset 'fit'"):
+    with pytest.raises(AceError, match="Rateless has no .lr.*preset 'fit'"):
         step(printed, Rateless(printed.parameters()))
 
 

@@ -149,7 +149,7 @@ def test_optimizer_built_before_attach_is_an_error() -> None:
     attach(model)
     weight = model.head.weight.detach().clone()
     loss_of(model, torch.randn(4, 3)).backward()
-    with pytest.raises(AceError, match=r"Adam steps 10 weights of Layered but no optimizer owns its gamma.*add_param"):
+    with pytest.raises(AceError, match=r"Adam trains 10 weights of Layered but no optimizer owns its gamma.*add_param"):
         optimizer.step()
     assert torch.equal(model.head.weight, weight), "nothing moved"
     optimizer.add_param_group({"params": model.ace.parameters()})
