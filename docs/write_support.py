@@ -143,7 +143,7 @@ def matrix(tox: str, record: Mapping[str, Any]) -> str:
         "[matrix]",
         "# The environments of a plain `tox run`. Some upstreams cannot be installed together with the others. Their",
         "# adapters are tested in separate environments, and `py` installs these adapters without their upstream.",
-        f"default = {', '.join(['lint', 'docs', 'py', *alone])}",
+        f"default = {', '.join(['docs', 'check', *alone])}",
         "apart =",
         *(f"    -e {{tox_root}}{{/}}adapters{{/}}{a.name}" for a in adapters() if a.name not in named),
     ]
