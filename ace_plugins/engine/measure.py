@@ -109,7 +109,7 @@ def _force(ace: Ace, model: nn.Module, on: bool | None) -> None:
 def adapter_of(model: nn.Module) -> Plugin:
     """Return the adapter that attached this model, or else the one that claims it."""
     ace = find(model)
-    return registry().adapter(ace.adapter) if ace is not None else registry().claiming(model)
+    return registry().adapter(ace.adapter) if ace is not None else registry().find_adapter(model)
 
 
 class Averaged(nn.Module):

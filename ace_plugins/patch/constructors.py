@@ -1,8 +1,8 @@
-"""Attaching ACE to a model, or to all models of an upstream when they are constructed.
+"""Attaches ACE to a model, or to every model of an upstream at its construction.
 
-Upstream's class stays the same object. Only its ``__init__`` is wrapped, in place, so it does not matter who imported
-the class before or under which name. A module that is not imported yet is handled when it is. Classes of a checkout
-are identified by file, since scripts import one file under several names.
+Upstream's class stays the same object: only its ``__init__`` is wrapped. So code that has imported the class before is
+affected too. A module that is not imported yet is handled when it is imported. Classes of a checkout are identified by
+file, since scripts import one file under several names.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
     """
     if not isinstance(model, nn.Module):
         raise AttachError(f"cannot attach to {type(model).__name__}: expected a torch.nn.Module")
-    plugin = registry().adapter(adapter) if adapter is not None else registry().claiming(model)
+    plugin = registry().adapter(adapter) if adapter is not None else registry().find_adapter(model)
     return attach_with(model, plugin, plugin.configure(settings))
 
 
@@ -136,14 +136,14 @@ class Constructors:
 
     def __init__(self) -> None:
         self.patches: dict[str, list[Patch]] = {}
-        """Patches in effect by model class ("module:Class"). The last one counts."""
+        """Patches in effect by model class ("module:Class"). The last one applies."""
         self.hooked: set[tuple[str, bool]] = set()
         """Model classes with an import hook for their module, by name or by file."""
         self.paths: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
         """The "module:Class" of each model class that was imported."""
         self.wrapped: weakref.WeakSet[type] = weakref.WeakSet()
         self.undo: list[Callable[[], None]] = []
-        """Undoes everything that was wrapped or hooked, one each."""
+        """Functions that each undo one wrapper or import hook."""
         self.building = _UnderConstruction()
 
     def begin(self, patch: Patch) -> None:
@@ -168,7 +168,7 @@ class Constructors:
                 self._watch(path, in_a_checkout=in_a_checkout)
 
     def _watch(self, path: str, *, in_a_checkout: bool) -> None:
-        """Handle the module of this class: now if it is imported already, and on every later import."""
+        """Wrap this class now if its module is imported already, and on every later import of the module."""
 
         def handle(module: ModuleType) -> None:
             if any(holds(patch.upstream, module, path) for patch in self.patches.get(path, ())):
@@ -196,7 +196,7 @@ class Constructors:
         known = cls in self.paths
         self.paths[cls] = path
         if not known:
-            # A subclass's constructor continues after upstream's returns, so the model is complete when it returns.
+            # A subclass's constructor continues after upstream's has returned: only then is the model complete.
             self._watch_subclasses(cls)
             for each in (cls, *_subclasses(cls)):
                 self._wrap(each)
@@ -221,7 +221,7 @@ class Constructors:
 
         def undo() -> None:
             if vars(cls).get("__init_subclass__") is not ours:
-                return  # somebody else has replaced it, and calls ours perhaps
+                return  # other code has replaced it, and may still call ours
             if own is None:
                 del cls.__init_subclass__
             else:

@@ -26,7 +26,7 @@ class ImportHook:
         self.stems: set[str] = set()
         """Last parts of the names that can match, to skip all other imports quickly."""
         self.searching: set[str] = set()
-        """Modules that the other finders are searching for, since these may import in turn."""
+        """Modules that the other finders are searching for. A finder may import modules itself."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -42,7 +42,7 @@ class ImportHook:
             self.searching.discard(name)
         if spec is not None and spec.loader is not None and self._callbacks(name, spec.origin):
             loader: Any = spec.loader  # kept, since inspect and pickle look at its type; only its method is replaced
-            if not isinstance(loader.exec_module, _Execute):  # some loaders serve many modules, as that of a zip file
+            if not isinstance(loader.exec_module, _Execute):  # a loader of zip files loads many modules
                 loader.exec_module = _Execute(loader.exec_module, self)
         return spec
 

@@ -37,7 +37,7 @@ class Repairs:
                 ) from error
 
     def make_importable(self) -> None:
-        """Apply the shims that upstreams need to be imported, before a pickled model is loaded, which imports one."""
+        """Apply the shims that make upstreams importable. Loading a pickled model imports its upstream."""
         for plugin in registry().adapters:
             self.apply(plugin, "auto", importing=True)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StandIns:
-    """The last finder of all, which finds stubs."""
+    """Finder of stubs, the last finder in ``sys.meta_path``."""
 
     def __init__(self) -> None:
         self.offered: dict[str, list[tuple[StandIn, tuple[str, ...]]]] = {}
@@ -32,7 +32,7 @@ class StandIns:
         self.active: dict[str, StandIn] = {}
         """Stubs that were imported."""
         self.on_missing: Callable[[str, str], None] | None = None
-        """Called with each module that no finder found and the file that imports it, before the stub is searched."""
+        """Called with each module that no other finder has found, and the file that imports it."""
 
     def offer(self, stand_in: StandIn, files: tuple[str, ...]) -> None:
         """Make a stub importable from upstreams that have these files."""
@@ -94,7 +94,7 @@ def _find_import_statement() -> tuple[str, int]:
 
 
 def is_optional(file: str, line: int) -> bool:
-    """Return whether an import may fail, because it is in a ``try`` that catches the error. Then it gets no stub."""
+    """Return whether an import is in a ``try`` that catches its failure. Such an import gets no stub."""
     import ast
 
     try:

@@ -1,1 +1,1 @@
-"""Finding, checking, loading and asking plugins; telling observers."""
+"""Finds, checks, loads and calls plugins, and notifies observers."""

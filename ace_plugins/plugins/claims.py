@@ -1,4 +1,4 @@
-"""Matching models with upstreams: classes by name, those of a checkout by file. Nothing is imported."""
+"""Matches models with upstreams: classes by name, those of a checkout by file, without importing anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One plugin: its origin, its requirements, its health, and checked calls of its hooks."""
+"""One plugin: its origin, requirements and problems, and calls of its hooks with checked results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class AnswerError(AdapterError):
 
 
 def _instance(module: str, name: str) -> Callable[[Any], bool]:
-    """Return a test for instances of a class, without importing its module: there are none before it is imported."""
+    """Return a test for instances of a class. Does not import its module: before that there are no instances."""
 
     def test(value: Any) -> bool:
         found: Any = sys.modules.get(module)
@@ -68,7 +68,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_demo": ("a click.Command", _is_command),
     "ace_datasets": ("click commands by name, as {'nbody': command}", _by_name(_is_command)),
 }
-"""Per adapter hook the expected result, in words and as a test."""
+"""Expected result of each adapter hook, in words and as a test."""
 OPTIONAL = frozenset({"ace_branch", "ace_script", "ace_group_action"})
 """Hooks that may return None."""
 
@@ -160,7 +160,7 @@ class Plugin:
 
     @property
     def patches(self) -> Upstream:
-        """The upstream of an adapter. Not for observers."""
+        """The upstream of an adapter; an observer has none."""
         assert self.upstream is not None
         return self.upstream
 
@@ -180,19 +180,19 @@ class Plugin:
         return self.resolve(arguments=settings).config
 
     def resolve(self, presets: Mapping[str, Mapping[str, Any]] | None = None, **sources: Any) -> Resolved:
-        """Resolve settings over the adapter's preset, and check those that depend on the adapter or on packages.
+        """Resolve settings on top of the adapter's preset, and check those that need the adapter or a package.
 
         ``sources`` are the ``file``, ``environment``, ``options`` and ``arguments`` of `settings.sources.resolve`.
         """
         found = resolve(self.presets if presets is None else presets, adapter=self.name, **sources)
         log, device = found.config.log, found.config.device
         if log in LOGGERS and not _importable(log):
-            text = f"log {log!r} needs {log}, found none installed; pip install 'ace-plugins[{log}]'"
+            text = f"log {log!r}: {log} is not installed; pip install 'ace-plugins[{log}]'"
             raise ConfigError(problems=[("log", text)])
         if device != "auto" and device not in {shim.device for shim in self.shims if isinstance(shim, Shim)}:
             text = (
-                f"device {device!r}: adapter {self.name!r} cannot change the device, since {self.patches.title} lets "
-                "the user choose it; expected auto, and the script's own option"
+                f"device {device!r}: adapter {self.name!r} cannot set the device, expected 'auto'; choose the device "
+                f"with the options of {self.patches.title}"
             )
             raise ConfigError(problems=[("device", text)])
         return found
@@ -236,7 +236,7 @@ class Plugin:
 
 
 def invoke(implementation: HookImpl | LazyHook, arguments: Mapping[str, Any]) -> Any:
-    """Call an implementation of a hook with those arguments that it takes."""
+    """Call an implementation of a hook with the arguments that it accepts."""
     if isinstance(implementation, HookImpl):
         return implementation.function(*(arguments[name] for name in implementation.argnames))
     found = implementation.load()
@@ -281,7 +281,7 @@ def _importable(package: str) -> bool:
 
 @functools.cache
 def find_version(distribution: str) -> str | None:
-    """Return the installed version of a distribution, or None. Plugins share most of their requirements."""
+    """Return the installed version of a distribution, or None. Cached, since plugins share most requirements."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

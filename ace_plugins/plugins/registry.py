@@ -40,9 +40,9 @@ class Registry:
         find_version.cache_clear()
         self.plugins: dict[str, Plugin] = {}
         self.shadowed: list[Plugin] = []
-        """Plugins with a name that an earlier plugin has."""
+        """Plugins that were not loaded because an earlier plugin has the same name."""
         self.left_out = ""
-        """Message about plugins that ACE_LOAD_PLUGINS excludes or misspells."""
+        """Message about plugins that ACE_LOAD_PLUGINS excludes, or about unknown names in it."""
         for entry_point in sorted(entry_points, key=lambda ep: (ep.name, ep.value)):
             self._load(entry_point)
 
@@ -72,7 +72,7 @@ class Registry:
             raise AdapterError(f"plugin {name!r} ({plugin.distribution}) is an observer, not an adapter")
         return plugin
 
-    def claiming(self, model: nn.Module) -> Plugin:
+    def find_adapter(self, model: nn.Module) -> Plugin:
         """Return the one adapter for this model: by its class or a base class, else by `Upstream.recognises`."""
         cls = type(model)
         failed: list[str] = []
@@ -131,7 +131,7 @@ class Registry:
         except BaseException as error:  # a plugin that calls sys.exit must not end the process
             self.plugins[record.name] = replace(record, problem=f"could not be imported: {one_line(error)}")
             return
-        # One entry point may bring several plugins by name.
+        # One entry point may contain several plugins, by name.
         for name, plugin in loaded.items() if isinstance(loaded, Mapping) else [(record.name, loaded)]:
             each = record
             if name != record.name:
@@ -149,7 +149,7 @@ class Registry:
         return True
 
     def _lacks_requirements(self, record: Plugin) -> bool:
-        """Check requirements before the import: the plugin may not even parse with these versions."""
+        """Check requirements before the import, which may fail with the installed versions."""
         unmet = [r for r in record.requires if not r.met]
         if unmet:
             install = " ".join(repr(r.requirement) for r in unmet)

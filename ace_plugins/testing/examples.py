@@ -119,6 +119,6 @@ def attached_example(name: str, seed: int = 0, *, checkout: Path | None = None) 
 def given_example(name: str, model: Any, seed: int = 0, *, checkout: Path | None = None) -> Built:
     """Ask the adapter for a batch that fits the given model, which stays unchanged."""
     plugin, root = prepare(name, checkout)
-    if registry().claiming(model).name != plugin.name:
+    if registry().find_adapter(model).name != plugin.name:
         raise AdapterError(f"adapter {plugin.name!r} does not claim {class_path(type(model))}: choose another adapter")
     return Built(plugin, root, plugin.example(seed, model), model)

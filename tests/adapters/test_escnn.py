@@ -175,6 +175,6 @@ def test_bounded_branches_are_told_as_bounded(recwarn: pytest.WarningsRecorder) 
 def test_there_is_no_class_to_patch() -> None:
     with pytest.raises(ace_plugins.AceError, match="attach"):
         ace_plugins.patched("escnn")
-    assert registry().claiming(Network(gspaces.rot2dOnR2(4))).name == "escnn"
+    assert registry().find_adapter(Network(gspaces.rot2dOnR2(4))).name == "escnn"
     with pytest.raises(ace_plugins.AceError):
-        registry().claiming(nn.Conv2d(1, 1, 3))
+        registry().find_adapter(nn.Conv2d(1, 1, 3))

@@ -236,7 +236,7 @@ def test_another_projects_file_of_the_same_name_is_left_alone(tmp_path: Path, mo
             assert importlib.import_module("theirs.models.net").Net == "no class at all"
             net = importlib.import_module("ours.pack.models.net").Net()
             assert status(net).mode == "strict"
-            assert registry().claiming(net).name == "other"
+            assert registry().find_adapter(net).name == "other"
     finally:
         registry().remove("other")
         for name in [name for name in sys.modules if name.startswith(("theirs", "ours"))]:

@@ -46,11 +46,11 @@ def test_a_model_is_claimed_by_class_first_and_then_by_looking(generic: Generic)
             super().__init__()
             self.layers = nn.ModuleList()
 
-    assert registry().claiming(Layered()).name == "layered"
+    assert registry().find_adapter(Layered()).name == "layered"
     assert generic.looked == 0, "nobody looks where somebody knows the class"
-    assert registry().claiming(Own()).name == "generic"
+    assert registry().find_adapter(Own()).name == "generic"
     with pytest.raises(AdapterError, match=r"no adapter claims.*generic \(models with layers\)"):
-        registry().claiming(nn.Linear(2, 2))
+        registry().find_adapter(nn.Linear(2, 2))
     with pytest.raises(AdapterError, match="recognises models by a test and names no class to patch"):
         patched("generic")
 
@@ -59,7 +59,7 @@ def test_two_that_recognise_a_model_and_one_that_fails(generic: Generic, monkeyp
     registry().add(Generic(), "second")
     try:
         with pytest.raises(AdapterError, match="several adapters claim .*: generic, second"):
-            registry().claiming(nn.ParameterDict({"layers": nn.Parameter()}))
+            registry().find_adapter(nn.ParameterDict({"layers": nn.Parameter()}))
     finally:
         registry().remove("second")
 
@@ -70,7 +70,7 @@ def test_two_that_recognise_a_model_and_one_that_fails(generic: Generic, monkeyp
     registry().remove("generic")
     registry().add(generic, "generic")
     with pytest.raises(AdapterError, match="adapter 'generic': recognises failed: KeyError: 'layers'"):
-        registry().claiming(nn.Linear(2, 2))
+        registry().find_adapter(nn.Linear(2, 2))
 
 
 REEXPORT = """
@@ -106,7 +106,7 @@ def test_a_class_is_known_by_where_upstream_offers_it(tmp_path: Path, monkeypatc
         class Derived(inside.Net):  # type: ignore[misc, name-defined]
             pass
 
-        assert registry().claiming(Derived()).name == "offered"
+        assert registry().find_adapter(Derived()).name == "offered"
     finally:
         registry().remove("offered")
         for name in ("offering", "offering.inside"):
