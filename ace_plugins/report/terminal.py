@@ -28,10 +28,10 @@ def open_console(stderr: bool = False) -> Console:
 
 
 def make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
-    """Return an empty table. Names and numbers are never broken into two lines."""
+    """Return an empty table. Cells wrap in a narrow terminal, except the names in the first column: none is cut off."""
     table = Table(header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in ("name", "site", *numbers))
+        table.add_column(column, overflow="fold", no_wrap=not table.columns)
         table.columns[-1].justify = "right" if column in numbers else "left"
     return table
 

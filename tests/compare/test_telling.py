@@ -80,7 +80,10 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
     ]
 
 
-def test_the_table_has_what_was_measured_and_what_the_paper_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_what_was_measured_and_what_the_paper_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     results = [
         result("off", 1, 0.5),
         result("off", 2, 0.7),
@@ -99,6 +102,16 @@ def test_the_table_has_what_was_measured_and_what_the_paper_says(capsys: pytest.
     told = answer.to_dict()
     assert told["differences"][0]["better"] == 2
     assert told["runs"][1]["equivariance_error"] == 0.125
+
+
+def test_a_narrow_terminal_wraps_numbers_and_cuts_none_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    results = [result("off", 1, 0.5), result("off", 2, 0.7), result("strict", 1, 0.25), result("strict", 2, 0.35)]
+    print_comparison(ComparisonResult(comparison(paper={"off": "0.6 ± 0.1"}), results, {}))
+    words = capsys.readouterr().out.split()
+    assert {"strict", "0.14", "0.071", "−50.0", "1.00"} <= set(words)
 
 
 def test_the_picture(tmp_path: Path) -> None:
