@@ -372,13 +372,10 @@ class ModelHooks:
     """All hooks of one attached model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.permanent: list[Any] = [
-            model.register_forward_pre_hook(OpenHook(), with_kwargs=True),
-            model.register_forward_hook(CloseHook(), always_call=True),
-        ]
+        self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
         """Handles of hooks that stay while the model is attached."""
         self.handles: list[Any] = []
-        """Handles of hooks that are registered only while the branches are active."""
+        """Handles of hooks that are registered only while they are needed."""
         self.verified = False
         """True if every site is known to have its hooks."""
         self.state: Any = None
@@ -457,6 +454,9 @@ def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
 def _register(ace: Ace, model: nn.Module) -> list[Any]:
     """Register the hooks that are needed now, and return their handles."""
     handles: list[Any] = []
+    if ace.active() or (ace.action is not None and not ace.landed):
+        # First, so that the script's own hooks see outputs in the caller's frame.
+        handles.append(model.register_forward_hook(CloseHook(), prepend=True, always_call=True))
     for hook, module in _plan(ace, model):
         pre = isinstance(hook, TapHook)
         register: Any = module.register_forward_pre_hook if pre else module.register_forward_hook
