@@ -239,6 +239,28 @@ def test_averaged_checkpoints_are_bounded_anew() -> None:
     assert all(norm(w) < 1 + 1e-4 for w in divide(find_bounded(model.ace.branches)))
 
 
+@pytest.mark.parametrize(("length", "changed"), [(1.0, False), (1 + 1e-3, True), (0.5, True)])
+def test_only_a_loaded_direction_of_length_one_is_kept(length: float, changed: bool) -> None:
+    torch.manual_seed(0)
+    (m,) = find_bounded(branch(6, 6))
+    settle([m])
+    state = m.state_dict()
+    m.load_state_dict({**state, "direction": length * state["direction"]})
+    assert m.changed is changed
+
+
+def test_eval_settles_weights_that_were_set_and_train_leaves_it_to_the_next_pass() -> None:
+    torch.manual_seed(0)
+    model = attach(Layered(), mode="resilient", spectral_norm=True, trace=False)
+    bounded = find_bounded(model.ace.branches)
+    for mode in (True, False):
+        with torch.no_grad():
+            for m in bounded:
+                m.weight.copy_(torch.randn_like(m.weight))
+        model.train(mode)
+        assert [m.changed for m in bounded] == [mode] * len(bounded)
+
+
 def test_another_weight_and_another_memory_are_seen() -> None:
     (m,) = find_bounded(branch(6, 6))
     settle([m])

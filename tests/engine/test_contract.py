@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -379,7 +381,10 @@ class Adding(nn.Linear):
     def add_to(self, output: Tensor, gamma: Tensor, prepared: Tensor) -> Tensor:
         return output + gamma * self(prepared)
 
+    restored = 0
+
     def restore(self, output: Tensor) -> Tensor:
+        type(self).restored += 1
         return output
 
 
@@ -401,6 +406,21 @@ def test_a_branch_that_adds_itself_reads_anew_in_every_call() -> None:
         assert Adding.prepared == 2, "once for both sites, and once for each call"
         hooks = list(model.layer._forward_hooks.values())
         assert sum(isinstance(hook, RestoreHook) for hook in hooks) == 1
+
+
+def test_only_outputs_that_branches_were_added_to_are_restored() -> None:
+    nodes = [ace.Site(name, name, (4,), (4,), reads=ace.Tap(0, "layer")) for name in ("layer.0", "layer.1")]
+    with adapter(Twice, lambda m: nodes, lambda site: Adding(4, 4)):
+        torch.manual_seed(0)
+        model = attach(Twice())
+        x = torch.randn(3, 4)
+        (hook,) = [each for each in model.layer._forward_hooks.values() if isinstance(each, RestoreHook)]
+        assert hook(model.layer, (x,), x) is None, "outside the model's forward pass"
+        Adding.restored = 0
+        skipped = model.layer.register_forward_pre_hook(lambda module, args: hook(module, args, x))
+        model(x)
+        assert Adding.restored == 3, "not before the first call, when no branch had been added"
+        skipped.remove()
 
 
 # Optimizers that were built without gamma.
@@ -466,6 +486,27 @@ def test_gamma_is_given_back_to_whoever_names_it() -> None:
     frozen = layered()
     frozen.ace.gamma.requires_grad_(False)
     assert len(torch.optim.SGD(frozen.layers.parameters(), lr=0.1).param_groups) == 1
+
+
+def test_gamma_stays_where_it_was_stepped() -> None:
+    """A group with state cannot be removed: the state would stay in the optimizer and its checkpoints."""
+    model = layered()
+    first = torch.optim.Adam(model.layers.parameters(), lr=0.1)
+    train(model, first, 1)
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    assert adopted(first, model)
+
+
+def test_gamma_is_free_again_after_its_optimizer_is_gone() -> None:
+    model = layered()
+    first = torch.optim.SGD(model.layers.parameters(), lr=0.1)
+    reference = weakref.ref(first)
+    del first
+    gc.collect()
+    assert reference() is None
+    second = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, second)
+    assert status(model).steps == 3
 
 
 def test_named_parameters_are_adopted_by_name() -> None:

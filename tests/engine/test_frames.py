@@ -43,6 +43,25 @@ def test_branches_see_another_frame_in_every_forward_and_the_scripts_stream_is_l
     assert torch.equal(model.eval()(x), model(x))
 
 
+def test_hooks_of_the_script_see_outputs_in_its_own_frame() -> None:
+    torch.manual_seed(0)
+    plain = VectorMaps().double()
+    model = copy.deepcopy(plain)
+    seen: list[torch.Tensor] = []
+    model.register_forward_hook(lambda module, args, output: seen.append(output))
+    attach(model, **ON)
+    model.register_forward_hook(lambda module, args, output: seen.append(output))
+    with torch.no_grad():
+        model.ace.gamma.zero_()
+    x = torch.randn(6, 3, 4).double()
+    model(x)
+    model.eval()
+    model.train()
+    model(x)
+    assert len(seen) == 4
+    assert all(torch.allclose(output, plain(x), rtol=1e-12, atol=1e-12) for output in seen)
+
+
 def test_the_same_run_has_the_same_frames() -> None:
     outputs = []
     for _ in range(2):

@@ -178,6 +178,28 @@ def test_the_optimizer_does_not_move_gamma_and_keeps_its_gradient() -> None:
     assert model.ace.gamma not in optimizer.state
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_grad_scaler_changes_neither_gamma_nor_the_duals(fused: bool) -> None:
+    x, y = (tensor.float() for tensor in batches())
+    states = []
+    for scale in (1.0, 1024.0):
+        torch.manual_seed(0)
+        model = attach(Layered(), **FIT, budget=BUDGET)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for _ in range(5):
+            optimizer.zero_grad()
+            scaler.scale((model(x) - y).square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert status(model).steps == 5
+        states.append({"gamma": model.ace.gamma.detach(), **dict(model.ace.duals.named_buffers())})
+    one, two = states
+    assert one["mean"].any(), "the duals have seen gradients"
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-8)
+
+
 def test_stopping_and_resuming_changes_nothing() -> None:
     x, y = batches()
 

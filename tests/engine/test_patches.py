@@ -17,6 +17,7 @@ from torch.optim import optimizer as optimizers
 from toy import Layered
 
 from ace_plugins import attach, project
+from ace_plugins.engine.patches import wrap
 from ace_plugins.engine.state import LIVE
 
 PLACES: list[tuple[Any, str]] = [
@@ -139,6 +140,43 @@ def test_a_wrapper_of_somebody_else_stays_and_ours_passes_through(monkeypatch: p
     assert torch.equal(model.ace.session.observed.loss, loss.detach()), "recorded once, by the new wrapper alone"
     project(model)
     assert torch.autograd.backward is theirs
+
+
+def test_a_wrapped_function_is_called_through_ours_until_it_is_undone() -> None:
+    class Owner:
+        @classmethod
+        def double(cls, x: int) -> int:
+            return 2 * x
+
+    original = vars(Owner)["double"]
+    undo = wrap(Owner, "double", lambda function, cls, x: function(cls, x) + 1)
+    wrapped = Owner.double
+    assert wrapped(3) == 7
+    undo()
+    assert wrapped(3) == Owner.double(3) == 6
+    assert vars(Owner)["double"] is original
+
+
+@pytest.mark.parametrize("ignored", [None, ["theirs"]])
+def test_distributed_data_parallel_sees_no_buffers_and_the_ranks_are_known(ignored: list[str] | None) -> None:
+    model: Any = attach(Layered(), trace=False)
+    if ignored is not None:
+        model._ddp_params_and_buffers_to_ignore = ignored
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        wrapper = DistributedDataParallel(model)
+        assert {f"ace.{name}" for name, _ in model.ace.named_buffers()} <= set(wrapper.parameters_to_ignore)
+        assert vars(model).get("_ddp_params_and_buffers_to_ignore") is ignored
+        ranks = model.ace.session.ranks
+        assert ranks.wrapper is wrapper
+        assert ranks.group is wrapper.process_group
+        train(wrapper)
+        assert ranks.steps == 2
+    finally:
+        torch.distributed.destroy_process_group()
+    del wrapper
+    gc.collect()
+    assert ranks.wrapper is None
 
 
 @pytest.mark.parametrize("when", ["pre", "post", "closure"])
