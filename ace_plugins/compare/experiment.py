@@ -67,7 +67,7 @@ def parse_runs(text: str) -> dict[str, dict[str, Any]]:
 
 
 def check_runs(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings of each run in a table; an empty table stands for a mode or preset of that name."""
+    """Return the settings of each run in a table; an empty table means the mode or preset of that name."""
     for name, settings in table.items():
         if not isinstance(settings, Mapping):
             raise AceError(f"run {name!r}: expected a table of settings, found {settings!r}")

@@ -1,4 +1,4 @@
-"""Run a comparison and return its outcome: what ``ace-patch compare`` prints."""
+"""Run a comparison and return its outcome, which ``ace-patch compare`` prints."""
 
 from __future__ import annotations
 

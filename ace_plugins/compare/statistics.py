@@ -57,9 +57,9 @@ class Difference:
     """Lower end of the bootstrap interval of the mean change; None for a single seed."""
     high: float | None
     proportional: bool = True
-    """Changes are relative to the first run's value; False where a value is 0 and they are absolute."""
+    """True if changes are relative to the first run's values; False if one of these is 0 and changes are absolute."""
     higher: bool = False
-    """Higher values of the metric are better."""
+    """True if higher values of the metric are better."""
 
     @property
     def mean(self) -> float:

@@ -28,7 +28,7 @@ _EPOCH = re.compile(r"epoch\D{0,3}(\d+)", re.IGNORECASE)
 LAST_LINES = 8
 """Lines at the end of a log that an error quotes."""
 TICK = 0.5
-"""Seconds between two looks at the running trials."""
+"""Seconds between two checks of the running trials."""
 
 
 class MetricReader:
@@ -174,7 +174,7 @@ def _read_last_error(traces: Path) -> float | None:
 
 @dataclass
 class Event:
-    """News of a trial: a line was printed, it ended, or it failed."""
+    """A change in a trial: it printed a line, ended, or failed."""
 
     trial: Trial
     reader: MetricReader | None = None

@@ -106,7 +106,7 @@ def is_drawable(points: Sequence[Point]) -> bool:
 
 
 def thin(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
-    """Split a line where it is not finite, and drop points of each piece that cannot be seen. Peaks are kept."""
+    """Split a line where it is not finite, and drop points of each piece that would not be visible. Peaks are kept."""
     pieces: list[list[Point]] = [[]]
     for point in points:
         if math.isfinite(point[1]):
@@ -165,7 +165,7 @@ def average_spans(steps: Sequence[int], values: Sequence[float], count: int) -> 
 
 
 def sparkline(steps: Sequence[int], values: Sequence[float], width: int = 24) -> str:
-    """Return a series as one line of text, scaled from its lowest to its highest value; x is not finite."""
+    """Return a series as one line of text, scaled from its lowest to its highest value; x marks non-finite values."""
     if not values:
         return ""
     means = average_spans(steps, values, min(width, len(values)))

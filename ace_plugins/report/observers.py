@@ -105,7 +105,7 @@ class TrackioLogger:
 
 
 class Log:
-    """The log of one run. The first failure is a warning and ends the log; training continues.
+    """The log of one run. At the first failure it warns and stops logging; training continues.
 
     It holds the record, never the model, so that the log of a dropped model is closed too."""
 
@@ -125,7 +125,7 @@ class Log:
         except Exception as error:
             self._fail(error)
         if first and not self.closed:
-            # After the library has registered its own exit function: the last one registered is called first, and the
+            # Exit functions are called in reverse order. Registered after the library's own, this one runs first: the
             # library's would end the run and print to stdout.
             atexit.register(self.close)
 
@@ -211,7 +211,7 @@ class Announcer:
             print_summary(record)
 
     def announce_budget(self, model: nn.Module, step: int) -> None:
-        """Print the budget once, as soon as it is known."""
+        """Print the budget once, when it is known."""
         ace = get_ace(model)
         if ace.config.paced and model not in self._announced and ace.budget.is_settled(step):
             self._announced.add(model)

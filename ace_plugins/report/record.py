@@ -92,7 +92,7 @@ class Record:
         self.measurable = True
         self.finished = False
         self.history = History()
-        self._landings: frozenset[int] = frozenset()  # those in the trace
+        self._landings: frozenset[int] = frozenset()  # landed sites that are in the trace
         self._warned = False
 
     @property
@@ -162,7 +162,7 @@ class Record:
             more["event"] = f"a checkpoint of step {self.loaded:,} was loaded"
             self.loaded = None
         if new := sorted(self.new_landings):
-            # The evidence for verdicts, in case that the run is killed.
+            # The evidence for verdicts, in case the run is killed.
             held = [finite_or_none(value) for value in self.duals.normalise_lambda().tolist()]
             more["landed"] = {"sites": new, "held": [held[n] for n in new], "gradients": self._count_gradients()}
             self._landings = self.duals.landed_sites
@@ -190,7 +190,7 @@ class Record:
             self.finished = True
             if self.trace is not None:
                 outcome = self.judge()
-                # Reports use these: the trace alone has less evidence.
+                # Reports use these verdicts, because the trace alone has less evidence.
                 self.write(finished=True, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
 
     def judge(self) -> RunOutcome:
@@ -255,7 +255,7 @@ class Recorder:
         record.history.record(record.position, record.snapshot())
         batch, ace.passes.batch = ace.passes.batch, None
         if record.finished or (record.trace is None and (not record.leads or ace.config.log == NONE)):
-            return  # nothing reads what would be measured
+            return  # neither a trace nor a logger would use a measurement
         error = None if batch is None else _measure_error(model, record, batch)
         if record.trace is not None and (batch is not None or ace.config.traces(step) or record.new_landings):
             record.write(**_read_observed(ace), **({} if error is None else {"error": error}))

@@ -1,4 +1,4 @@
-"""Runs found and read back from their folders, in any state: finished, killed, still training, partly unreadable."""
+"""Finds runs and reads them from their folders, in any state: finished, killed, still training, partly unreadable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SavedRun:
 
     folder: Path
     about: Mapping[str, Any]  # content of run.json
-    settings: dict[str, Any]  # those in run.json, under the names of this version
+    settings: dict[str, Any]  # from run.json, under the names of this version
     config: Config
     sites: list[str]
     steps: list[int] = field(default_factory=list)
@@ -36,7 +36,7 @@ class SavedRun:
     loss: list[tuple[int, float]] = field(default_factory=list)
     rates: list[tuple[int, list[float]]] = field(default_factory=list)  # learning rates, one per parameter group
     errors: list[tuple[int, float]] = field(default_factory=list)  # relative equivariance error, with branches
-    group: str = ""  # of the equivariance error
+    group: str = ""  # group of the equivariance error, for example "SO(3)"
     gradients: list[tuple[int, list[float]]] = field(default_factory=list)  # of the loss at gamma, one per site
     held: dict[int, float] = field(default_factory=dict)  # |lambda| / s of each landed site
     averaged: float = math.inf  # number of gradients that ``held`` is computed from
@@ -140,7 +140,7 @@ def pick_evenly(length: int, most: int) -> list[int]:
 
 
 def open_run(folder: Path) -> tuple[SavedRun, TraceReader]:
-    """Read a run as far as it is written, and return it with the reader of further lines."""
+    """Read the lines of a run that were written so far, and return the run with a reader for further lines."""
     path = folder / ABOUT
     try:
         about = json.loads(path.read_text(encoding="utf-8"))

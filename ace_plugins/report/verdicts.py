@@ -16,13 +16,13 @@ from .runs import QUANTITIES, SavedRun, pick_evenly
 from .trace import finite_or_none
 
 NEAR = 0.05  # |gamma| below this counts as 0: the branch adds little beside f_eq
-HELD = 0.7  # a landed gamma with |lambda| / s above this would not stay at 0: most of the gradient is not noise
-FEWEST_GRADIENTS = 12  # fewer gradients at 0 have no reliable mean: early ones may all point the same way
+HELD = 0.7  # with |lambda| / s above this, a landed gamma would leave 0 again: most of its gradient is not noise
+FEWEST_GRADIENTS = 12  # fewer gradients at 0 have no reliable mean: they may all have the same sign by chance
 FEWEST_STEPS = 40  # in fewer steps gamma cannot land, whatever the budget
-LANDING_STEPS = 30  # that landing takes after the horizon, in a short run
+LANDING_STEPS = 30  # steps that landing takes after the horizon, in a short run
 FEWEST = 12  # fewer points of a history show no trend
-FEWEST_TO_BREAK = 64  # with fewer points, a gamma that stays where it is may not have begun to move
-DRIFT = 0.25  # lambda may move by this share of its size in half a run; it drifts as long as the loss falls
+FEWEST_TO_BREAK = 64  # with fewer points, a constant gamma may not have begun to move
+DRIFT = 0.25  # lambda counts as settled if it changes by less than this share in half a run
 POINTS = 256  # points of a saved run that verdicts are derived from: as many as a run in progress keeps
 
 FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
@@ -101,8 +101,8 @@ class Evidence:
     history: Sequence[Sequence[Sequence[float]]]  # for each site its gammas, its lambdas and its us
     steps: int
     landed: Collection[int] = ()  # indices of landed sites
-    held: Sequence[float] = ()  # |lambda| / s of each site, computed from the mean of so many gradients:
-    gradients: float = math.inf
+    held: Sequence[float] = ()  # |lambda| / s of each site
+    gradients: float = math.inf  # number of gradients that ``held`` is computed from
     frames: bool = False  # the run trained in random frames
     budget: int | None = None  # number of steps that the run was expected to have
     ended: bool = True  # a run in progress gets no advice
@@ -121,7 +121,7 @@ def judge(evidence: Evidence) -> RunOutcome:
 
 
 def judge_saved(run: SavedRun) -> RunOutcome:
-    """Return the verdicts that a run wrote at its end, or derive those that its trace allows."""
+    """Return the verdicts that a run wrote at its end, or derive verdicts from its trace."""
     last = zip(run.sites, *(run.last(name) for name in QUANTITIES), strict=True)
     sites = [SiteOutcome(*values) for values in last]
     config, end = run.config, run.end or {}
@@ -147,7 +147,7 @@ def judge_saved(run: SavedRun) -> RunOutcome:
 
 
 def _has_landed(config: Config, run: SavedRun, number: int, gamma: Sequence[float]) -> bool:
-    """A paced strict gamma stays at 0 once it is there; under the paper's loop all sites land at one step."""
+    """Return whether a site has landed: in the paced strict loop by its gamma, otherwise by the number of steps."""
     if config.mode == "strict" and config.paced:
         return gamma[-1] == 0 and (number in run.held or (len(gamma) > 1 and gamma[-2] == 0))
     return config.has_landed(run.length)
@@ -179,7 +179,7 @@ def _bound(config: Config, u: Sequence[float]) -> float:
 def judge_course(
     mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False
 ) -> str:
-    """Return the verdict on one site from its course alone.
+    """Return the verdict on one site from its gammas and lambdas alone.
 
     ``bound`` is the value that |gamma| may have at the end: u or epsilon.
     """
@@ -194,12 +194,12 @@ def judge_course(
         return SHORT
     if mode == "strict":
         return _judge_strict(gamma, lambda_)
-    now = _mean([*map(abs, gamma[-(len(gamma) // 4) :])])  # independent of the phase of a swing
+    now = _mean([*map(abs, gamma[-(len(gamma) // 4) :])])  # a mean, since gamma may oscillate
     if now > bound + min(NEAR, max(0.25 * bound, 0.02)):
         return MOVING
     if mode == "bounded":
         return BREAKS if now > 0.9 * bound else FITS
-    unused = bound > NEAR and now < 0.5 * bound  # slack that gamma does not use goes away, slowly
+    unused = bound > NEAR and now < 0.5 * bound  # slack that gamma does not use slowly returns to 0
     if unused or _spread(lambda_, 4) > DRIFT * _size(lambda_):  # u follows lambda
         return FITS if now <= NEAR and (unused or bound <= NEAR) else MOVING
     return FITS if bound < 0.01 else BREAKS
@@ -212,14 +212,14 @@ def _judge_strict(gamma: Sequence[float], lambda_: Sequence[float]) -> str:
     half = gamma[-2 * quarter :]
     if min(half) < -0.5 * NEAR and max(half) > 0.5 * NEAR:
         return _judge_swing(gamma)
-    # A slow gamma, and one at a turning point, were elsewhere half a run ago.
+    # Over half a run: a slow gamma, or one at a turning point, moves little in a shorter time.
     stays = _spread(gamma, 4) <= 0.1 * min(abs(gamma[-1]), abs(gamma[-1] - gamma[0]))
     grows = _spread(lambda_, 2) > 0.05 * _size(lambda_)
     return BREAKS if stays and grows and len(gamma) >= FEWEST_TO_BREAK else MOVING
 
 
 def _judge_swing(gamma: Sequence[float]) -> str:
-    peaks: list[float] = []  # the largest |gamma| of each stay on one side of 0
+    peaks: list[float] = []  # the largest |gamma| between two changes of sign
     side = 0.0
     for value in gamma:
         if abs(value) > 0.5 * NEAR and math.copysign(1, value) != side:
@@ -228,7 +228,7 @@ def _judge_swing(gamma: Sequence[float]) -> str:
         if peaks:
             peaks[-1] = max(peaks[-1], abs(value))
     if len(peaks) > 1 and 0.5 * peaks[-1] < abs(gamma[-1]) and peaks[-1] < peaks[-2]:
-        peaks.pop()  # it may still rise
+        peaks.pop()  # the last peak may still rise
     count = max(2, len(peaks) // 3)
     fading = max(peaks[-count:]) < 0.8 * max(peaks[-2 * count : -count], default=0.0)
     return MOVING if fading or len(peaks) < 4 else BREAKS
@@ -248,8 +248,8 @@ def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
             fewest = max(fewest, round(LANDING_STEPS / (1 - config.share)))
         still += f"the run made {steps:,} of {budget:,} expected steps; "
         if steps < fewest:
-            return still + f"gamma needs {fewest} steps to arrive: train longer, with budget = {fewest}"
-        return still + f"with budget = {steps} gamma arrives in a run of this length"
+            return still + f"gamma needs {fewest} steps: train longer, with budget = {fewest}"
+        return still + f"set budget = {steps} if runs have this length, so that gamma reaches its final value"
     if any(site.verdict == SHORT for site in sites):
         return ""
     if config.mode == "strict" and config.loop == "paper":
@@ -257,7 +257,7 @@ def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
             return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
         still += (
             "model.eval() runs f_eq without branches, which is not yet the model that was trained; early stopping or "
-            "a falling learning rate can leave gamma there; "
+            "a falling learning rate can stop gamma before it reaches 0; "
         )
         if config.land_at:
             return still + f"land_at = {config.land_at:,} was not reached in {steps:,} steps"
@@ -270,7 +270,7 @@ def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
 
 
 def _spread(values: Sequence[float], eighths: int) -> float:
-    """Return how far a course moved in its last eighths, averaging out noise."""
+    """Return the range of the means of the last eighths of a series, so that noise averages out."""
     length = len(values) // 8
     ends = [len(values) - number * length for number in range(eighths)]
     means = [_mean(values[end - length : end]) for end in ends]

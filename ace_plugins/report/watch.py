@@ -22,15 +22,15 @@ from .terminal import render_table
 from .trace import shorten_path
 from .verdicts import SiteOutcome
 
-SECONDS = 1.0  # default time between two looks at the trace
+SECONDS = 1.0  # default time between two reads of the trace
 RECENT = 30  # number of lines that the pace is computed from
 QUIET = 60.0  # seconds without a line after which the view says so
-LOOKS = 5  # number of looks after which a newer run is searched for
+LOOKS = 5  # number of reads after which a newer run is searched for
 BAR = 16  # letters
 
 
 class RunWatcher:
-    """The state of a run, updated by every look at its trace."""
+    """The state of a run, updated by every `look` at its trace."""
 
     def __init__(self, folder: Path, *, runs: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         """Open a run. If ``runs`` is given, a newer run in that folder replaces it."""

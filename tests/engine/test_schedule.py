@@ -156,4 +156,4 @@ def test_a_schedule_asks_nothing_of_the_data_and_says_when_it_was_cut() -> None:
     found = judge(Evidence(config, ["a"], history, 60, budget=200))
     assert [site.verdict for site in found.sites] == ["scheduled"]
     assert "60 of 200 expected steps" in found.advice
-    assert "with budget = 60" in found.advice
+    assert "budget = 60" in found.advice

@@ -51,7 +51,7 @@ def test_advice_that_is_followed_helps(first: dict[str, Any]) -> None:
     """Ten runs of sixty steps, each with settings that do not fit it. What is told is done, to the letter."""
     told = RECORDER.get_record(trained(60, **{**FIT, **first})).to_dict()
     advice = told["verdict"]
-    budget, preset = re.search(r"with budget = (\d+)", advice), re.search(r"preset '(\w+)' paces", advice)
+    budget, preset = re.search(r"budget = (\d+)", advice), re.search(r"preset '(\w+)' paces", advice)
     if budget:
         second = {**FIT, **first, "budget": int(budget[1])}
     else:
