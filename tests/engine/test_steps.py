@@ -452,6 +452,20 @@ def test_weights_that_stay_are_not_reported() -> None:
         forwards_by_hand(model, x, 201, 0.0)
 
 
+def test_the_batch_of_a_step_that_is_measured_is_copied() -> None:
+    model, x = model_and_batch(error_every=2)
+    expected = x.clone()
+    with torch.no_grad():
+        model(x)
+    assert model.ace.passes.batch is None, "not a pass of training"
+    model(x)
+    x.zero_()
+    assert torch.equal(model.ace.passes.batch.args[0], expected)
+    model, x = model_and_batch(error_every=0)
+    model(x)
+    assert model.ace.passes.batch is None
+
+
 def test_failing_observers_cost_no_training() -> None:
     from ace_plugins.adapter import hookimpl
     from ace_plugins.plugins.registry import registry
