@@ -119,7 +119,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--preset", default=None, help=text, shell_complete=presets)(command)
 
 
-def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+def collect_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that were given."""
     given = {name: value for name, value in options.items() if value is not None}
     if given.pop("cpu", False):

@@ -19,7 +19,7 @@ from ..report.terminal import open_console
 from ..run.launch import launch
 from ..settings.config import Config
 from ..settings.toml_file import SettingsFile
-from .options import Items, ScriptCommand, adapters, as_json, config_options, files, given_settings, print_json, show
+from .options import Items, ScriptCommand, adapters, as_json, collect_settings, config_options, files, print_json, show
 
 CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes as a diff, without making them.")
@@ -41,7 +41,7 @@ def patch_command(name: str) -> click.Command:
     @DRY_RUN
     @as_json
     def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
-        plan = plan_patch(checkout, adapter, given_settings(options))
+        plan = plan_patch(checkout, adapter, collect_settings(options))
         if dry_run and not as_json:
             click.echo(plan.diff(), nl=False)
             if not plan.changed:
@@ -191,4 +191,4 @@ def run(as_json: bool, words: tuple[str, ...], **options: Any) -> None:
     processes that it starts train with ACE too.
     """
     adapter, *command = words
-    launch(adapter, given_settings(options), command, as_json=as_json)
+    launch(adapter, collect_settings(options), command, as_json=as_json)

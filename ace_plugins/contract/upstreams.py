@@ -126,7 +126,7 @@ class Shim:
     device: str | None = None
     """Value of the setting ``device`` that requests this fix; None if it does not depend on the device."""
     first: bool = False
-    """Apply the fix before upstream is imported. Such a fix must not import upstream itself."""
+    """True to apply the fix before upstream is imported. Such a fix must not import upstream itself."""
 
     def __post_init__(self) -> None:
         _check(self, "name", isinstance(self.name, str), "a string")
@@ -167,7 +167,7 @@ class Example:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the forward pass."""
     single: bool = False
-    """Upstream holds constants in float32, so its symmetry is only exact to single precision."""
+    """True if upstream holds constants in float32, so that its symmetry is only exact to single precision."""
 
     def __post_init__(self) -> None:
         # Recognised by its methods, because this module must not import torch.

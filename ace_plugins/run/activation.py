@@ -46,18 +46,18 @@ class RunRequest:
     packages: list[str]
     """Packages of upstream that need a shim before they can be imported."""
     cloned: bool
-    """Upstream is a checkout, where classes are matched by file, and not an installed package."""
+    """True if upstream is a checkout, where classes are matched by file; False for an installed package."""
     root: str | None
     """The checkout that contains the script, if any."""
     as_json: bool
     by_command: bool
-    """Started by ``ace-patch run``, not by a patched script."""
+    """True if the run was started by ``ace-patch run``, not by a patched script."""
     process: int
     """Process id of the first process of the run."""
     marker: str
     """File that the first other process to train a model creates."""
     attended: bool
-    """The first process runs Python and removes the marker file. False for programs such as sh."""
+    """True if the first process runs Python and removes the marker file. False for programs such as sh."""
 
     @classmethod
     def from_environment(cls) -> RunRequest | None:
@@ -72,7 +72,7 @@ class RunRequest:
             return None
 
     def write_to(self, environment: MutableMapping[str, str]) -> None:
-        """Pass the request on to processes that are started with this environment."""
+        """Write the request to an environment, for processes that are started with it."""
         environment[VARIABLE] = json.dumps(dataclasses.asdict(self))
 
     @property

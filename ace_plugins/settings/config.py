@@ -283,12 +283,12 @@ def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, 
 
 
 def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-    """Return the config of these settings over the preset they select."""
+    """Return the config of the preset that these settings select, with the settings applied on top."""
     return build_on(find_preset(settings, presets or {})[1], settings)
 
 
 def build_on(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """Return the config of these settings over those of a preset."""
+    """Return the config of a preset, with these settings applied on top."""
     given = {key: value for key, value in settings.items() if key != "preset"}
     unknown = [key for key in {**base, **given} if key not in SETTINGS]
     if unknown:

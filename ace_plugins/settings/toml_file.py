@@ -146,7 +146,7 @@ def update(file: SettingsFile, changes: Mapping[str, Any], script: str, presets:
 
 
 def _edit(text: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Put each change in its place, else in that of its default, else at the top; show the new defaults."""
+    """Write each setting to its line, or to the line of its default, or at the top; update the defaults shown."""
     import tomlkit
     from tomlkit.items import Comment
 

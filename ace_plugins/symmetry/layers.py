@@ -71,9 +71,9 @@ class LayerSymmetry:
     after: float | None
     """Largest relative error of the outputs; None if they could not be compared."""
     known: bool
-    """The actions are known, so the result does not rest on the Gram matrix alone."""
+    """True if the actions are known, so that the result does not rest on the Gram matrix alone."""
     begins: bool
-    """The error begins here: it is far above the error of the inputs and does not begin in an inner submodule."""
+    """True if the error begins here: it is far above that of the inputs and does not begin in an inner submodule."""
 
 
 @dataclass

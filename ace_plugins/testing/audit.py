@@ -26,7 +26,7 @@ from ..symmetry.actions import Action, GroupAction
 from ..symmetry.layers import Features, LayerSymmetry, measure_layers
 from ..symmetry.measure import EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
 from ..symmetry.parts import iterate_tensors, parse_path, positional_names
-from .examples import attached_example, given_example
+from .examples import attach_example, build_for_model
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative error due to rounding, by precision; 0.1 in shorter types."""
@@ -99,7 +99,7 @@ def audit(
         print(found.verdict, [layer.name for layer in found.culprits])
 
     A copy of the model is audited, in float64 and eval mode where possible; the model itself stays unchanged. A
-    function runs as it is; only its batch is converted to float64, if it accepts that.
+    function runs unchanged; only its batch is converted to float64, if it accepts that.
 
     The error of the whole model is exact for this batch. Layers are judged by ``Site.acts`` where the adapter gives
     it, and otherwise without knowing the action: all rows must be transformed by one orthogonal matrix, or shifted by
@@ -237,7 +237,7 @@ class ExampleAudit:
     checkpoint: str
     """File of the weights; "" for the example's initial weights."""
     branches: bool
-    """Whether the branches were on."""
+    """True if the branches were on."""
     sites: dict[str, str]
     """Site -> the submodule it adds to."""
     found: Audit
@@ -273,9 +273,9 @@ def audit_example(
         REPAIRS.make_importable()
     content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
     if isinstance(content, nn.Module):
-        built = given_example(name, content, seed, checkout=checkout)
+        built = build_for_model(name, content, seed, checkout=checkout)
     else:
-        built = attached_example(name, seed, checkout=checkout)
+        built = attach_example(name, seed, checkout=checkout)
     model = built.model.eval()
     if checkpoint is not None and not isinstance(content, nn.Module):
         _load_weights(model, checkpoint, content)

@@ -77,7 +77,7 @@ def parts(branch: nn.Module) -> Iterator[nn.Module]:
 
 
 def lipschitz(branch: nn.Module) -> float | None:
-    """Return the product of the layers' Lipschitz constants in eval mode; None if one is unknown (see `unknown`)."""
+    """Return the product of the layers' Lipschitz constants in eval mode; None if one is unknown (`find_unknown`)."""
     constants = [_constant(part) for part in parts(branch)]
     return None if None in constants else math.prod(value for value in constants if value is not None)
 

@@ -18,7 +18,7 @@ from ..plugins.plugin import one_line
 from ..report.status import status
 from ..symmetry.measure import EquivarianceError
 from .checks import CHECKS
-from .examples import attached_example
+from .examples import attach_example
 from .judging import Judgement, judge, merge_failures
 from .kit import Kit
 
@@ -94,7 +94,7 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
 
 
 def _diagnosis(name: str, seed: int, checkout: Path | None, judgement: Judgement) -> Diagnosis:
-    built = attached_example(name, seed, checkout=checkout)
+    built = attach_example(name, seed, checkout=checkout)
     plugin, model = built.plugin, built.model
     now = status(model)
     errors = []

@@ -106,7 +106,7 @@ class Built:
         return f"{upstream.title} {read_layout(self.root, upstream.checkout)}"
 
 
-def attached_example(name: str, seed: int = 0, *, checkout: Path | None = None) -> Built:
+def attach_example(name: str, seed: int = 0, *, checkout: Path | None = None) -> Built:
     """Build and attach the adapter's example: the same model, branches and batch for the same seed."""
     plugin, root = prepare(name, checkout)
     example = plugin.example(seed)
@@ -116,8 +116,8 @@ def attached_example(name: str, seed: int = 0, *, checkout: Path | None = None) 
     return Built(plugin, root, example, model)
 
 
-def given_example(name: str, model: Any, seed: int = 0, *, checkout: Path | None = None) -> Built:
-    """Ask the adapter for a batch that fits the given model, which stays unchanged."""
+def build_for_model(name: str, model: Any, seed: int = 0, *, checkout: Path | None = None) -> Built:
+    """Return the given model, which stays unchanged, with a batch that the adapter makes for it."""
     plugin, root = prepare(name, checkout)
     if registry().find_adapter(model).name != plugin.name:
         raise AdapterError(f"adapter {plugin.name!r} does not claim {class_path(type(model))}: choose another adapter")

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ace_plugins import Config
-from ace_plugins.cli.options import config_options, given_settings
+from ace_plugins.cli.options import collect_settings, config_options
 from ace_plugins.errors import AdapterError, ConfigError
 from ace_plugins.output import quiet, say
 from ace_plugins.settings.config import KINDS, build
@@ -27,7 +27,7 @@ HERE = Path("ace.toml")
 @click.command()
 @config_options
 def command(**options: Any) -> dict[str, Any]:
-    return given_settings(options)
+    return collect_settings(options)
 
 
 def options_of(*words: str) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def group_action(model: Any) -> ace.GroupAction:
     unknown = sorted(name for name in given if name not in outputs)
     if unknown:
         raise ace.AdapterError(
-            f"{type(model).__name__}: adapter 'schnetpack' does not know the group action on {', '.join(unknown)}; "
+            f"{type(model).__name__}: adapter 'schnetpack' has no group action for {', '.join(unknown)}; "
             "it supports outputs of Atomwise, Forces, DipoleMoment, Polarizability and energy modules, and these of "
             f"Response: {', '.join(RESPONSES)}"
         )

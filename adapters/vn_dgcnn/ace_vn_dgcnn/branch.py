@@ -29,7 +29,7 @@ class Points:
     x: Tensor
     """[B, C, 3, *points], contiguous."""
     repeats: bool
-    """Whether the second half of the channels is constant along the last dimension."""
+    """True if the second half of the channels is constant along the last dimension."""
 
 
 class VectorLinear(nn.Linear):
@@ -42,7 +42,7 @@ class VectorLinear(nn.Linear):
     def __init__(self, width_in: int, width_out: int, *, repeats: bool = False) -> None:
         super().__init__(width_in, width_out)
         self.repeats = repeats
-        """Whether upstream makes the second half of the channels by repeating along the last dimension."""
+        """True if upstream makes the second half of the channels by repeating along the last dimension."""
 
     def forward(self, x: Tensor) -> Tensor:
         nothing = x.new_zeros(x.shape[0], self.out_features // 3, 3, *x.shape[3:]).transpose(1, -1)
