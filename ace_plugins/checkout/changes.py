@@ -1,4 +1,4 @@
-"""Changing several files, all of them or none, and showing the changes beforehand."""
+"""Changes several files, all of them or none, and shows the changes as a diff first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing a folder with the layout that an adapter expects. Files are parsed, never executed.
+"""Compares a folder with the layout that an adapter expects. Files are parsed, never executed.
 
 The adapter gives the layout as stubs. A file fits its stub if it has all of the stub's classes, functions and methods,
 and every call that fits the stub fits the file. The file may have more.

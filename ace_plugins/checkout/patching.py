@@ -1,4 +1,4 @@
-"""Patching, reverting and inspecting a checkout. Changes are planned first and made afterwards."""
+"""Patches, reverts and inspects a checkout. Changes are planned first and made afterwards."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ..plugins.registry import notify
 from ..settings.config import UNBOUNDED, Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import forward_names
-from .branches import forked_random_stream, mlp
+from .branches import fork_random_stream, mlp
 from .checkpoint import CheckpointHook
 from .forward import install, uninstall
 from .measure import get_ace
@@ -94,7 +94,7 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
     """Build and check everything that ACE adds to a model, without changing it. Returns None in mode "off"."""
     if find(model) is not None:
         raise AttachError(
-            f"{type(model).__name__} is attached already (model.{NAME}); call project(model) first to attach anew"
+            f"{type(model).__name__} is attached already (model.{NAME}); call project(model) first to attach again"
         )
     if hasattr(model, NAME):
         raise AttachError(f"{class_path(type(model))} already has an attribute {NAME!r}, which ACE needs")
@@ -154,7 +154,7 @@ def _build(
     evaluating = plugin.patches.evaluating
     if not evaluating.keys() <= inspect.signature(model.forward).parameters.keys():
         evaluating = {}
-    with forked_random_stream(), torch.device("cpu"):
+    with fork_random_stream(), torch.device("cpu"):
         branches = {node.name: _build_branch(plugin, node, model, config) for node in nodes}
         ace = Ace(
             plugin.name,

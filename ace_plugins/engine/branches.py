@@ -138,7 +138,7 @@ def norm_linear(node: Node) -> nn.Module:
 
 
 @contextmanager
-def forked_random_stream() -> Iterator[None]:
+def fork_random_stream() -> Iterator[None]:
     """Draw initial weights without moving the script's random stream.
 
     The fork is seeded from the stream's state: the same script seed gives the same branches.

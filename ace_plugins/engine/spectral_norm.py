@@ -118,7 +118,7 @@ def _bound_one(module: nn.Module, parent: nn.Module | None) -> nn.Module:
     if convert is not None:
         made: nn.Module = convert()
         return made
-    # Layers of torch and subclasses of Linear may use the weight directly: torch's own parametrization serves them.
+    # Layers of torch and subclasses of Linear may use the weight directly, so they get torch's own parametrization.
     if type(module) is nn.Linear and not _uses_weights(parent):
         return SNLinear(module)
     return parametrizations.spectral_norm(module)

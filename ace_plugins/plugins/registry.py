@@ -1,4 +1,4 @@
-"""Finding, checking and loading plugins. A broken plugin is reported and does not affect the others."""
+"""Finds, checks and loads plugins. A broken plugin is reported and does not affect the others."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Every setting with its range, and where settings come from: a file, the environment, options."""
+"""All settings with their ranges, and their sources: presets, a file, the environment, options."""

@@ -1,4 +1,4 @@
-"""Resolving the settings of a run from a preset, ace.toml, the environment and options, in this order.
+"""Resolves the settings of a run from a preset, ace.toml, the environment and options; the later override.
 
 Every field of `Config` has an environment variable: ``ACE_MODE``, ``ACE_DUAL_LR`` and so on.
 """

@@ -1,4 +1,4 @@
-"""Reading, writing and editing ``ace.toml``, the settings of a patched checkout.
+"""Reads, writes and edits ``ace.toml``, the settings of a patched checkout.
 
 A new file explains every setting and shows its default in a comment. In a file that the user edited, only the
 settings that change are touched. tomlkit is imported where it is needed, since every patched script reads the file.
