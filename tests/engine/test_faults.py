@@ -10,7 +10,8 @@ import pytest
 import torch
 from toy import Layered
 
-from ace_plugins import AceError, AceWarning, attach, status
+from ace_plugins import AceError, AceWarning, Config, attach, status
+from ace_plugins.engine.duals import Duals
 
 PAPER: dict[str, Any] = {"dual_lr": 0.01, "trace": False}
 FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "budget": 200, "trace": False, "frames": "off"}
@@ -68,6 +69,17 @@ def test_a_step_that_is_not_finite_moves_nothing(config: Any, make: Any, bad: fl
     assert torch.isfinite(values(model)).all()
     assert not torch.equal(values(model)[0], before[0])
     assert {site.verdict for site in status(model).sites} != {"diverged"}
+
+
+def test_a_run_has_diverged_after_three_bad_steps_in_a_row() -> None:
+    duals = Duals(2, Config(loop="paced"), dtype=torch.float64, device=torch.device("cpu"))
+    duals.steps.fill_(100)
+    duals.read_buffers()
+    found = []
+    for bad in (True, True, False, True, True, True, False):
+        duals.count_skipped(torch.tensor(bad))
+        found.append(bool(duals.normalise_lambda().isnan().all()))
+    assert found == [False, False, False, False, False, True, False]
 
 
 def test_afterwards_the_run_is_the_one_without_that_step() -> None:

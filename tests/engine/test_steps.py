@@ -466,6 +466,18 @@ def test_the_batch_of_a_step_that_is_measured_is_copied() -> None:
     assert model.ace.passes.batch is None
 
 
+def test_a_batch_that_cannot_be_copied_costs_the_measurement_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = TypeError("this batch cannot be copied")
+
+    def fail(value: Any) -> Any:
+        raise error
+
+    model, x = model_and_batch(error_every=2)
+    monkeypatch.setattr("ace_plugins.engine.forward.clone", fail)
+    assert model(x).isfinite().all()
+    assert model.ace.passes.batch is error
+
+
 def test_failing_observers_cost_no_training() -> None:
     from ace_plugins.adapter import hookimpl
     from ace_plugins.plugins.registry import registry
