@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from toy import Layered
 
 from ace_plugins import AceError, AceWarning, attach, project, status
+from ace_plugins.engine.step import STEPS
 
 
 def model_and_batch(**config: Any) -> tuple[Layered, Tensor]:
@@ -240,6 +241,26 @@ def test_closures_of_other_models_are_fine() -> None:
 
     optimizer.step(closure)
     assert status(model).steps == 0
+
+
+class Halving(torch.optim.SGD):
+    """Writes to the gradients during its step, as fused kernels do that unscale them."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.mul_(0.5)
+        return super().step(closure)
+
+
+def test_an_optimizer_that_writes_to_gradients_leaves_the_scripts_own() -> None:
+    model, x = model_and_batch(gamma_lr=2.0)
+    model.ace.duals.lambda_.fill_(1.0)
+    optimizer = Halving(model.parameters(), lr=0.01)
+    loss_of(model, x).backward()
+    before = model.ace.gamma.grad.clone()
+    optimizer.step()
+    assert torch.equal(model.ace.gamma.grad, before), "without the constraints' pull"
 
 
 class Failing(torch.optim.SGD):
@@ -476,6 +497,21 @@ def test_a_batch_that_cannot_be_copied_costs_the_measurement_alone(monkeypatch: 
     monkeypatch.setattr("ace_plugins.engine.forward.clone", fail)
     assert model(x).isfinite().all()
     assert model.ace.passes.batch is error
+
+
+def test_only_models_that_made_a_step_are_finished_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[Any] = []
+    monkeypatch.setattr("ace_plugins.engine.step.notify", lambda name, *, model, **rest: finished.append((name, model)))
+    trained, x = model_and_batch()
+    idle = copy.deepcopy(trained)
+    idle(x)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01)
+    loss_of(trained, x).backward()
+    optimizer.step()
+    finished.clear()
+    STEPS.finish()
+    mine = [(name, model) for name, model in finished if model is trained or model is idle or model is None]
+    assert mine == [("ace_finished", trained)]
 
 
 def test_failing_observers_cost_no_training() -> None:
