@@ -170,7 +170,7 @@ def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> 
             raise AceError(f"the key {key!r} is missing; found {', '.join(table)}")
     command, epochs = str(table["command"]).replace("{here}", shlex.quote(str(folder))), table.get("epochs")
     if ("{epochs}" in command) != (epochs is not None):
-        raise AceError("expected both epochs and {epochs} in the command, or neither")
+        raise AceError("expected the key epochs and {epochs} in the command, or neither of them; found only one")
     if epochs is not None:
         if not isinstance(epochs, int) or epochs < 1:
             raise AceError(f"epochs: expected a whole number of at least 1, found {epochs!r}")

@@ -91,7 +91,7 @@ class Forward:
         return self.values[name]
 
     def _prepare(self, site: Site) -> Any:
-        """Return the prepared input of a branch that adds itself, shared by all sites that read the same."""
+        """Return the prepared input of an `AddsItself` branch. Sites that read the same tensor share it."""
         first = self.ace.prepared_by[site.name]
         if first not in self.prepared:
             self.prepared[first] = self.ace.branch(first).prepare(self._read(site))  # type: ignore[operator]

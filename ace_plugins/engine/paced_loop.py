@@ -28,7 +28,8 @@ from .loop import Guard, Loop
 SPEED = 1.2
 """The largest change of gamma in a horizon."""
 GROWTH = 12.0
-"""Growth of lambda / s in a horizon at a slack of 1. Also the horizon divided by the time constant of u."""
+"""Growth of lambda, in units of the gradient's scale, over one horizon with a constant slack of 1. The time constant
+of u is the horizon divided by this number."""
 DAMPING = 4.0
 """Weight of the slack that is added to lambda / s, outside strict mode."""
 MOST = 2.0

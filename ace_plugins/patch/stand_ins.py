@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StandIns:
-    """Finder of stubs, the last finder in ``sys.meta_path``."""
+    """Import finder that provides stubs for missing modules. It is the last in ``sys.meta_path``."""
 
     def __init__(self) -> None:
         self.offered: dict[str, list[tuple[StandIn, tuple[str, ...]]]] = {}

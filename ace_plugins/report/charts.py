@@ -396,4 +396,6 @@ def save_figure(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path)
     except OSError as error:
-        raise AceError(f"picture {path} cannot be written, {error.strerror or error}; fix that and try again") from None
+        raise AceError(
+            f"picture {path} could not be written ({error.strerror or error}); choose another path or fix the cause"
+        ) from None

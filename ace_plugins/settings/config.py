@@ -59,7 +59,7 @@ class Config:
         "strict",
         Choice(("strict", "bounded", "resilient", "scheduled", "off")),
         "strict: gamma reaches 0; bounded: |gamma| <= epsilon; resilient: |gamma| <= u, u is learned; scheduled: gamma "
-        "rises and falls with the budget, whatever the data; off: plain upstream",
+        "rises and falls on a schedule, independent of the data; off: plain upstream",
     )
     loop: str = _setting(
         "paper",
@@ -74,7 +74,7 @@ class Config:
     horizon: float | str = _setting(
         "auto",
         Number(positive=True, high=1.0, auto=True),
-        "paced: share of the budget after which gamma reaches its target; auto: 0.25, if strict at most 100 epochs",
+        "paced: share of the budget until gamma reaches its target; auto: 0.25, in strict mode at most 100 epochs",
     )
     frames: str = _setting(
         "auto",
@@ -97,20 +97,24 @@ class Config:
     )
     gamma_weight_decay: bool = _paper_setting(False, Flag(), "apply the optimizer's weight decay to gamma too")
     rho: float | str = _setting(
-        "1x", PRICE, "resilient: price of slack, rho / 2 |u|^2; 1x: as large as the loss's gradient at gamma"
+        "1x",
+        PRICE,
+        "resilient: weight of the penalty on slack, rho / 2 |u|^2; 1x: the size of the loss's gradient at gamma",
     )
     u_init: float = _paper_setting(0.0, Number(low=0), "resilient: initial slack u of every site")
     epsilon: float = _setting(0.1, Number(positive=True), "bounded: the bound on |gamma|")
     augmented: float = _paper_setting(
         0.0, Number(low=0), "constant c of the augmented Lagrangian: c slack^2 damps oscillations"
     )
-    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the mean of the constraint")
-    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: decay rate of the mean of its square")
+    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the constraint's running mean")
+    adam_beta2: float = _paper_setting(
+        0.999, Number(low=0, high=1), "adam: decay rate of the squared constraint's running mean"
+    )
     land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
         "auto",
         Flag(auto=True),
-        "divide the branches' linear maps by their spectral norm; auto: on in bounded and resilient mode, paced loop",
+        "divide branches' linear maps by their spectral norm; auto: in bounded and resilient mode if the loop is paced",
     )
     eval_branches: str = _setting(
         "auto", SWITCH, "use the branches in model.eval(); auto: on in bounded and resilient mode"

@@ -97,7 +97,7 @@ def _rigid(action: Action, element: Any, dimension: int | None = None) -> Rigid:
 def _sizes(action: Action, x: Tensor, axes: tuple[int, ...], size: object) -> list[int]:
     for axis in axes:
         if not -x.ndim <= axis < x.ndim:
-            raise AdapterError(f"{action}: expected size {size}, found no such axis in shape {list(x.shape)}")
+            raise AdapterError(f"{action}: expected an axis of size {size}, found shape {list(x.shape)}")
     return [x.shape[axis] for axis in axes]
 
 

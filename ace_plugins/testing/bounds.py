@@ -277,7 +277,7 @@ class _Passes:
 
 
 def _chain(ace: Ace, node: Any) -> list[str]:
-    """Return the stems and sites that lead to this node's branch, which comes last."""
+    """Return the stems and sites that feed this node's branch, in order, with this node last."""
     through = getattr(node, "through", None)
     names = [node.name] if through is None else [through, node.name]
     return [*_chain(ace, ace.nodes[node.reads]), *names] if isinstance(node.reads, str) else names

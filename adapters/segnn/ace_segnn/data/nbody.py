@@ -142,7 +142,10 @@ def sample(
     every: int = EVERY,
     progress: Progress | None = None,
 ) -> Trajectories:
-    """Simulate the next ``count`` trajectories of a random stream. ``progress`` is called with numbers finished."""
+    """Simulate the next ``count`` trajectories of a random stream.
+
+    ``progress`` is called with the number of trajectories finished since the last call.
+    """
     frames = frames_of(steps, every)
     locs, vels = (np.empty((count, frames, 3, particles)) for _ in range(2))
     charges = np.empty((count, particles, 1))

@@ -1,4 +1,4 @@
-"""Compatibility shims: upstream needs PyTorch3D and, unless ``device = "cpu"`` is set, a GPU."""
+"""Compatibility shims: a stub for PyTorch3D if it is not installed, and a way to run without a GPU."""
 
 from __future__ import annotations
 
