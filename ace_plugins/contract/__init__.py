@@ -1,1 +1,1 @@
-"""The contract between host and adapters: the hooks, on one page, and the data they return."""
+"""The contract between host and adapters: the hooks, all in one module, and the data that they return."""

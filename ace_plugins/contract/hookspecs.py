@@ -1,6 +1,6 @@
-"""The hooks of a plugin, on one page. Adapters implement the first ten, observers the last three.
+"""All hooks that a plugin can implement. Adapters implement the first ten, observers the last three.
 
-Mark implementations with `hookimpl` and name their module in the entry point group ``ace_plugins``:
+Mark implementations with `hookimpl`, and list their module under the entry point group ``ace_plugins``:
 
     from ace_plugins import adapter as ace
 
@@ -11,8 +11,8 @@ Mark implementations with `hookimpl` and name their module in the entry point gr
     ace_example = ace.LazyHook("ace_mynet.example:small_example")
 
 An implementation may leave out parameters it does not use. The host calls adapter hooks one adapter at a time and
-checks the results; hook wrappers are refused. Observers run in pluggy's order: the last registered first, except for
-``tryfirst`` and ``trylast``. An observer that raises causes a warning, and training continues.
+checks the results; hook wrappers are refused. Observers run in pluggy's order: the last registered first, unless
+marked ``tryfirst`` or ``trylast``. An observer that raises an error causes a warning, and training continues.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ hookimpl = pluggy.HookimplMarker("ace_plugins")
 
 
 class LazyHook:
-    """An implementation of an adapter hook in another module, which is imported when the hook is called.
+    """An adapter hook implemented in another module. That module is imported only when the hook is called.
 
     Every command imports every adapter, so adapters must not import torch or their upstream when they are loaded.
 
@@ -48,10 +48,10 @@ class LazyHook:
         ace_shims = LazyHook("ace_mynet.shims:SHIMS")  # or the hook's result itself
 
     Args:
-        target: The object as "module:name", as in an entry point.
+        target: The function or result, as "module:name" (the form that entry points use).
 
     Raises:
-        ValueError: If the target has another form.
+        ValueError: If the target does not have this form.
     """
 
     def __init__(self, target: str) -> None:
@@ -60,18 +60,18 @@ class LazyHook:
         self.target = target
 
     def load(self) -> Any:
-        """Import the module and return the object."""
+        """Import the target's module and return the object that the target names."""
         return pkgutil.resolve_name(self.target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, or return the object if it is the hook's result."""
+        """Call the target if it is a function, and return its result; otherwise return the target itself."""
         found = self.load()
         return found(*args, **kwargs) if inspect.isroutine(found) else found
 
 
 @hookspec
 def ace_upstream() -> Upstream:  # type: ignore[empty-body]
-    """Return what this adapter patches. A plugin with this hook is an adapter."""
+    """Return the upstream that this adapter patches. A plugin with this hook is an adapter."""
 
 
 @hookspec
@@ -81,7 +81,7 @@ def ace_layers(model: nn.Module) -> Sequence[Node]:  # type: ignore[empty-body]
 
 @hookspec
 def ace_branch(site: Node, model: nn.Module, config: Config) -> nn.Module | None:
-    """Return the non-equivariant module for a site or stem, on the CPU; None for the host's default, an MLP."""
+    """Return the non-equivariant module for a site or stem, on the CPU. None selects the host's default, an MLP."""
 
 
 @hookspec
@@ -91,7 +91,7 @@ def ace_group_action(model: nn.Module) -> GroupAction:  # type: ignore[empty-bod
 
 @hookspec
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:  # type: ignore[empty-body]
-    """Return named settings: "paper" as published, "fit" in addition to the host's defaults."""
+    """Return presets by name: "paper" has the published settings, "fit" changes the host's defaults."""
 
 
 @hookspec
@@ -101,12 +101,12 @@ def ace_shims() -> Sequence[AnyShim]:  # type: ignore[empty-body]
 
 @hookspec
 def ace_script(argv: Sequence[str]) -> Script | None:
-    """Return facts about one of upstream's scripts from its command line; None for any other script."""
+    """Return facts about the script that this command line runs; None if it is not one of upstream's scripts."""
 
 
 @hookspec
 def ace_example(seed: int, model: nn.Module | None) -> Example:  # type: ignore[empty-body]
-    """Return a small model and batch made without data, or, if ``model`` is given, that model and a batch for it."""
+    """Return a small model and a batch, made without a data set; if ``model`` is given, that model and a batch."""
 
 
 @hookspec
@@ -116,7 +116,7 @@ def ace_demo() -> click.Command:  # type: ignore[empty-body]
 
 @hookspec
 def ace_datasets() -> Mapping[str, click.Command]:  # type: ignore[empty-body]
-    """Return the commands that generate this upstream's data sets, by name, for ``ace-patch data NAME``."""
+    """Return a mapping from the NAME in ``ace-patch data NAME`` to the command that generates this data set."""
 
 
 @hookspec

@@ -1,8 +1,9 @@
 """Places where ACE changes a model: sites, the stems that their branches share, and the tensors that branches read.
 
-A branch reads one tensor and writes one. It reads a `Tap`, an argument of a submodule's forward pass, or the output of
-an earlier `Stem` or `Site`, by name. This covers a branch on a layer's input (SEGNN), a chain from the model's input
-(SchNet), several outputs of a layer with a shared map (EGNO), and several maps inside one layer (vector neurons).
+A branch reads one tensor and writes one. It reads a `Tap` (an argument of a submodule's forward pass) or the output of
+an earlier `Stem` or `Site`, given by its name. This covers a branch on a layer's input (SEGNN), a chain that starts at
+the model's input (SchNet), several outputs of a layer with a shared map (EGNO), and several maps inside one layer
+(vector neurons).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tap:
-    """An argument of a submodule's forward pass. It is read when the submodule is called, before it runs."""
+    """An argument of a submodule's forward pass. Its value is taken when the submodule is called, before it runs."""
 
     argument: int | str = 0
-    """Position or name of the argument, with dots into attributes and keys: "graph.pos"."""
+    """Position or name of the argument. Dots lead to an attribute or key inside it: "graph.pos"."""
     module: str | None = None
-    """Dotted path of the submodule; "" is the model itself, None the module of the site that reads."""
+    """Dotted path of the submodule; "" is the model itself, None is the module of the site that reads this tap."""
 
     def __post_init__(self) -> None:
         if type(self.argument) not in (int, str) or self.argument == "":
@@ -35,7 +36,7 @@ class Tap:
 
 
 class _Features:
-    """Common fields of sites and stems. Feature vectors have one or several dimensions; the width is their product."""
+    """Common fields of sites and stems. A feature vector has one or more dimensions; its width is their product."""
 
     name: str
     reads: Tap | str | None
@@ -55,7 +56,7 @@ class _Features:
             raise ValueError(f"{who}: reads: expected a Tap or the name of a stem or site, found {self.reads!r}")
 
     def sizes(self, shape: Sequence[int], expected: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes of the feature dimensions in a tensor of this shape, for comparison with ``expected``."""
+        """Return the sizes of the feature dimensions of a tensor of this shape, for comparison with ``expected``."""
         return tuple(shape[-len(expected) :] if self.axis == -1 else shape[self.axis :][:1])
 
     @property
@@ -74,15 +75,15 @@ class Stem(_Features):
     """A module that several branches share. It has no gamma, and its output is not added to the model."""
 
     name: str
-    """Unique among the model's sites and stems."""
+    """Name of the stem, unique among the model's sites and stems."""
     reads: Tap | str | None
-    """Tensor that the stem reads, once per forward pass, for all sites that read it. None shares only its weights:
-    every site that goes ``through`` the stem applies it to the tensor that the site reads."""
+    """Tensor that the stem reads. Its output is computed once per forward pass, for all sites that read the stem.
+    With None, sites share only its weights: each site with `Site.through` applies the stem to the site's own input."""
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
     bounded: bool = True
-    """True if the stem's linear maps are divided by their spectral norm. Not needed before BatchNorm, which removes
-    the scale."""
+    """True if the stem's linear maps may be divided by their spectral norm. This is not needed if BatchNorm follows,
+    which removes the scale."""
 
 
 @dataclass(frozen=True)
@@ -94,25 +95,27 @@ class Site(_Features):
     """
 
     name: str
-    """Unique in the model and stable across upstream's versions. Users and checkpoints refer to the site by it."""
+    """Name of the site, by which users and checkpoints refer to it. Unique in the model, and the same in all versions
+    of upstream."""
     module: str = ""
-    """Dotted path of the submodule that the branch's output is added to. By default the site's name."""
+    """Dotted path of the submodule to whose output the branch is added. By default the site's name."""
     shape_in: tuple[int, ...] = ()
-    """Trailing dimensions of one feature vector of the tensor that the branch reads: (d,), or (3, channels)."""
+    """Shape of one feature vector in the tensor that the branch reads, such as (d,) or (3, channels)."""
     shape_out: tuple[int, ...] = ()
-    """Trailing dimensions of one feature vector of the output."""
+    """Shape of one feature vector in the submodule's output."""
     reads: Tap | str = field(default_factory=Tap)
-    """Tensor that the branch reads: a `Tap` (default: the first argument of ``module``) or an earlier stem or site."""
+    """Tensor that the branch reads: a `Tap`, or the name of an earlier stem or site. Default: the first argument of
+    ``module``."""
     output: int | str | None = None
-    """Output of the submodule: an index of a tuple, a key of a dict, None for a single tensor."""
+    """Output of the submodule to add to: an index of a tuple or a key of a dict; None if it returns one tensor."""
     through: str | None = None
-    """Stem without ``reads`` that is applied first; ``shape_in`` is then the shape of its output."""
+    """Name of a stem with ``reads=None``, applied before the branch; ``shape_in`` is then the stem's ``shape_out``."""
     acts: tuple[Action, Action] | None = None
-    """Linear actions of the group on the dimensions ``shape_in`` and ``shape_out``; None if unknown. Used by mode
+    """Linear actions of the group on features of ``shape_in`` and of ``shape_out``; None if unknown. Used by mode
     "scheduled" and by audits."""
     axis: int = -1
-    """Dimension of the features in both tensors: 1 for images [batch, channels, height, width], with one size each in
-    ``shape_in`` and ``shape_out``. By default features are the trailing dimensions."""
+    """Dimension that holds the features, in the input and in the output. By default, -1, they are the trailing
+    dimensions. Use 1 for images [batch, channels, height, width]; the two shapes then have one size each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,20 +149,20 @@ Node = Site | Stem
 
 @runtime_checkable
 class AddsItself(Protocol):
-    """A branch that adds its own output, if that is cheaper than computing the output first.
+    """A branch that adds its output to the submodule's by itself, where this is cheaper than a separate addition.
 
-    Its site reads a `Tap` of a submodule. The branch checks the tensor it reads. It may change the memory layout of the
-    output; ``restore`` then restores the layout of the tapped module's output.
+    Its site must read a `Tap` of a submodule. The host does not check the shape of the tensor: the branch must. It may
+    change the output's memory layout; the host then calls ``restore`` on the output of the tapped submodule.
     """
 
     def prepare(self, read: Tensor) -> Any:
-        """Convert the tensor that the site reads. Called once for all sites that read the same tensor.
+        """Convert the tensor that the site reads. Called once for all sites that read this tensor.
 
         Args:
-            read: The tensor of the site's `Tap`.
+            read: The tensor that the site's `Tap` names.
 
         Returns:
-            Any object, which `add_to` gets.
+            Any object. It is passed to `add_to` as ``prepared``.
         """
 
     def add_to(self, output: Tensor, gamma: Tensor, prepared: Any) -> Tensor:
@@ -172,4 +175,4 @@ class AddsItself(Protocol):
         """
 
     def restore(self, output: Tensor) -> Tensor:
-        """Return the output of the tapped module in upstream's memory layout."""
+        """Return the output of the tapped submodule, converted back to the memory layout that upstream uses."""

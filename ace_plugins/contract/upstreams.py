@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torch import nn
 
 NUMBER = r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf))"
-"""Replaces ``{number}`` in the patterns of a `Metric`: a number as Python prints it, as the pattern's one group."""
+"""Regular expression that replaces ``{number}`` in the patterns of a `Metric`: one group that matches a number."""
 
 
 def _check(owner: object, field_name: str, valid: bool, expected: str) -> None:
-    """Raise a ValueError that names a field the adapter's author filled in wrongly."""
+    """Raise a ValueError that names the field, unless its value is valid."""
     if not valid:
         found = getattr(owner, field_name)
         raise ValueError(f"{type(owner).__name__}: {field_name}: expected {expected}, found {found!r}")
 
 
 def is_object_path(text: object) -> bool:
-    """Return whether a text has the form "module:name" of an entry point."""
+    """Return whether a text has the form "module:name", as in an entry point."""
     module, colon, name = str(text).partition(":")
     return bool(colon) and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))
 
@@ -36,7 +36,7 @@ def _are_strings(values: Iterable[object]) -> bool:
 
 
 def _are_files(paths: object) -> bool:
-    """Return whether these are relative paths that stay inside the clone."""
+    """Return whether this is a tuple of relative paths that stay inside the clone."""
     if not isinstance(paths, tuple):
         return False
     return all(isinstance(p, str) and p and not p.startswith("/") and ".." not in p.split("/") for p in paths)
@@ -44,16 +44,16 @@ def _are_files(paths: object) -> bool:
 
 @dataclass(frozen=True)
 class Checkout:
-    """An upstream that users clone instead of installing. Paths are relative to the clone's root, with "/"."""
+    """An upstream that users clone instead of installing. Paths are relative to its root and use "/"."""
 
     repository: str
     """Display name of the repository, for example "RobDHess/Steerable-E3-GNN"."""
     scripts: tuple[str, ...]
-    """Scripts that users run. ``ace-patch NAME`` adds its import line to these files."""
+    """Scripts that users run. ``ace-patch NAME`` adds the line that imports ace-plugins to these files."""
     shape: Mapping[str, str]
-    """Expected classes and signatures per file, as a stub: {"net.py": "class Net(Module): ..."}."""
+    """Mapping from a file to its expected classes and signatures, as a stub: {"net.py": "class Net(Module): ..."}."""
     commits: tuple[str, ...] = ()
-    """Commits the adapter was tested on."""
+    """Commits of the repository that the adapter was tested with."""
 
     def __post_init__(self) -> None:
         if not self.scripts or not self.shape:
@@ -82,15 +82,16 @@ class Upstream:
     title: str
     """Display name, for example "SchNet (PyTorch Geometric)"."""
     models: tuple[str, ...] = ()
-    """Model classes as "module:Class". The module is the one that defines the class or one that exports it."""
+    """Model classes as "module:Class". The module may define the class, or only export it."""
     checkout: Checkout | None = None
-    """Layout of the clone, for an upstream that is cloned. The module of a model class is then its file's path with
-    dots, and classes are matched by file, whatever name the file is imported under."""
+    """Layout of the clone, if users clone this upstream. In ``models``, write the path of a class's file with dots:
+    "models.net:Net" for models/net.py. Classes are matched by file, whatever name the file is imported under."""
     recognises: Callable[[nn.Module], bool] | None = None
-    """Test for models of this upstream, for adapters of many models. Called if no adapter names the model's class."""
+    """Function that returns whether a model is of this upstream, for an upstream with too many classes to list. It is
+    called if no adapter lists the model's class."""
     evaluating: Mapping[str, Any] = field(default_factory=dict)
-    """Forward arguments and values that mark an evaluation, as {"training": False}. For an upstream that does not call
-    ``model.eval()``. All of them must match; defaults count."""
+    """Mapping from forward arguments to the values they have in evaluation, such as {"training": False}. For upstreams
+    that do not call ``model.eval()``. All must match; an argument that is not passed has its default value."""
 
     def __post_init__(self) -> None:
         _check(self, "title", isinstance(self.title, str), "a string, as 'MyNet'")
@@ -116,7 +117,7 @@ class Shim:
     """A compatibility fix that lets an upstream run with current versions of its dependencies."""
 
     name: str
-    """Name of what is missing, for example "np.Inf"."""
+    """Name of the missing function, class or value, for example "np.Inf"."""
     reason: str
     """Why it is missing, for reports."""
     needed: Callable[[], bool]
@@ -124,7 +125,7 @@ class Shim:
     apply: Callable[[], None]
     """Applies the fix to this process."""
     device: str | None = None
-    """Value of the setting ``device`` that requests this fix; None if it does not depend on the device."""
+    """Value of the setting ``device`` with which this fix is applied; None to apply it with any value."""
     first: bool = False
     """True to apply the fix before upstream is imported. Such a fix must not import upstream itself."""
 
@@ -167,10 +168,10 @@ class Example:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the forward pass."""
     single: bool = False
-    """True if upstream holds constants in float32, so that its symmetry is only exact to single precision."""
+    """True if upstream stores constants in float32, so that even a float64 model is equivariant only to float32."""
 
     def __post_init__(self) -> None:
-        # Recognised by its methods, because this module must not import torch.
+        # A module is recognised by one of its methods, because this file must not import torch.
         module = callable(getattr(self.model, "named_modules", None)) and not isinstance(self.model, type)
         _check(self, "model", module, "a torch.nn.Module")
         _check(self, "args", isinstance(self.args, tuple), "a tuple of the forward's positional arguments, as (x,)")
@@ -179,12 +180,12 @@ class Example:
 
 
 def file_of(path: str) -> str:
-    """Return the file of a checkout that defines a class: "models/net.py" for "models.net:Net"."""
+    """Return the path, inside a checkout, of the file that defines a class: "models/net.py" for "models.net:Net"."""
     return f"{path.partition(':')[0].replace('.', '/')}.py"
 
 
 def class_path(cls: type) -> str:
-    """Return "module:Class", the form in which adapters name model classes."""
+    """Return the class as "module:Class", the form in which adapters name model classes."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
@@ -192,7 +193,7 @@ def class_path(cls: type) -> str:
 class Metric:
     """A result that a script prints, and the regular expressions that find it.
 
-    Each pattern has one group, the number. ``{number}`` in a pattern stands for such a group:
+    Each pattern has one group, which matches the number. ``{number}`` in a pattern stands for such a group:
 
         Metric("test", r"Best test loss: {number}", r"epoch \\d+ test loss: {number}")
     """
@@ -200,11 +201,11 @@ class Metric:
     name: str
     """Display name, for example "test"."""
     pattern: str
-    """Finds the result. The last match in the script's output counts."""
+    """Regular expression that finds the result. The last match in the script's output counts."""
     curve: str = ""
-    """Matches once per evaluation, with the value of that evaluation. Empty if ``pattern`` does."""
+    """Regular expression that finds the value of every evaluation. Empty if ``pattern`` already does this."""
     higher: bool = False
-    """True if higher is better."""
+    """True if a higher value is better."""
 
     def __post_init__(self) -> None:
         for name in ("name", "pattern", "curve"):
@@ -224,7 +225,7 @@ class Script:
     metrics: tuple[Metric, ...] = ()
     """Results that the script prints, the most important first."""
     seed: str = ""
-    """Option that sets the script's random seed, for example "--seed"; empty if it has none."""
+    """Option that sets the script's random seed, for example "--seed"; empty if the script has no such option."""
 
     def __post_init__(self) -> None:
         _check(self, "epochs", self.epochs is None or type(self.epochs) is int, "an integer or None")
@@ -244,18 +245,18 @@ class Script:
         metrics: tuple[Metric, ...] = (),
         seed: str = "",
     ) -> Script | None:
-        """Read the number of epochs from an option of the script.
+        """Return facts about a script, with the number of epochs read from an option on its command line.
 
         Args:
-            argv: The command line, script first.
+            argv: The command line, beginning with the script.
             scripts: Scripts that have this option.
             option: The option, for example "--epochs".
-            default: Number of epochs without the option.
+            default: Number of epochs if the option is not given.
             metrics: Results that these scripts print.
-            seed: Option that sets their seed.
+            seed: Option that sets the random seed of these scripts.
 
         Returns:
-            The script, or None if the command line runs another script or its option cannot be parsed.
+            The facts; None if the command line runs another script or the option's value cannot be parsed.
         """
         name = os.path.basename(argv[0]) if argv else ""
         if name not in {os.path.basename(script) for script in scripts}:
@@ -265,6 +266,6 @@ class Script:
         try:
             given, _ = parser.parse_known_args(list(argv[1:]))
         except argparse.ArgumentError:
-            return None  # the script reports it
+            return None  # the script itself reports the error
         source = f"{name} {option}" if given.epochs is not None else f"{name}'s default"
         return cls(default if given.epochs is None else given.epochs, source, metrics, seed)

@@ -1,4 +1,7 @@
-"""Matches models with upstreams: classes by name, those of a checkout by file, without importing anything."""
+"""Finds out whether a model class belongs to an upstream, without importing anything.
+
+Classes of an installed package are compared by module and name, classes of a checkout by file and name.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,19 @@ if TYPE_CHECKING:
 
 
 def claims(upstream: Upstream, cls: type) -> bool:
-    """Return whether this class or a base class is one of the upstream's model classes."""
+    """Return whether this class or one of its base classes is a model class of the upstream."""
     return any(_matches(upstream, base, path) for base in cls.__mro__ for path in upstream.models)
 
 
 def _matches(upstream: Upstream, cls: type, path: str) -> bool:
     module, _, name = path.partition(":")
     if upstream.checkout is None and class_in(sys.modules.get(module), path) is cls:
-        return True  # exported there, wherever it is defined
+        return True  # the named module exports this class, wherever it is defined
     return cls.__qualname__ == name and holds(upstream, sys.modules.get(cls.__module__), path)
 
 
 def class_in(module: ModuleType | None, path: str) -> type | None:
-    """Return the class "module:Class" in this module; None if it has none."""
+    """Return the class that the path "module:Class" names in this module; None if the module has no such class."""
     found: object = module
     for part in path.partition(":")[2].split("."):
         found = getattr(found, part, None)
@@ -33,16 +36,16 @@ def class_in(module: ModuleType | None, path: str) -> type | None:
 
 
 def holds(upstream: Upstream, module: ModuleType | None, path: str) -> bool:
-    """Return whether this is the module of the class "module:Class" of this upstream."""
+    """Return whether this module is the one that the path "module:Class" of the upstream names."""
     if upstream.checkout is None:
         return module is not None and module.__name__ == path.partition(":")[0]
     file = getattr(getattr(module, "__spec__", None), "origin", None)
-    # Other projects have a models/net.py too, so the upstream's other files must be in the same folder.
+    # Other projects may have a models/net.py as well, so the upstream's other files must be in the same clone.
     return is_file(file, file_of(path)) and belongs(file or "", upstream.files)
 
 
 def is_file(path: str | None, relative: str) -> bool:
-    """Return whether a module's path ends with this relative path ("models/net.py")."""
+    """Return whether the path of a module's file ends with this relative path, such as "models/net.py"."""
     return bool(path) and f"/{path}".replace(os.sep, "/").endswith(f"/{relative}")
 
 
@@ -58,7 +61,7 @@ def belongs(file: str, upstream: tuple[str, ...]) -> bool:
     """
     if not file or not upstream:
         return False
-    # Both as given and resolved: either may be a link into the checkout, or out of it.
+    # Try the path as given and with links resolved: the file may be a link into the checkout, or out of it.
     return any(find_root(os.path.dirname(path(file)), upstream) for path in (os.path.abspath, os.path.realpath))
 
 

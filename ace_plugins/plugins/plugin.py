@@ -1,4 +1,4 @@
-"""One plugin: its origin, requirements and problems, and calls of its hooks with checked results."""
+"""One plugin: its origin, its requirements and problems, and calls of its hooks, whose results are checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..symmetry.actions import GroupAction
 
 UPSTREAM_EXTRA = "upstream"
-"""Extra of an adapter's distribution that names the versions of the upstream it patches."""
+"""Name of the extra in an adapter's metadata that requires the upstream, with the versions the adapter supports."""
 
 
 class AnswerError(AdapterError):
@@ -35,7 +35,7 @@ class AnswerError(AdapterError):
 
 
 def _instance(module: str, name: str) -> Callable[[Any], bool]:
-    """Return a test for instances of a class. Does not import its module: before that there are no instances."""
+    """Return a test for instances of a class. It does not import the class's module: until then there are none."""
 
     def test(value: Any) -> bool:
         found: Any = sys.modules.get(module)
@@ -68,7 +68,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_demo": ("a click.Command", _is_command),
     "ace_datasets": ("click commands by name, as {'nbody': command}", _by_name(_is_command)),
 }
-"""Expected result of each adapter hook, in words and as a test."""
+"""Mapping from each adapter hook to a description of the expected result and a function that tests a result."""
 OPTIONAL = frozenset({"ace_branch", "ace_script", "ace_group_action"})
 """Hooks that may return None."""
 
@@ -107,9 +107,9 @@ class Requires:
     requirement: str
     """Name and version range, for example "torch>=2.5"."""
     found: str | None
-    """Installed version; None if it is not installed."""
+    """Installed version; None if the distribution is not installed."""
     upstream: bool = False
-    """True if this is the upstream that the plugin patches."""
+    """True if this distribution is the upstream that the plugin patches."""
 
     @property
     def met(self) -> bool:
@@ -131,19 +131,19 @@ class Plugin:
     version: str
     requires: tuple[Requires, ...] = ()
     problem: str | None = None
-    """Why the plugin cannot be used, in one line; None if it can."""
+    """Reason why the plugin cannot be used, in one line; None if it can be used."""
     upstream: Upstream | None = None
     """Upstream that the adapter patches; None for an observer."""
     implementations: Mapping[str, HookImpl | LazyHook] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Names of the hooks it implements, sorted."""
+        """Names of the hooks that the plugin implements, sorted."""
         return tuple(sorted(self.implementations))
 
     @property
     def missing_upstream(self) -> bool:
-        """True if the plugin is unusable only because its upstream is not installed, which is not an error."""
+        """True if the plugin cannot be used only because its upstream is not installed. This is not an error."""
         unmet = [r for r in self.requires if not r.met]
         return bool(unmet) and all(r.upstream and r.found is None for r in unmet)
 
@@ -160,13 +160,13 @@ class Plugin:
 
     @property
     def patches(self) -> Upstream:
-        """The upstream of an adapter; an observer has none."""
+        """The upstream that the adapter patches. Fails for an observer, which has none."""
         assert self.upstream is not None
         return self.upstream
 
     @property
     def presets(self) -> dict[str, dict[str, Any]]:
-        """The adapter's presets: settings by name. `resolve` validates the one that is used."""
+        """The adapter's presets: a mapping from names to settings. `resolve` validates the preset that is used."""
         named = self.call("ace_preset") if self.has("ace_preset") else {}
         return {name: dict(settings) for name, settings in named.items()}
 
@@ -176,11 +176,11 @@ class Plugin:
         return list(self.call("ace_shims")) if self.has("ace_shims") else []
 
     def configure(self, settings: Mapping[str, Any]) -> Config:
-        """Return the adapter's preset with these keyword arguments applied on top, as a `Config`."""
+        """Return a `Config`: the adapter's preset, overridden by these settings."""
         return self.resolve(arguments=settings).config
 
     def resolve(self, presets: Mapping[str, Mapping[str, Any]] | None = None, **sources: Any) -> Resolved:
-        """Resolve settings on top of the adapter's preset, and check those that need the adapter or a package.
+        """Combine the adapter's preset with other sources, and check settings that depend on the adapter or a package.
 
         ``sources`` are the ``file``, ``environment``, ``options`` and ``arguments`` of `settings.sources.resolve`.
         """
@@ -198,7 +198,7 @@ class Plugin:
         return found
 
     def example(self, seed: int, model: Any = None) -> Example:
-        """Return the adapter's small model and batch, or a batch for the given model."""
+        """Return the adapter's small model with a batch, or the given model with a batch for it."""
         made: Example = self.call("ace_example", seed=seed, model=model)
         if model is not None and made.model is not model:
             raise AdapterError(
@@ -218,7 +218,7 @@ class Plugin:
         return found
 
     def call(self, hook: str, **arguments: Any) -> Any:
-        """Call this plugin's implementation of a hook and check the result. Failures are AdapterErrors."""
+        """Call this plugin's implementation of a hook and check the result. Raises an AdapterError if either fails."""
         self.check_usable()
         if not self.has(hook):
             found = ", ".join(self.hooks) or "no hook"
@@ -253,7 +253,7 @@ def one_line(error: BaseException) -> str:
 
 
 def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTRA,)) -> tuple[Requires, ...]:
-    """Return a distribution's requirements at run time, and those under these extras as upstream's."""
+    """Return the requirements of a distribution. Those that only these extras add are marked as its upstream."""
     found: list[Requires] = []
     for text in declared:
         try:
@@ -263,7 +263,7 @@ def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTR
         plain = _applies(requirement, "")
         upstream = not plain and any(_applies(requirement, extra) for extra in extras)
         if plain or upstream:
-            # Lower bound first, as people write it.
+            # The lower bound comes first, as people write it: "torch>=2.5,<3".
             wanted = requirement.name + ",".join(sorted(map(str, requirement.specifier), reverse=True))
             found.append(Requires(wanted, find_version(requirement.name), upstream))
     return tuple(found)
@@ -281,7 +281,10 @@ def _importable(package: str) -> bool:
 
 @functools.cache
 def find_version(distribution: str) -> str | None:
-    """Return the installed version of a distribution, or None. Cached, since plugins share most requirements."""
+    """Return the installed version of a distribution; None if it is not installed.
+
+    Results are cached, because plugins share most of their requirements.
+    """
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

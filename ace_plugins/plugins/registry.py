@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 GROUP = "ace_plugins"
 HOST = "ace-plugins"
-"""The host's own distribution. Its observers use the same entry point group."""
+"""Name of the host's own distribution, which has observers in the entry point group ``ace_plugins`` as well."""
 HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith("ace_"))
 
 
 class Registry:
-    """All plugins that were found, and the pluggy manager with those that loaded."""
+    """All plugins that were found, and the pluggy manager that holds the successfully loaded ones."""
 
     def __init__(self, entry_points: Iterable[importlib.metadata.EntryPoint]) -> None:
         self.manager = pluggy.PluginManager("ace_plugins")
@@ -42,12 +42,12 @@ class Registry:
         self.shadowed: list[Plugin] = []
         """Plugins that were not loaded because an earlier plugin has the same name."""
         self.left_out = ""
-        """Message about plugins that ACE_LOAD_PLUGINS excludes, or about unknown names in it."""
+        """Message about plugins that the variable ACE_LOAD_PLUGINS excludes, or about unknown names in it."""
         for entry_point in sorted(entry_points, key=lambda ep: (ep.name, ep.value)):
             self._load(entry_point)
 
     def __iter__(self) -> Iterator[Plugin]:
-        """All plugins except the host's own observers."""
+        """Iterate over all plugins except the host's own observers."""
         return iter([p for p in (*self.plugins.values(), *self.shadowed) if p.distribution != HOST])
 
     @property
@@ -73,7 +73,10 @@ class Registry:
         return plugin
 
     def find_adapter(self, model: nn.Module) -> Plugin:
-        """Return the one adapter for this model: by its class or a base class, else by `Upstream.recognises`."""
+        """Return the one adapter that lists the model's class or a base class, or else recognises the model.
+
+        Raises an AdapterError if no adapter or more than one is found.
+        """
         cls = type(model)
         failed: list[str] = []
 
@@ -131,7 +134,7 @@ class Registry:
         except BaseException as error:  # a plugin that calls sys.exit must not end the process
             self.plugins[record.name] = replace(record, problem=f"could not be imported: {one_line(error)}")
             return
-        # One entry point may contain several plugins, by name.
+        # One entry point may contain several plugins: a mapping from names to plugins.
         for name, plugin in loaded.items() if isinstance(loaded, Mapping) else [(record.name, loaded)]:
             each = record
             if name != record.name:
@@ -149,7 +152,7 @@ class Registry:
         return True
 
     def _lacks_requirements(self, record: Plugin) -> bool:
-        """Check requirements before the import, which may fail with the installed versions."""
+        """Record a problem if requirements are not met. Done before the import, which may fail with these versions."""
         unmet = [r for r in record.requires if not r.met]
         if unmet:
             install = " ".join(repr(r.requirement) for r in unmet)
@@ -171,7 +174,7 @@ class Registry:
         except KeyboardInterrupt:
             raise
         except AdapterError as error:
-            failed = error.__cause__  # without the plugin's name, which precedes every problem
+            failed = error.__cause__  # its message does not repeat the plugin's name, which is shown anyway
             problem = f"ace_upstream failed: {one_line(failed)}" if failed else str(error).partition(": ")[2]
         except BaseException as error:
             problem = f"could not be registered: {one_line(error)}"
@@ -179,7 +182,7 @@ class Registry:
         return replace(record, implementations={}, problem=problem)
 
     def _find_problem(self, plugin: object) -> str:
-        """Return what is wrong with a plugin's hooks, in one line; empty if nothing is."""
+        """Return what is wrong with a plugin's hooks, in one line; empty if nothing is wrong."""
         if isinstance(plugin, type):
             return f"is the class {plugin.__name__}, expected a module or an object; name an instance of it"
         values = {hook: getattr(plugin, hook, None) for hook in sorted(HOOKS)}
@@ -210,7 +213,7 @@ class Registry:
 
 
 def _describe_unknown(hook: str) -> str:
-    """Return the message about a hook that does not exist: misspelt, or of another version of the host."""
+    """Return the message about an unknown hook, which is misspelt or belongs to another version of the host."""
     bare = {name.removeprefix("ace_"): name for name in HOOKS}  # the common prefix would make any two names similar
     near = difflib.get_close_matches(hook.removeprefix("ace_"), bare, n=1)
     if near:
@@ -219,7 +222,7 @@ def _describe_unknown(hook: str) -> str:
 
 
 def _extras(name: str) -> tuple[str, ...]:
-    """Return the extras that name an adapter's upstream: for the whole distribution, or for this adapter."""
+    """Return the names of the extras that may require an adapter's upstream: "upstream" and "upstream-NAME"."""
     return UPSTREAM_EXTRA, f"{UPSTREAM_EXTRA}-{name.replace('_', '-')}"
 
 
@@ -235,7 +238,10 @@ def recognises(plugin: Plugin, model: nn.Module) -> bool:
 
 
 def select(names: Iterable[str]) -> tuple[set[str], str]:
-    """Return the plugins that ``ACE_LOAD_PLUGINS`` allows (unset: all, empty: none), and a message about the rest."""
+    """Return the plugins to load, and a message about the others, according to the variable ``ACE_LOAD_PLUGINS``.
+
+    If it is unset, all plugins are loaded; if it is empty, none.
+    """
     known = set(names)
     value = os.environ.get("ACE_LOAD_PLUGINS")
     if value is None:
@@ -249,7 +255,7 @@ def select(names: Iterable[str]) -> tuple[set[str], str]:
 
 @cache
 def registry() -> Registry:
-    """Return the plugins of this process, loaded on first use."""
+    """Return the plugins of this process. The first call loads them."""
     found = list(importlib.metadata.entry_points(group=GROUP))
     hosts = [ep for ep in found if ep.dist is not None and ep.dist.name == HOST]
     allowed, left_out = select(ep.name for ep in found if ep not in hosts)
@@ -259,7 +265,7 @@ def registry() -> Registry:
 
 
 def notify(hook: str, **arguments: Any) -> None:
-    """Call an observer hook of every plugin, in pluggy's order. Errors become warnings: training must continue."""
+    """Call every implementation of an observer hook, in pluggy's order. Errors become warnings, so training goes on."""
     for implementation in reversed(getattr(registry().manager.hook, hook).get_hookimpls()):
         try:
             invoke(implementation, arguments)

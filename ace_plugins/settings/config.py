@@ -14,22 +14,22 @@ from ..errors import AceDeprecationWarning, AceWarning, ConfigError, one_of
 from .fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
 
 FIT = "fit"
-"""The default preset: the paced loop, with the adapter's additions. Every adapter has it."""
+"""Name of the default preset: the paced loop with the adapter's own changes. It exists for every adapter."""
 SHORT = "short"
-"""Former name of a preset that `FIT` replaces."""
+"""Name of a former preset, which `FIT` has replaced."""
 NONE = "none"
 """The value of ``preset`` that selects no preset, and of ``log`` that selects no logger."""
 LOGGERS = ("tensorboard", "wandb", "trackio")
-"""Values of `Config.log`. Each is the package it needs and the extra of ace-plugins that installs it."""
+"""Values of `Config.log`. Each is also the name of the package needed and of the extra that installs the package."""
 UNBOUNDED = (
     "the branches stay in the deployed model and nothing bounds them, so a branch can grow while its gamma shrinks: "
     "gamma and u do not measure the distance from equivariance, and no bound on the equivariance error holds"
 )
-"""Consequence of deploying branches without a bound."""
+"""Text of a warning: the consequence of deploying branches without a bound."""
 FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}
-"""Former names of the loops -> their names now. They are accepted with a warning."""
+"""Mapping from former names of the loops to their current names. Former names are accepted with a warning."""
 REMOVED = frozenset({"nupi_kp", "nupi_ki", "nupi_nu"})
-"""Settings of earlier versions that are ignored in a trace."""
+"""Settings of earlier versions, which are ignored when an old trace is read."""
 RATE = Multiple()
 PRICE = Multiple(positive=True)
 BUDGET = BudgetKind()
@@ -48,8 +48,8 @@ _paper_setting = partial(_setting, paper_only=True)
 class Config:
     """Settings for training a model with ACE.
 
-    All fields are keyword arguments of ``attach`` and ``patched`` and options of ``ace-patch``. docs/settings.md
-    describes them.
+    Every field is also a keyword argument of ``attach`` and ``patched``, and an option of ``ace-patch``.
+    docs/settings.md describes them all.
 
     Raises:
         ConfigError: If a value is invalid. The error lists every problem.
@@ -151,7 +151,7 @@ class Config:
 
     @property
     def summary(self) -> str:
-        """The mode and its main parameter, for display."""
+        """The mode and its most important setting, for display."""
         if self.paced:
             return f"mode {self.mode}, budget {self.budget}"
         return f"mode {self.mode}, dual lr {self.dual_lr} ({self.dual_optimizer})"
@@ -161,7 +161,7 @@ class Config:
         return self.mode == "strict" and 0 < self.land_at <= steps
 
     def may_wait(self, step: int) -> bool:
-        """Return whether the host may synchronise with the device after this step."""
+        """Return whether the process may wait for the device (the GPU) after this step."""
         return _is_due(step, self.trace_every)
 
     def traces(self, step: int) -> bool:
@@ -183,7 +183,7 @@ class Config:
 
     @property
     def lands(self) -> bool:
-        """True if gamma ends at 0."""
+        """True if the mode brings gamma to 0 by the end of the run."""
         return self.mode in ("strict", "scheduled")
 
     @property
@@ -193,7 +193,7 @@ class Config:
 
     @property
     def bounds_branches(self) -> bool:
-        """True if branches are divided by their spectral norm, without which gamma does not bound their output."""
+        """True if the linear maps of branches are divided by their spectral norm. Otherwise gamma bounds no output."""
         if self.spectral_norm != "auto":
             return bool(self.spectral_norm)
         return self.deploys_branches and self.loop == "paced"
@@ -217,7 +217,7 @@ class Config:
 
     @property
     def gamma_start(self) -> float:
-        """Initial gamma. Small in the paced loop, so that untrained branches do not dominate the layers."""
+        """Initial gamma. It is small in the paced loop, so that untrained branches do not dominate the layers."""
         if self.mode == "scheduled":
             return 0.0
         if self.gamma_init != "auto":
@@ -230,9 +230,9 @@ class Config:
         return 0.25 if self.horizon == "auto" else float(self.horizon)
 
     def latest(self, epoch_steps: int | None) -> float:
-        """Return the step by which gamma reaches its target at the latest; ``epoch_steps`` is None if unknown.
+        """Return the last step at which gamma may reach its target, given the steps per epoch (None if unknown).
 
-        In strict mode that is 100 epochs, before the model overfits with its branches, but at least 1000 steps.
+        In strict mode this is the end of epoch 100, before the model overfits with its branches, or step 1000 if later.
         """
         if self.horizon != "auto" or self.mode != "strict" or epoch_steps is None:
             return math.inf
@@ -240,7 +240,7 @@ class Config:
 
     @property
     def gamma_unit(self) -> float:
-        """Unit of gamma: in the paced loop's strict mode its initial value, the distance it has to go; else 1."""
+        """Unit in which gamma is measured: its initial |value| in strict mode of the paced loop, otherwise 1."""
         return (abs(self.gamma_start) or 1.0) if self.mode == "strict" and self.loop == "paced" else 1.0
 
     def price(self, gradient: Any) -> Any:
@@ -249,7 +249,7 @@ class Config:
         return value * gradient if relative else value
 
     def dual_rate(self, primal: Any) -> Any:
-        """Return the learning rate of lambda; ``primal`` is that of gamma's parameter group, a float or a tensor."""
+        """Return lambda's learning rate, given that of gamma's parameter group (``primal``, a float or a tensor)."""
         value, relative = RATE.split(self.dual_lr)
         return value * primal if relative else value
 
@@ -265,7 +265,7 @@ def _is_due(step: int, every: int) -> bool:
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
 PAPER_ONLY = frozenset(name for name, field in SETTINGS.items() if field.metadata["paper_only"])
-"""Settings that only the paper's loop has."""
+"""Names of the settings that only the paper's loop uses."""
 KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in SETTINGS.items()}
 
 
@@ -287,12 +287,12 @@ def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, 
 
 
 def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-    """Return the config of the preset that these settings select, with the settings applied on top."""
+    """Return a config: the preset that these settings select, overridden by the settings themselves."""
     return build_on(find_preset(settings, presets or {})[1], settings)
 
 
 def build_on(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """Return the config of a preset, with these settings applied on top."""
+    """Return a config: the settings of a preset (``base``), overridden by these settings."""
     given = {key: value for key, value in settings.items() if key != "preset"}
     unknown = [key for key in {**base, **given} if key not in SETTINGS]
     if unknown:

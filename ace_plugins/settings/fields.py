@@ -1,4 +1,4 @@
-"""Kinds of settings: the values each accepts, and how it is read from text."""
+"""Kinds of settings. A kind defines which values a setting accepts and how text is parsed into a value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import one_of
 
 LARGEST = 1e30
-"""Largest absolute value of a number: gamma and the duals are float32 in most models."""
+"""Largest absolute value that a setting may have. It fits float32, the dtype of gamma and the duals in most models."""
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -36,7 +36,7 @@ class Kind:
         return None if self.accepts(value) else f"{name} {value!r}: expected {self.expected}"
 
     def parse(self, text: str) -> Any:
-        """Return the value that a text stands for, which may still have a problem, or raise a ValueError."""
+        """Return the value that a text stands for, or raise a ValueError. `problem` tells whether it is valid."""
         raise NotImplementedError
 
 
@@ -46,7 +46,7 @@ class Choice(Kind):
 
     choices: tuple[str, ...]
     hint: str = ""
-    """Added to the error about any other word."""
+    """Advice that is added to the error about a word that is not accepted."""
 
     @property
     def metavar(self) -> str:
@@ -61,14 +61,14 @@ class Choice(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A finite number of at least ``low`` and below ``high``."""
+    """A finite number that is at least ``low`` and less than ``high``."""
 
     low: float = -math.inf
     high: float = math.inf
     positive: bool = False
-    """True if it must be above 0."""
+    """True if the number must be greater than 0."""
     whole: bool = False
-    """True if it must be an integer."""
+    """True if the number must be an integer."""
     auto: bool = False
     """True if "auto" is accepted too."""
 
@@ -121,11 +121,11 @@ class Flag(Kind):
 
 @dataclass(frozen=True)
 class Multiple(Kind):
-    """A number, or a multiple of a quantity of the run, such as "1x"."""
+    """A number, or a multiple such as "1x" of a quantity that is known only during training."""
 
     metavar = "NUMBER|1x"
     positive: bool = False
-    """True if 0 is refused."""
+    """True if 0 is not accepted."""
 
     @property
     def expected(self) -> str:
@@ -146,14 +146,14 @@ class Multiple(Kind):
             return text
 
     def split(self, value: Any) -> tuple[float, bool]:
-        """Return the number and whether it is a multiple: (8e-4, False) for 8e-4, (1.0, True) for "1x"."""
+        """Return the number, and True if it is a multiple: (8e-4, False) for 8e-4, (1.0, True) for "1x"."""
         text = str(value).strip().lower()
         return float(text.removesuffix("x")), text.endswith("x")
 
 
 @dataclass(frozen=True)
 class BudgetKind(Kind):
-    """The length of a run: optimizer steps, epochs such as "600 epochs", or "auto"."""
+    """The length of a run: a number of optimizer steps, a number of epochs such as "600 epochs", or "auto"."""
 
     expected = "a number of optimizer steps, epochs such as '600 epochs', or 'auto'"
     metavar = "STEPS|'N epochs'|auto"
@@ -170,7 +170,7 @@ class BudgetKind(Kind):
         return int(text) if text.strip().isdecimal() else text
 
     def split(self, value: Any) -> tuple[int | None, int | None]:
-        """Return (steps, epochs); the one that the value does not name is None, both for "auto"."""
+        """Return (steps, epochs). The one that the value does not give is None; for "auto" both are None."""
         words = str(value).strip().lower().split()
         if words == ["auto"]:
             return None, None

@@ -1,4 +1,4 @@
-"""Resolves the settings of a run from a preset, ace.toml, the environment and options; the later override.
+"""Combines the settings of a run: preset, ace.toml, environment variables, options. Later sources override earlier.
 
 Every field of `Config` has an environment variable: ``ACE_MODE``, ``ACE_DUAL_LR`` and so on.
 """
@@ -16,7 +16,7 @@ from .toml_file import SettingsFile
 HOME = ".ace"
 """Folder for the files that runs write."""
 RUNS = f"{HOME}/runs"
-"""Folder for traces, unless ACE_RUNS names another."""
+"""Folder for traces, unless the variable ACE_RUNS names another folder."""
 OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIFT")
 """Environment variables of ace-plugins that are not settings."""
 
@@ -40,7 +40,7 @@ class Resolved:
 
     config: Config
     origins: Mapping[str, str]
-    """Origin of every setting that is not a default, for example "ace.toml line 3" or "--mode"."""
+    """Mapping from each setting that some source gives to its origin, for example "ace.toml line 3" or "--mode"."""
 
 
 def resolve(
@@ -52,19 +52,19 @@ def resolve(
     arguments: Mapping[str, Any] | None = None,
     adapter: str = "",
 ) -> Resolved:
-    """Combine and validate settings; each source overrides the one before.
+    """Combine and validate settings. Each source overrides the ones listed before it.
 
     Args:
-        presets: The adapter's presets.
+        presets: The adapter's presets: a mapping from names to settings.
         file: The settings in ace.toml.
         environment: Environment variables.
-        options: Command-line options by setting.
-        arguments: Keyword arguments of a Python call. Errors name no origin for these.
-        adapter: Name of the adapter, for errors in its preset.
+        options: Values of command-line options, by the name of the setting.
+        arguments: Keyword arguments of a Python call. Errors about these name no origin.
+        adapter: Name of the adapter, for errors about its preset.
 
     Raises:
         ConfigError: If a setting is unknown or invalid. The error names its origin.
-        AdapterError: If the problem is in the preset.
+        AdapterError: If the unknown or invalid setting is in the preset.
     """
     sources = (file.settings if file else {}, read_environment(environment or {}), options or {}, arguments or {})
     given = {key: value for source in sources for key, value in source.items()}
@@ -84,7 +84,7 @@ def resolve(
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings among environment variables. Empty variables are ignored."""
+    """Return the settings that environment variables give. Empty variables are ignored."""
     found: dict[str, Any] = {}
     for name, setting in VARIABLES.items():
         text = environment.get(name, "").strip()
@@ -98,7 +98,7 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_misspelt(environment: Mapping[str, str]) -> list[str]:
-    """Return a message for each variable that resembles one of a setting. Other programs use the prefix ACE_ too."""
+    """Return a message for each unknown variable whose name resembles a known one. Other programs use ACE_ too."""
     known = {*VARIABLES, *OTHERS}
     unknown = [name for name in environment if name.startswith("ACE_") and name not in known]
     if not unknown:
@@ -107,7 +107,7 @@ def find_misspelt(environment: Mapping[str, str]) -> list[str]:
 
     messages = []
     for name in unknown:
-        # Without the common prefix, which would make any two names similar.
+        # Compared without the common prefix ACE_, which would make any two names similar.
         near = difflib.get_close_matches(name[4:], sorted(each[4:] for each in known), n=1, cutoff=0.75)
         if near and not name.startswith("ACE_UPSTREAM_"):
             messages.append(f"unknown variable {name!r} (did you mean {'ACE_' + near[0]!r}?): it is ignored")

@@ -1,7 +1,8 @@
 """Reads, writes and edits ``ace.toml``, the settings of a patched checkout.
 
 A new file explains every setting and shows its default in a comment. In a file that the user edited, only the
-settings that change are touched. tomlkit is imported where it is needed, since every patched script reads the file.
+lines of settings that change are edited. tomlkit is imported only where it is needed, because every patched script
+imports this module.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ adapter = {name}
 """
 _SIGNATURE = "# as written by ace-patch, {}: once you edit the file, 'ace-patch revert' keeps it\n"
 _DEFAULT = re.compile(r'#( ?)(\w+) = ("[^"]*"|[^\s#"]+)')
-"""A comment that shows a default. Editors add the space when they comment a line out."""
+"""Pattern of a comment that shows a default. The optional space comes from editors that comment out a line."""
 
 
 @dataclass(frozen=True)
@@ -48,20 +49,20 @@ class SettingsFile:
     text: str
     adapter: str
     settings: Mapping[str, Any]
-    """``preset`` and fields of `Config` that the file sets."""
+    """Settings in the file: ``preset`` and fields of `Config`."""
 
     def where(self, key: str) -> str:
-        """Return the file's name and the line of a setting, for errors."""
+        """Return the file's name and the line number of a setting, for errors."""
         return f"{self.path.name} line {_line_of(self.text, key)}"
 
     @property
     def as_written(self) -> bool:
-        """True if the file is as ace-patch wrote it."""
+        """True if nobody edited the file since ace-patch wrote it."""
         return is_as_written(self.text)
 
 
 def is_as_written(text: str) -> bool:
-    """Return whether this file is as ace-patch wrote it, by the hash in its last line."""
+    """Return whether nobody edited this text since ace-patch wrote it, judging by the hash in its last line."""
     text = text.replace("\r\n", "\n")
     return text == _sign(text.rpartition(_SIGNATURE.partition("{")[0])[0])
 
@@ -73,12 +74,12 @@ def _sign(body: str) -> str:
 
 
 def is_ours(text: str) -> bool:
-    """Return whether this is a file of ace-patch. Other programs may have an ace.toml too."""
+    """Return whether a file with this text belongs to ace-patch. Other programs may use the name ace.toml as well."""
     return re.search(r"^adapter\s*=", text, re.MULTILINE) is not None
 
 
 def read(path: Path, content: bytes | None = None) -> SettingsFile:
-    """Read a file, or its content if given, and check its keys but not its values."""
+    """Parse a settings file, or ``content`` instead if it is given. The keys are checked, the values are not."""
     try:
         text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
     except OSError as error:
@@ -104,7 +105,7 @@ def read(path: Path, content: bytes | None = None) -> SettingsFile:
 
 
 def _line_of(text: str, key: str) -> int:
-    """Return the line of a top-level key or table."""
+    """Return the line number of a top-level key or table; 1 if it is not found."""
     name = re.escape(key)
     found = re.search(rf"""^[ \t]*\[*[ \t]*["']?{name}["']?[ \t]*[=.\]]""", text, re.MULTILINE)
     return text.count("\n", 0, found.start()) + 1 if found else 1
@@ -113,7 +114,7 @@ def _line_of(text: str, key: str) -> int:
 def write(
     path: Path, adapter: str, script: str, settings: Mapping[str, Any], presets: Mapping[str, Any]
 ) -> SettingsFile:
-    """Return a new file with these settings, which must be valid, and all defaults in comments."""
+    """Return a new file, not yet on disk, with these valid settings and with all other defaults in comments."""
     settings = _rename_loops(settings)
     defaults = _defaults(settings, presets)
     names = ", ".join(sorted({*presets, FIT, NONE}))
@@ -126,7 +127,7 @@ def write(
 
 
 def update(file: SettingsFile, changes: Mapping[str, Any], script: str, presets: Mapping[str, Any]) -> SettingsFile:
-    """Return the file with these settings, which must be valid. Comments and order of an edited file are kept."""
+    """Return the file, not yet on disk, with these valid settings. An edited file keeps its comments and order."""
     changes = {key: value for key, value in _rename_loops(changes).items() if file.settings.get(key) != value}
     if not changes:
         return file
@@ -146,7 +147,7 @@ def update(file: SettingsFile, changes: Mapping[str, Any], script: str, presets:
 
 
 def _edit(text: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
-    """Write each setting to its line, or to the line of its default, or at the top; update the defaults shown."""
+    """Return the text with each setting on its line, or on the line of its default, or at the top; update defaults."""
     import tomlkit
     from tomlkit.items import Comment
 
@@ -171,12 +172,12 @@ def _edit(text: str, changes: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def _rename_loops(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace a former name of the loop, so that no new file has one."""
+    """Replace a former name of the loop by its current name, so that no new file contains a former name."""
     return {key: FORMER_LOOPS.get(value, value) if key == "loop" else value for key, value in settings.items()}
 
 
 def _defaults(settings: Mapping[str, Any], presets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of settings that are not set, under the preset that is."""
+    """Return the default of every setting, given the preset that ``settings`` selects."""
     name, base = find_preset(settings, presets)
     return {"preset": name} | {name: field.default for name, field in SETTINGS.items()} | _rename_loops(base)
 
