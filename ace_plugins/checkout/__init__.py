@@ -1,1 +1,1 @@
-"""A clone of an upstream: its layout, the marked line, and planning to patch, revert and inspect it."""
+"""Work on checkouts (clones of an upstream): compare the layout, mark scripts, and plan to patch or revert them."""

@@ -1,4 +1,4 @@
-"""Changes several files, all of them or none, and shows the changes as a diff first."""
+"""Changes several files, either all of them or none, and formats the changes as a diff."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..output import publish
 
 @dataclass(frozen=True)
 class Change:
-    """The old and the new content of a file. For a link, those of the file it points to."""
+    """The old and the new content of a file. For a link, the contents of the file that it points to."""
 
     path: Path
     before: bytes | None
-    """None: the file must not exist."""
+    """Old content; None if the file must not exist yet."""
     after: bytes | None
-    """None: the file is removed."""
+    """New content; None if the file is to be removed."""
 
 
 def apply(changes: Sequence[Change]) -> None:
@@ -34,7 +34,7 @@ def apply(changes: Sequence[Change]) -> None:
     try:
         for change in changes:
             if change.before != change.after:
-                begun.append(change)  # first, in case an interrupt follows the write
+                begun.append(change)  # before the write, in case an interrupt follows it
                 _write(change.path, change.after)
     except BaseException as error:
         changed = [str(change.path) for change in reversed(begun) if not _restore(change)]
@@ -60,7 +60,7 @@ def read_content(path: Path) -> bytes | None:
 
 
 def _check(change: Change) -> None:
-    """Raise an AceError if the file has changed since it was read, or is read-only, even for the superuser."""
+    """Raise an AceError if the file has changed since it was read, or is read-only (also if the user is root)."""
     path = change.path
     if read_content(path) != change.before:
         raise AceError(f"{path} has changed since it was read; run the command again")
@@ -84,7 +84,7 @@ def _write(path: Path, content: bytes | None) -> None:
 
 
 def _restore(change: Change) -> bool:
-    """Return whether the file has its old content again."""
+    """Give a file its old content back, and return whether that succeeded."""
     try:
         if read_content(change.path) != change.before:
             _write(change.path, change.before)

@@ -1,7 +1,7 @@
 """Compares a folder with the layout that an adapter expects. Files are parsed, never executed.
 
 The adapter gives the layout as stubs. A file fits its stub if it has all of the stub's classes, functions and methods,
-and every call that fits the stub fits the file. The file may have more.
+and every call that fits the stub's signature also fits the file's. The file may contain more than the stub.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .marking import UNREADABLE, parse
 
 @dataclass(frozen=True)
 class Layout:
-    """The result of comparing a folder with what an adapter patches."""
+    """The result of comparing a folder with the layout that an adapter expects."""
 
     commit: str | None
     """The commit that git has checked out; None if the folder is not the top of a git work tree."""
@@ -44,18 +44,18 @@ class Layout:
 
 
 def read_layout(root: Path, checkout: Checkout) -> Layout:
-    """Compare a folder with what an adapter patches."""
+    """Compare a folder with the layout that an adapter expects."""
     found = read_commit(root)
     return Layout(found, found in checkout.commits, tuple(_compare(root, checkout)))
 
 
 def fits(root: Path, checkout: Checkout) -> bool:
-    """Return whether a folder has the layout of this checkout, at any commit."""
+    """Return whether a folder has the layout of this checkout, whatever its commit is."""
     return next(_compare(root, checkout), None) is None
 
 
 def read_commit(root: Path) -> str | None:
-    """Return the commit that git has checked out; None without git, or below the top of a work tree."""
+    """Return the commit that git has checked out; None without git, or if the folder is not the top of a work tree."""
     environment = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
     command = ["git", "-C", str(root), "rev-parse", "--show-cdup", "HEAD"]
     try:
@@ -91,7 +91,7 @@ def find_differences(stub: str, source: bytes) -> Iterator[str]:
     for name, wanted in _read_declarations(textwrap.dedent(stub).encode()).items():
         have = found.get(name)
         if name.startswith(tuple(f"{parent}." for parent in absent)):
-            continue  # the missing class is reported already
+            continue  # the class that contains it is missing and has been reported
         if type(have) is not type(wanted):
             absent.append(name)
             what = "function" if isinstance(wanted, Signature) else "class"
@@ -108,7 +108,7 @@ Declaration = Signature | tuple[str, ...]
 
 
 def _read_declarations(source: bytes) -> dict[str, Declaration]:
-    """Return all classes, methods and functions by dotted name, including those under a condition."""
+    """Return a mapping from dotted names to all classes, methods and functions, also those inside ``if`` or ``try``."""
     found: dict[str, Declaration] = {}
 
     def walk(node: ast.AST, prefix: str) -> None:
@@ -146,7 +146,7 @@ def _read_signature(args: ast.arguments) -> Signature:
 
 
 def _accepts(have: Signature, wanted: Signature) -> bool:
-    """Return whether the shortest and the longest call of ``wanted``, by position and by name, fit ``have``."""
+    """Return whether ``have`` accepts the shortest and the longest call of ``wanted``, each by position and by name."""
     plain = [p for p in wanted.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     keyword = [p for p in wanted.parameters.values() if p.kind is p.KEYWORD_ONLY]
     if [*have.parameters][: len(plain)] != [p.name for p in plain]:

@@ -1,7 +1,7 @@
-"""The marked line: adding an import to a script and removing it again, byte for byte.
+"""Adds one import, the marked line, to a script, and removes it again without changing any other byte.
 
-A script is patched if one of its lines is this import; the comment behind it is for people. Sources are parsed,
-never executed.
+A script is patched if one of its lines is this import. The comment after the import is only for people who read the
+script. Sources are parsed, never executed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..errors import AceError
 LINE = "import ace_plugins.activate  # added by ace-patch; to undo, run 'ace-patch revert' or delete this line"
 _MARKED = re.compile(rb"([ \t]*)import[ \t]+ace_plugins\.activate[ \t]*(#[^\r\n]*)?[\r\n]*")
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""Errors of `parse`."""
+"""Errors that `parse` raises for a source that it cannot parse."""
 LARGEST = 4_000_000
-"""Largest script in bytes. Python needs minutes to parse a larger one."""
+"""Largest size in bytes of a script that is parsed. Python needs minutes for larger ones."""
 
 
 def parse(source: bytes) -> ast.Module:
@@ -43,7 +43,7 @@ def mark(source: bytes, name: str) -> bytes:
     bom, lines = _split(source)
     index, at = _find_place(tree, len(lines))
     newline = b"\r\n" if lines and lines[0].endswith(b"\r\n") else b"\n"
-    # A file without a newline at its end has none afterwards.
+    # A file without a newline at its end must have none after the change either.
     unfinished = at == len(lines) and bool(lines) and not lines[-1].endswith((b"\r", b"\n"))
     added = newline + LINE.encode() if unfinished else LINE.encode() + newline
     marked = bom + b"".join([*lines[:at], added, *lines[at:]])
@@ -58,7 +58,7 @@ def mark(source: bytes, name: str) -> bytes:
 
 
 def unmark(source: bytes, name: str = "the file") -> bytes:
-    """Return the source without its marked lines. It need not parse; nothing else changes."""
+    """Return the source without its marked lines and otherwise unchanged. The source may be invalid Python."""
     numbers = _find_marked(source)
     plain = _remove(source, numbers)
     program = _dump(source, numbers)
@@ -76,7 +76,7 @@ def is_marked(source: bytes) -> bool:
 
 
 def _find_marked(source: bytes) -> list[int]:
-    """Return the numbers of the marked lines, from 1. A line inside a string does not count."""
+    """Return the numbers of the marked lines, counted from 1. A line inside a string does not count."""
     found = {n: match for n, line in enumerate(_split(source)[1], 1) if (match := _MARKED.fullmatch(line))}
     try:
         nodes = ast.walk(parse(source)) if found else ()
@@ -87,7 +87,7 @@ def _find_marked(source: bytes) -> list[int]:
 
 
 def _find_place(tree: ast.Module, end: int) -> tuple[int, int]:
-    """Return where to insert, as indices of the statement and the line: after docstring and future imports."""
+    """Return the indices of the statement and the line before which to insert: after docstring and future imports."""
     for index, node in enumerate(tree.body):
         docstring = index == 0 and ast.get_docstring(tree, clean=False) is not None
         if not docstring and not (isinstance(node, ast.ImportFrom) and node.module == "__future__" and not node.level):
@@ -110,7 +110,7 @@ def _remove(source: bytes, numbers: Collection[int]) -> bytes:
 
 
 def _dump(source: bytes, without: Collection[int] = ()) -> str | None:
-    """Return the syntax tree as text, without the imports on these lines; None if the source does not parse."""
+    """Return the syntax tree as text, except imports on the lines ``without``; None if the source does not parse."""
 
     class Remover(ast.NodeTransformer):
         def visit_Import(self, node: ast.Import) -> ast.Import | None:

@@ -1,4 +1,4 @@
-"""Patches, reverts and inspects a checkout. Changes are planned first and made afterwards."""
+"""Patches, reverts and inspects a checkout. All changes are planned before any file is changed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .marking import is_marked, mark, unmark
 
 @dataclass(frozen=True)
 class Plan:
-    """Planned changes to a checkout. Nothing has changed yet."""
+    """Planned changes to a checkout. No file changes until ``apply()`` is called."""
 
     root: Path
     changes: tuple[Change, ...]
     kept: tuple[str, ...] = ()
-    """Files that the user may expect to be removed but that stay, with the reason."""
+    """One line for each file that stays although the user may expect its removal: its name and the reason."""
 
     def diff(self) -> str:
         return diff(self.changes, self.root)
@@ -48,7 +48,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class PatchPlan(Plan):
-    """A plan that patches a checkout, with its layout and settings."""
+    """A plan to patch a checkout, with the checkout's layout and settings."""
 
     layout: Layout = field(kw_only=True)
     settings: SettingsFile = field(kw_only=True)
@@ -56,7 +56,7 @@ class PatchPlan(Plan):
 
 
 def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> PatchPlan:
-    """Plan to patch a checkout, or to change settings of a patched one. Everything is checked here."""
+    """Plan to patch a checkout, or to change settings of a patched one. All settings and files are checked here."""
     root = check_folder(root)
     checkout = require_checkout(plugin)
     for name in (NAME, *checkout.scripts):
@@ -82,7 +82,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
     found = read_layout(root, checkout)
     if not found.fits:
         raise _refuse(root, plugin, checkout, found)
-    # The settings first: a process killed half-way must not leave a marked script without them.
+    # The settings file comes first: a process killed half-way must not leave a marked script without settings.
     changes = [Change(file.path, before, file.text.encode())]
     for script in checkout.scripts:
         source = (root / script).read_bytes()
@@ -91,7 +91,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
 
 
 def plan_revert(root: Path, *, purge: bool = False) -> Plan:
-    """Plan to remove the marked lines, and ``ace.toml`` unless it was edited; with ``purge`` also then."""
+    """Plan to remove the marked lines and ``ace.toml``. An edited ``ace.toml`` is removed only with ``purge``."""
     root = check_folder(root)
     changes, kept = [], []
     for path in _find_scripts(root):
@@ -127,22 +127,22 @@ class State:
     adapter: Plugin
     layout: Layout
     scripts: Mapping[str, str]
-    """Per entry script "patched", "not patched", or why it cannot be read."""
+    """Mapping from each entry script to "patched", "not patched", or the reason why it cannot be read."""
     settings: SettingsFile | None
     config: Config | None
     environment: Mapping[str, str]
-    """Environment variables that override the settings file in this shell."""
+    """Environment variables, with their values, that override the settings file in this shell."""
     problems: tuple[str, ...]
     """Problems that would stop a run."""
     runs: tuple[str, ...]
-    """Names of the folders with traces."""
+    """Names of the folders that contain the traces of runs."""
 
     @property
     def patched(self) -> bool:
         return self.settings is not None and set(self.scripts.values()) == {"patched"}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the state as JSON data."""
+        """Return the state as a dict for JSON."""
         return {
             "checkout": str(self.root),
             "adapter": self.adapter.name,
@@ -161,7 +161,7 @@ class State:
 
 
 def read_state(root: Path) -> State:
-    """Find the adapter of a checkout and inspect it."""
+    """Find the adapter of a checkout, and return the state of the checkout."""
     root = check_folder(root)
     problems = find_misspelt(os.environ)
     settings, config, variables = None, None, {}
@@ -196,7 +196,7 @@ def read_state(root: Path) -> State:
 
 @contextmanager
 def _collect(problems: list[str]) -> Iterator[None]:
-    """Add an AceError to the problems and continue."""
+    """Catch an AceError from the block and add its message to the problems."""
     try:
         yield
     except AceError as error:
@@ -211,7 +211,7 @@ def _read_script_state(path: Path) -> str:
 
 
 def _find_adapter(root: Path) -> Plugin:
-    """Return the adapter for a checkout by its layout."""
+    """Return the one adapter whose expected layout a checkout has."""
     known = registry().with_checkouts
     fitting = [p for p in known if fits(root, require_checkout(p))]
     if len(fitting) == 1:
@@ -226,7 +226,7 @@ def _find_adapter(root: Path) -> Plugin:
 
 
 def require_checkout(plugin: Plugin) -> Checkout:
-    """Return the checkout that an adapter patches; raise an AceError if its upstream is installed instead."""
+    """Return the checkout that an adapter patches; raise an AceError if its upstream is an installed package."""
     if plugin.upstream is None or plugin.upstream.checkout is None:
         raise AceError(
             f"'ace-patch {plugin.name}' does not exist: {plugin.name} has no checkout to patch; run 'ace-patch run "
@@ -242,7 +242,7 @@ def find_target_outside(root: Path, path: Path) -> Path | None:
 
 
 def check_folder(root: Path) -> Path:
-    """Return the absolute path of a folder, links not resolved; raise a CheckoutError if it is not a folder."""
+    """Return the absolute path of a folder without resolving links; raise a CheckoutError if it is not a folder."""
     if not root.is_dir():
         found = "a file" if root.exists() else "nothing there"
         raise CheckoutError(f"checkout {str(root)!r}: expected a folder, found {found}; give the folder of the clone")
@@ -264,7 +264,7 @@ def _refuse(root: Path, plugin: Plugin, checkout: Checkout, found: Layout) -> Ch
 
 
 def _find_nearby(root: Path, checkout: Checkout) -> Path | None:
-    """Return a folder above or directly below this one that is such a checkout."""
+    """Return a folder above or directly below ``root`` that has the layout of this checkout, or None."""
     try:
         below = sorted(each for each in root.iterdir() if each.is_dir())
     except OSError:

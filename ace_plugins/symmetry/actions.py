@@ -58,7 +58,7 @@ class Invariant(Action):
 
 
 class _Rigidly(Action):
-    """Base of actions of rigid motions on one or several axes."""
+    """Base class of actions in which a rigid motion transforms one or several axes of a tensor."""
 
     axis: int
 
@@ -67,7 +67,7 @@ class _Rigidly(Action):
         return (self.axis,)
 
     def expected_size(self, element: Rigid) -> int:
-        """Return the size that each of these axes must have for ``element``."""
+        """Return the size that each of the acted axes must have for ``element``."""
         return element.dimension
 
     @abstractmethod
@@ -102,23 +102,23 @@ def _sizes(action: Action, x: Tensor, axes: tuple[int, ...], size: object) -> li
 
 
 def _apply_wide(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Apply a function to x with these axes moved last, and move them back.
+    """Move the given axes of x to the end, apply the function, and move the axes back.
 
-    The computation uses float32 or wider and no autocast, because rounding would count as the model's error.
+    The computation uses float32 or wider and no autocast, because its rounding would add to the model's error.
     """
     wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
     last = tuple(range(-len(axes), 0))
     with torch.autocast(x.device.type, enabled=False):
         turned = function(wide.movedim(axes, last)).movedim(last, axes)
-        return turned.to(x.dtype).contiguous()  # models call .view() on their inputs
+        return turned.to(x.dtype).contiguous()  # contiguous, because models call .view() on their inputs
 
 
 @dataclass(frozen=True)
 class Vectors(_Rigidly):
-    """Velocities, forces, displacements: they rotate and do not translate."""
+    """Action on velocities, forces or displacements: they rotate and do not translate."""
 
     axis: int = -1
-    """Axis of the coordinates, with 2 or 3 entries, the dimension of the group."""
+    """Axis of the coordinates. Its size is the dimension of the group's space, 2 or 3."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return element.multiply(element.matrix, x)
@@ -126,7 +126,7 @@ class Vectors(_Rigidly):
 
 @dataclass(frozen=True)
 class Positions(Vectors):
-    """Points: they rotate and translate."""
+    """Action on points: they rotate and translate."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return element.translate(super().act_on_last(element, x))
@@ -134,7 +134,7 @@ class Positions(Vectors):
 
 @dataclass(frozen=True)
 class PseudoVectors(Vectors):
-    """Angular momenta, cross products: they rotate, and reflections also change their sign."""
+    """Action on angular momenta or cross products: they rotate, and reflections also change their sign."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return element.multiply(element.sign * element.matrix, x)
@@ -142,7 +142,7 @@ class PseudoVectors(Vectors):
 
 @dataclass(frozen=True)
 class Tensors(_Rigidly):
-    """Tensors of rank 2, such as stress, strain or polarisability: x becomes M x M^T.
+    """Action on tensors x of rank 2, such as stress, strain or polarisability: x becomes M x M^T.
 
     Use `Vectors` for a cell that has lattice vectors as rows: its rows rotate independently.
     """
@@ -158,7 +158,7 @@ class Tensors(_Rigidly):
 
 @dataclass(frozen=True)
 class Irreps(_Rigidly):
-    """Features in the layout of e3nn irreps under groups of 3-dimensional space. Needs e3nn on first use."""
+    """Action of groups of 3-dimensional space on features in the layout of e3nn irreps. Needs e3nn on first use."""
 
     irreps: str
     """Irreps in e3nn's notation, such as ``"8x0e+4x1o"``, or an ``o3.Irreps``."""
@@ -201,11 +201,11 @@ def _o3() -> Any:
 
 
 def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
-    """Return e3nn's Wigner matrices of rotations [..., 3, 3]: [..., 2l+1, 2l+1] in float64 for l = 0..highest.
+    """Return e3nn's Wigner matrices D_l [..., 2l+1, 2l+1] of rotations R [..., 3, 3], in float64 for l = 0..highest.
 
     e3nn's own D_from_matrix uses Euler angles (inaccurate at the poles) and generators in the default dtype. Its six
-    digits are too few to measure a float64 model. Coupling D_{l-1} with D_1 = R through the 3j symbols, which e3nn
-    has in float64, is accurate to rounding error.
+    accurate digits are too few to measure a float64 model. Here D_l is computed from D_{l-1} and D_1 = R with the 3j
+    symbols, which e3nn has in float64; this is accurate to rounding error.
     """
     matrices = [torch.ones_like(rotation[..., :1, :1]), rotation]
     for degree in range(2, highest + 1):
@@ -217,12 +217,12 @@ def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Grid(Action):
-    """An image [..., H, W] or a field on a grid, transformed about its centre by groups of the plane.
+    """Action of groups of the plane on an image [..., H, W] or a field on a grid, about its centre.
 
     x points right and y up, so a positive angle rotates the image counterclockwise, as
     ``torch.rot90(x, 1, (-2, -1))`` does. Multiples of 90 degrees and the reflections between them move whole pixels
-    and are exact. Other elements resample bilinearly with zeros outside the image, and the loss from resampling adds
-    to every measured error. So measure with C_4 or D_4 where possible.
+    and are exact. Other elements resample bilinearly with zeros outside the image, and the inaccuracy of resampling
+    adds to every measured error. So measure with C_4 or D_4 where possible.
     """
 
     of: Action = field(default_factory=Invariant)
@@ -239,7 +239,7 @@ class Grid(Action):
             raise AdapterError(f"{self}: expected an element without translation, found {shift}; use O2 or SO2")
         height, width = _sizes(self, x, self.axes, "H and W")
         x = self.of(rigid, x)
-        # Composed quarter turns are off by rounding; 1e-9 of an image is far below a pixel.
+        # Composed quarter turns contain rounding errors; 1e-9 of an image is far less than a pixel.
         if float((rigid.matrix - rigid.matrix.round()).abs().max()) < 1e-9:
             cosine, sine = (int(entry) for entry in rigid.matrix[:, 0].round())
             quarters = {(1, 0): 0, (0, 1): 1, (-1, 0): 2, (0, -1): 3}[cosine, sine]
@@ -253,7 +253,7 @@ class Grid(Action):
 
 
 def _resample(matrix: Tensor, x: Tensor) -> Tensor:
-    """Return x [..., H, W] with the value at matrix^-1 p in every pixel p."""
+    """Return the image y(p) = x(matrix^-1 p) for the pixels p of x [..., H, W], interpolated."""
     height, width = x.shape[-2:]
     columns = torch.arange(width, dtype=matrix.dtype, device=matrix.device) - (width - 1) / 2
     rows = (height - 1) / 2 - torch.arange(height, dtype=matrix.dtype, device=matrix.device)
@@ -271,8 +271,9 @@ class GroupAction:
 
         GroupAction(E3, inputs={"pos": Positions()}, outputs=Invariant(), graphs=Graphs(batch="batch"))
 
-    A path names a parameter of the forward pass (``"pos"``) or, with dots, a part of one argument (``"graph.pos"``: a
-    PyG graph, another object or a dict). A path that ends in "?" (``"data.cell?"``) names an optional part.
+    A path names a parameter of the forward pass (``"pos"``). A path with dots names a part of one argument, which is a
+    PyG graph, another object or a dict (``"graph.pos"``). A path that ends in "?" names an optional part
+    (``"data.cell?"``).
 
     Raises:
         AdapterError: If ``group`` does not implement `Group`.
@@ -280,15 +281,15 @@ class GroupAction:
 
     group: Group
     inputs: Mapping[str, Action]
-    """Path -> action. Inputs that are not listed do not change."""
+    """Mapping from the path of an input to the action on it. Inputs that are not listed are not transformed."""
     outputs: Action | Sequence[Action | None] | Mapping[str, Action | None]
-    """One action for a tensor, a sequence for a tuple, a mapping from paths for a dict or object. None excludes an
-    output: it is neither transformed nor compared."""
+    """One action if the output is a tensor, a sequence of actions for a tuple, a mapping from paths to actions for a
+    dict or object. None instead of an action excludes that output: it is neither transformed nor compared."""
     graphs: Graphs | None = None
-    """The rows of each graph in a batch. With it, random frames use one element per graph instead of one per batch."""
+    """Which rows belong to which graph of a batch. If given, random frames use one element per graph, not per batch."""
     beside: Collection[str] = ()
-    """Outputs that are compared only if there are no others. Energies that include the constants of single atoms are
-    so large that an error of the forces would not show beside them."""
+    """Outputs that are compared only if the model returns no other output. Energies that include the constants of
+    single atoms are an example: they are so large that an error of the forces would not show next to them."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.group, Group):
@@ -302,7 +303,7 @@ class GroupAction:
     def sample_frame(
         self, generator: torch.Generator, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Element:
-        """Return a random element without translation, or one per graph if ``graphs`` finds the rows.
+        """Return a random element without translation, or one per graph if ``graphs`` is given and finds the rows.
 
         Args:
             generator: Source of random numbers.
@@ -332,8 +333,8 @@ class GroupAction:
 
         Args:
             element: The group element.
-            signature_names: Parameters of the forward pass in order, without self; ``*rest`` and ``**more`` with
-                their stars.
+            signature_names: Names of the parameters of the forward pass in order, without self. Names such as
+                ``*rest`` and ``**more`` keep their stars.
             args: Positional arguments of the call.
             kwargs: Keyword arguments of the call.
 
@@ -341,7 +342,7 @@ class GroupAction:
             New positional and keyword arguments. Parameters that the call does not pass stay at their defaults.
 
         Raises:
-            AdapterError: If an input does not exist or its action cannot transform it.
+            AdapterError: If a listed input does not exist or its action cannot transform it.
         """
         new_args, new_kwargs = list(args), dict(kwargs)
         by_position = positional_names(signature_names)
@@ -367,7 +368,7 @@ class GroupAction:
         return output
 
     def tensors_to_compare(self, output: Any) -> dict[str, Tensor]:
-        """Return the tensors that errors are measured on, by name (``output``, ``output.1``, ``output.x``)."""
+        """Return the tensors that errors are measured on. Keys are names: ``output``, ``output.1``, ``output.x``."""
         found = self._tensors_with_action(output)
         judged = {name: tensor for name, tensor in found.items() if name.partition(".")[2] not in self.beside}
         return judged or found
@@ -383,7 +384,7 @@ class GroupAction:
         return found
 
     def mean(self, outputs: Sequence[Any]) -> Any:
-        """Return the first output with the mean over all outputs in place of every tensor that has an action."""
+        """Return a copy of the first output in which every tensor that has an action is the mean over all outputs."""
         mean = outputs[0]
         found = [self._tensors_with_action(output) for output in outputs]
         for path, _ in self._output_paths(mean):
@@ -427,7 +428,7 @@ def _change_at(value: Any, steps: Sequence[str], change: Callable[[Any], Any], w
 
 
 def _act(action: Action, element: Element, where: str, path: str, value: Any) -> Any:
-    """Apply an action to one tensor; ``path`` is the path of an input."""
+    """Apply an action to one tensor; ``path`` is the path of an input, or "" for an output."""
     try:
         if isinstance(element, PerGraph) and not isinstance(action, Invariant):
             element = element.select(value, path)

@@ -16,21 +16,22 @@ from .parts import get_argument, get_part
 
 @dataclass(frozen=True)
 class Graphs:
-    """Maps the rows of a model's inputs to the graphs of a batch. Paths are those of ``GroupAction.inputs``.
+    """Mapping from the rows of a model's inputs to the graphs of a batch.
 
-    Inputs and outputs that are not listed have one row per node or one row per graph.
+    Paths are written as in ``GroupAction.inputs``. Inputs that ``edges`` and ``several`` do not
+    list, and all outputs, have one row per node or one row per graph.
     """
 
     batch: str
-    """Path of the vector with the graph number of every node, as in PyTorch Geometric. A floating point tensor is
-    taken as a dense batch: its first dimension counts the graphs."""
+    """Path of the vector with the graph number of every node, as in PyTorch Geometric. If there is a
+    floating point tensor at this path, the batch is dense: the first dimension of each tensor counts the graphs."""
     edges: Mapping[str, str] = field(default_factory=dict)
-    """Inputs with one row per edge -> path of their edge index [2, edges], or of the nodes at one end [edges]."""
+    """Mapping from each input with one row per edge to the path of its edge index [2, edges], or of one row of that."""
     several: Mapping[str, int] = field(default_factory=dict)
-    """Number of rows per graph for each input that has several, for example 3 for lattice vectors [3 * graphs, 3]."""
+    """Mapping from each input with several rows per graph to their number: 3 for lattice vectors [3 * graphs, 3]."""
 
     def find_rows(self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rows | None:
-        """Return the graph of every row in this call, or None if the call has no batch vector (a single graph).
+        """Return the graph number of every row in this call; None if the call has no batch vector (a single graph).
 
         Args:
             names: Names of the model's arguments.
@@ -38,7 +39,7 @@ class Graphs:
             kwargs: Keyword arguments of the call.
 
         Returns:
-            The rows of each tensor, or None.
+            The graph numbers of the rows, or None.
         """
         batch = _value_at(self.batch, names, args, kwargs)
         if not isinstance(batch, Tensor) or not batch.dim():
@@ -76,9 +77,9 @@ class Rows:
     """The graph number of every row of a batch."""
 
     nodes: Tensor
-    """Graph of every node."""
+    """Graph number of every node."""
     others: Mapping[str, Tensor]
-    """Path of an input with other rows than nodes -> graph of every row."""
+    """Mapping from the path of an input whose rows are not nodes to the graph number of each of its rows."""
 
     @property
     def upper_bound(self) -> int:
@@ -94,9 +95,9 @@ class PerGraph:
     rows: Rows
 
     def select(self, x: Any, path: str = "") -> Any:
-        """Return the elements for the rows of x, an output or the input at ``path``."""
+        """Return the elements for the rows of x, which is the input at ``path``, or an output if ``path`` is ""."""
         if not isinstance(x, Tensor):
-            return self.each  # the action refuses it with a clear error
+            return self.each  # the action will raise a clear error for x
         if path in self.rows.others:
             return self.each.with_index(self.rows.others[path])
         if len(x) == len(self.rows.nodes):

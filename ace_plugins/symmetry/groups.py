@@ -16,7 +16,7 @@ class Element(Protocol):
     """One transformation of a group. An `Action` applies it to tensors."""
 
     def compose(self, other: Any) -> Element:
-        """Return this element after ``other``, an element of the same group."""
+        """Return the element that applies ``other`` (of the same group) first and then this element."""
 
     def inverse(self) -> Element:
         """Return the inverse element."""
@@ -24,7 +24,7 @@ class Element(Protocol):
 
 @runtime_checkable
 class Group(Protocol):
-    """A set of transformations to sample from. Any class with these members is a group.
+    """A group of transformations that can be sampled. Any class with the following members is a group.
 
     Write groups as frozen dataclasses at module level, because they are pickled with the model's hooks.
     """
@@ -37,11 +37,11 @@ class Group(Protocol):
         """Return the element that changes nothing."""
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Element:
-        """Return a random element, from the uniform distribution where there is one.
+        """Return a random element, from the uniform distribution if the group has one.
 
         Args:
             generator: The only source of random numbers.
-            scale: Size of the parts without a uniform distribution, such as translations.
+            scale: Typical size of those parts that have no uniform distribution, such as translations.
 
         Returns:
             The element.
@@ -50,7 +50,7 @@ class Group(Protocol):
 
 @dataclass(frozen=True, eq=False)  # tensors have no single truth value under ==, so elements compare by identity
 class Rigid:
-    """The rigid motion x -> matrix @ x + translation in d = 2 or 3 dimensions.
+    """The rigid motion that maps x to matrix @ x + translation, in d = 2 or 3 dimensions.
 
     Raises:
         AdapterError: If a tensor is not float64 on the CPU, a shape is wrong, or the matrix is not orthogonal.
@@ -85,7 +85,7 @@ class Rigid:
         return 1 if float(torch.linalg.det(self.matrix)) > 0 else -1
 
     def multiply(self, matrix: Tensor, x: Tensor) -> Tensor:
-        """Return ``matrix`` (derived from this element's matrix) times the last axis of x, [..., d] -> [..., d]."""
+        """Return x with its last axis multiplied by ``matrix``, which was computed from this element's matrix."""
         return x @ matrix.T.to(x.dtype).to(x.device)  # cast before moving: some devices have no float64
 
     def translate(self, x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class Rigid:
         return x + self.translation.to(x.dtype).to(x.device)
 
     def compose(self, other: Rigid) -> Rigid:
-        """Return this motion after ``other``."""
+        """Return the motion that applies ``other`` first and then this motion."""
         return Rigid(self.matrix @ other.matrix, self.matrix @ other.translation + self.translation)
 
     def inverse(self) -> Rigid:
@@ -106,10 +106,10 @@ class Rigids(Rigid):
     """One rigid motion per graph: matrix [n, d, d] and translation [n, d], applied to the rows of a tensor."""
 
     index: Tensor
-    """Number of the motion for each row."""
+    """For each row, the number of the motion that applies to it (0 to n - 1)."""
 
     def __post_init__(self) -> None:
-        """Skip the checks of `Rigid`: `Euclidean.sample_many` makes orthogonal matrices."""
+        """Skip the checks of `Rigid`, because `Euclidean.sample_many` makes orthogonal matrices."""
 
     @property
     def dimension(self) -> int:
@@ -137,7 +137,7 @@ class Rigids(Rigid):
         return Rigids(back, -(back @ self.translation[..., None])[..., 0], self.index)
 
     def with_index(self, index: Tensor) -> Rigids:
-        """Return the same motions for other rows."""
+        """Return the same motions with a new ``index``."""
         return Rigids(self.matrix, self.translation, index)
 
 
@@ -182,7 +182,7 @@ class Euclidean:
         return Rigid(drawn.matrix[0], drawn.translation[0])
 
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
-        """Return ``count`` independent random elements, one for each of ``count`` rows. See `sample`."""
+        """Return ``count`` independent random elements, one for each of ``count`` rows, distributed as in `sample`."""
         if not (math.isfinite(scale) and scale >= 0):
             raise ConfigError(f"scale: expected a finite number >= 0, found {scale!r}")
         kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
@@ -200,7 +200,7 @@ class Euclidean:
             matrix = torch.stack([cosine, -sine, sine, cosine], 1).view(-1, 2, 2)
             mirror = _tensor([1, -1])
         if self.reflections:
-            # One fixed reflection after half of the rotations is uniform on O(d).
+            # Rotations, half of them combined with one fixed reflection, are uniform on O(d).
             mirrored = torch.rand(count, **kind).cpu()[:, None, None] < 0.5
             matrix = torch.where(mirrored, matrix * mirror, matrix)
         shift = _tensor([[0.0] * self.dimension]).expand(count, -1)
@@ -242,7 +242,7 @@ class Cyclic:
         return self.rotation(0)
 
     def rotation(self, k: int) -> Rigid:
-        """Return the counterclockwise rotation by k/n of a full turn. Quarter turns have whole numbers as entries."""
+        """Return the counterclockwise rotation by k/n of a full turn. Matrices of quarter turns are exact."""
         quarters, rest = divmod(4 * k, self.n)
         angle = math.pi / 2 * rest / self.n
         turn = torch.linalg.matrix_power(_rotation(0, 1), quarters % 4)

@@ -1,9 +1,9 @@
-"""Location of symmetry breaking: the change of every submodule's output when the model's inputs are transformed.
+"""Finds where symmetry breaks: compares every submodule's output before and after the model's inputs are transformed.
 
-The action of the group on hidden features is mostly unknown, but two tests work without it. Features that transform
-in an orthonormal basis (scalars, vectors, e3nn's irreps, images) are multiplied by one orthogonal matrix for all rows,
-which holds exactly if the Gram matrix of the rows does not change. And under a translation of all positions, such
-features stay the same or all rows shift by one vector.
+The action of the group on hidden features is usually unknown, but two tests do not need it. First, for features in an
+orthonormal basis (scalars, vectors, e3nn's irreps, images), a rotation multiplies all rows by one orthogonal matrix.
+This is the case if and only if the Gram matrix of the rows does not change. Second, under a translation of all
+positions, such features stay unchanged, or all rows shift by one vector.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .measure import as_call, as_double, evaluate, forward_names, preserve_state
 from .parts import iterate_tensors
 
 ROWS = 256
-"""Largest number of rows of a tensor to compare; the Gram matrix has this size."""
+"""Largest number of rows of a tensor that are compared. It limits the size of the Gram matrix, rows x rows."""
 SHIFTS = 2
-"""Number of random translations to try."""
+"""Number of random translations that are tried, for groups with translations."""
 GROWTH = 100.0
-"""Largest growth of rounding errors within one layer."""
+"""Factor between the errors of a layer's output and input, up to which the growth counts as rounding."""
 ROUNDING = 1e-14
-"""Smaller errors count as this much."""
+"""Smallest error of a layer's input that is assumed; smaller errors are replaced by this value."""
 NOISE = 1e-15
-"""Rounding error relative to a layer's input, in float64."""
+"""Rounding error in float64, relative to the norm of a layer's inputs and outputs."""
 BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
 
 
@@ -57,23 +57,23 @@ class Features:
 
 @dataclass(frozen=True)
 class LayerSymmetry:
-    """One call of a submodule, compared under all group elements that were tried."""
+    """Result for one call of a submodule, over all group elements that were tried."""
 
     name: str
     """Dotted path of the submodule, with ``#2`` for its second call in a forward pass; "" is the model itself."""
     kind: str
     """Class of the submodule."""
     behaviour: str
-    """Change of the output: "invariant", "turns" (multiplied by one orthogonal matrix, or by the site's known action),
-    "shifts" (all rows by one vector), "changes" (none of these) or "unknown"."""
+    """How the output changes: "invariant" (not at all), "turns" (all rows by one orthogonal matrix, or by the site's
+    known action), "shifts" (all rows by one vector), "changes" (in another way) or "unknown"."""
     before: float | None
     """Largest relative error of the inputs; None if they could not be compared."""
     after: float | None
     """Largest relative error of the outputs; None if they could not be compared."""
     known: bool
-    """True if the actions are known, so that the result does not rest on the Gram matrix alone."""
+    """True if the action on the output is known, so that the result does not depend on the Gram matrix only."""
     begins: bool
-    """True if the error begins here: it is far above that of the inputs and does not begin in an inner submodule."""
+    """True if the error is far larger than the error of the inputs, and this is so in no inner submodule."""
 
 
 @dataclass
@@ -116,7 +116,7 @@ class _Recorder:
         """Record the submodules of a model, except those below one of the paths in ``skip``."""
         handles = []
         for name, module in model.named_modules():
-            # TorchScript runs its submodules without hooks.
+            # TorchScript modules run their submodules without calling hooks.
             if isinstance(module, torch.jit.ScriptModule) or any(f"{name}.".startswith(f"{s}.") for s in skip):
                 continue
             handles.append(module.register_forward_pre_hook(partial(self.enter, name), with_kwargs=True))
@@ -136,7 +136,7 @@ def _pick(
 
 
 def _rows(value: Any) -> list[Tensor]:
-    """Return copies of the floating point tensors, each [rows, features] in float64 with at most ``ROWS`` rows."""
+    """Return copies of a value's floating point tensors, as [rows, features] in float64 with at most ``ROWS`` rows."""
     found = []
     for _, tensor in iterate_tensors(value):
         if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
@@ -182,8 +182,8 @@ def measure_layers(
 
     Rotations and translations are tried separately. Otherwise a layer that adds a constant to its vectors could be
     mistaken for one that translates with its input.
-    Relative errors up to ``floor`` count as rounding. ``features`` has the tensors with a known action by submodule;
-    ``skip`` names submodules to leave out, with everything below them.
+    Relative errors up to ``floor`` count as rounding. ``features`` maps the name of a submodule to its tensors with a
+    known action. ``skip`` names submodules to leave out, with everything below them.
     """
     args, kwargs = as_call(batch)
     names = forward_names(model)
@@ -202,14 +202,14 @@ def measure_layers(
         for element, shift in _sample_elements(action, samples, seed):
             second: Sequence[_Visit | None] = run(*action.act_on_inputs(element, names, args, kwargs))
             if [visit.module for visit in first] != [visit.module for visit in second if visit is not None]:
-                second = [None] * len(first)  # the model called other submodules
+                second = [None] * len(first)  # the model called different submodules this time
             for each, one, two in zip(worst, first, second, strict=True):
                 each.add(*_compare(one, two, element, shift, floor, known.get(one.module, Features())))
     return _summarise(first, worst, floor, known)
 
 
 def _sample_elements(action: GroupAction, samples: int, seed: int) -> Iterator[tuple[Element, bool]]:
-    """Yield random elements without translation, then pure translations; the flag marks translations."""
+    """Yield random elements without translation, then pure translations; the flag is True for the translations."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(samples):
         yield action.group.sample(generator, scale=0.0), False
@@ -225,7 +225,7 @@ def _compare(
     """Return the relative errors of inputs and outputs, and the behaviour of the outputs."""
     if two is None:
         return None, None, "unknown"
-    # Features that cancel to zero leave only rounding, which has no meaningful relative error.
+    # Features that cancel to zero consist of rounding errors only, so their relative error has no meaning.
     noise = NOISE if floor < 1e-6 else 1e-6
     least = noise / floor * max((float(x.norm()) for x in (*one.inputs, *one.outputs)), default=0.0)
     before, _ = _compare_rows(one.inputs, two.inputs, shift, floor, least)
@@ -263,9 +263,9 @@ def _compare_rows(
 
 
 def _change(x: Tensor, y: Tensor, shift: bool, floor: float, least: float) -> tuple[float | None, str]:
-    """Return the relative distance of y [rows, features] from x up to a shift or rotation of all rows.
+    """Return the relative distance of y [rows, features] from x, up to a shift or rotation of all rows, and its kind.
 
-    The norm of x counts as at least ``least``.
+    The distance is relative to the norm of x, or to ``least`` if that is larger.
     """
     if not (x.isfinite().all() and y.isfinite().all()):
         return None, "unknown"

@@ -22,14 +22,14 @@ from .actions import GroupAction
 class EquivarianceError:
     """The distance of rho_Y(g) f(x) from f(rho_X(g) x), averaged over random elements g.
 
-    Rows run along an output's last dimension; each entry of a 1-d output is a row. Several outputs count as one: the
-    mean is over the rows of all outputs, the norms are over all entries.
+    A row is a vector along an output's last dimension; in a 1-d output each entry is a row. Several outputs are treated
+    as one: the mean is over the rows of all outputs, the norms are over all entries of all outputs.
     """
 
     absolute: float
     """Mean 2-norm of the rows of the difference."""
     relative: float
-    """Norm of the whole difference over the norm of f(x); 0 if both are 0, infinite if only f(x) is 0."""
+    """Norm of the whole difference divided by the norm of f(x); 0 if both are 0, infinite if only f(x) is 0."""
     samples: int
     """Number of random elements."""
     group: str
@@ -68,12 +68,12 @@ def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def forward_names(model: nn.Module) -> list[str]:
-    """Return the parameters of the forward pass in order, ``*rest`` and ``**more`` with their stars."""
+    """Return the names of the parameters of the forward pass in order; ``*rest`` and ``**more`` keep their stars."""
     stars: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
     while True:
         parameters = inspect.signature(model.forward).parameters.values()
         names = [stars.get(p.kind, "") + p.name for p in parameters]
-        # DataParallel, DDP, torch.compile and averaged models pass any arguments on to the model they wrap.
+        # DataParallel, DDP, torch.compile and averaged models pass all their arguments to the model that they wrap.
         inner = getattr(model, "_orig_mod", getattr(model, "module", getattr(model, "model", None)))
         if not isinstance(inner, nn.Module) or not names or not names[0].startswith("*"):
             return names
@@ -117,11 +117,11 @@ def measure(
         ) from None
     generator = torch.Generator().manual_seed(seed)
     absolute, relative = [], []
-    # Tensors made in inference mode can never be differentiated. Outside it gradients are enabled, so a transformed
-    # input still requires gradients if the original does.
+    # Tensors made in inference mode can never be differentiated, so leave it. Gradients are enabled then, and a
+    # transformed input still requires gradients if the original does.
     with torch.inference_mode(False), preserve_state(model):
         output = evaluate(model, args, kwargs, seed)
-        # Applying the identity checks the types of the outputs.
+        # Applying the identity raises an error if the types of the outputs do not fit.
         compared = action.tensors_to_compare(action.act_on_outputs(action.group.identity(), output))
         norm = math.hypot(*(float(as_double(y).norm()) for y in compared.values()))
         for _ in range(samples):
@@ -136,7 +136,7 @@ def measure(
 
 
 def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[float, float]:
-    """Return the mean row norm and the total norm of the difference."""
+    """Return the mean norm of the rows of the difference, and the norm of the whole difference."""
     rows = []
     shapes = [{name: list(y.shape) for name, y in outputs.items()} for outputs in (expected, found)]
     if shapes[0] != shapes[1]:
@@ -158,10 +158,10 @@ def as_double(x: Tensor) -> Tensor:
 def evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Any:
     """Return the detached output of one forward pass on clones of its arguments, with gradients enabled.
 
-    Random numbers start at ``seed``; the global random streams are restored afterwards.
+    The global random streams are seeded with ``seed`` for the pass and restored afterwards.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    # Weights made in inference mode cannot be differentiated, but models that do not differentiate still run.
+    # Weights made in inference mode cannot be differentiated. Without gradients, most models still run with them.
     allowed = not any(parameter.is_inference() for parameter in model.parameters())
     with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(allowed):
         # torch.manual_seed would also seed devices that fork_rng does not restore.
@@ -181,7 +181,7 @@ def clone(value: Any) -> Any:
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same structure with ``function`` applied to each tensor in it."""
+    """Return a copy of a nested value with ``function`` applied to each tensor in it."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, (tuple, list)):
@@ -192,7 +192,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
             return copy.copy(value).apply(lambda part: map_tensors(part, function))
         with torch.no_grad():
             return value.clone()
-    copied = copy.copy(value)  # keeps the type of dict
+    copied = copy.copy(value)  # keeps the class of the dict
     parts = copied if isinstance(value, dict) else getattr(copied, "__dict__", {})
     for name, part in parts.items():
         if isinstance(value, dict) or isinstance(part, (Tensor, dict, tuple, list)):
@@ -202,7 +202,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """Switch to eval mode and remove gradients; restore both at the end. The forward pass may call ``backward()``."""
+    """Switch to eval mode and remove ``.grad``, which a forward pass may set; restore both after the block."""
     flags = [(module, module.training) for module in model.modules()]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     try:

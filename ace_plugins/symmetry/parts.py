@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def positional_names(names: Sequence[str]) -> list[str]:
-    """Return the parameters that can be passed by position: those before ``*rest`` or a lone star."""
+    """Return the names of parameters that can be passed by position: those before ``*rest`` or a bare ``*``."""
     return list(takewhile(lambda name: not name.startswith("*"), names))
 
 
@@ -28,7 +28,7 @@ def get_argument(name: str, names: Sequence[str], args: tuple[Any, ...], kwargs:
 
 
 def get_part(value: Any, step: str, where: str) -> Any:
-    """Return one part of a value; ``where`` names the value in errors."""
+    """Return the part of a value that ``step`` (an index, key or attribute) names; ``where`` names it in errors."""
     found = _part(value, step)
     if found is _MISSING:
         known = value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", ())
@@ -55,7 +55,7 @@ def parse_path(path: str) -> tuple[str, bool]:
 
 
 def has_part(value: Any, steps: Sequence[str]) -> bool:
-    """Return whether the part at these steps exists and is not None."""
+    """Return whether the part that is reached by these steps, one after the other, exists and is not None."""
     for step in steps:
         value = None if value is None else _part(value, step)
         if value is None or value is _MISSING:
@@ -84,7 +84,7 @@ def replace_part(value: Any, step: str, new: Any, where: str) -> Any:
 
 
 def iterate_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor of a structure with its dotted path."""
+    """Yield the dotted path and the tensor, for every tensor in a nested value."""
     parts: Mapping[Any, Any] = {}
     if hasattr(value, "is_floating_point"):
         yield path, value

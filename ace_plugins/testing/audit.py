@@ -29,14 +29,14 @@ from ..symmetry.parts import iterate_tensors, parse_path, positional_names
 from .examples import attach_example, build_for_model
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Largest relative error due to rounding, by precision; 0.1 in shorter types."""
+"""Largest relative error that counts as rounding, for each floating point type; 0.1 for types that are not listed."""
 SINGLE = 1e-4
-"""Largest relative error of a float64 model with float32 constants or casts."""
+"""Largest relative error that float32 constants or casts inside a float64 model can explain."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Equivariance of a model on one batch, as a whole and by layer."""
+    """Equivariance of a model on one batch: of the whole model and of each layer."""
 
     error: EquivarianceError
     precision: str
@@ -46,7 +46,7 @@ class Audit:
     uncovered: tuple[str, ...]
     """Floating point inputs without an action. They stay unchanged, which is correct only for invariants."""
     layers: tuple[LayerSymmetry, ...]
-    """Every call of a submodule, in the order in which they start; empty for a function."""
+    """Every call of a submodule, in the order in which the calls start; empty if a function was audited."""
     floor: float
     """Largest relative error due to rounding in this precision."""
 
@@ -62,7 +62,7 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """Return "symmetric", "symmetric to single precision" (computed in float64) or "broken"."""
+        """Return "symmetric", "symmetric to single precision" (an error within float32 rounding) or "broken"."""
         if self.relative <= self.floor:
             return "symmetric"
         return "symmetric to single precision" if self.relative <= SINGLE else "broken"
@@ -76,7 +76,7 @@ class Audit:
         return tuple(layer for layer in self.layers if layer.begins and layer.after is not None and layer.after > least)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the audit for JSON; errors that are not finite become None."""
+        """Return the audit as a dict for JSON; errors that are not finite become None."""
         content = dataclasses.asdict(self)
         for errors in (content["error"], *content["layers"]):
             errors.update({k: None for k, v in errors.items() if isinstance(v, float) and not math.isfinite(v)})
@@ -99,14 +99,14 @@ def audit(
         print(found.verdict, [layer.name for layer in found.culprits])
 
     A copy of the model is audited, in float64 and eval mode where possible; the model itself stays unchanged. A
-    function runs unchanged; only its batch is converted to float64, if it accepts that.
+    function runs unchanged; only its batch is converted to float64, if the function accepts float64.
 
-    The error of the whole model is exact for this batch. Layers are judged by ``Site.acts`` where the adapter gives
-    it, and otherwise without knowing the action: all rows must be transformed by one orthogonal matrix, or shifted by
-    one vector. A layer with features in a basis that is not orthonormal fails this test, so layers are blamed only if
-    the whole model is broken. A layer that swaps x and y passes it; then a later layer or the model (name "") is
-    blamed. Layers after the first culprit are blamed only if their error is a hundred times larger: fix the first
-    one, then audit again.
+    The error of the whole model is exact for this batch. A layer is tested with the action in ``Site.acts`` where the
+    adapter gives it. Without a known action, the test is that all rows of the layer's output are transformed by one
+    orthogonal matrix, or shifted by one vector. A layer with features in a basis that is not orthonormal fails this
+    test, so layers are blamed only if the whole model is broken. A layer that swaps x and y passes the test; then a
+    later layer or the model (name "") is blamed. A layer after the first culprit is blamed only if its output has a
+    hundred times the error of its input: fix the first culprit, then audit again.
 
     Args:
         fn_or_model: A model, attached or not, or a function, for example preprocessing and model together.
@@ -114,8 +114,8 @@ def audit(
         action: Action of the group on arguments and outputs. Optional for models that an adapter claims.
         samples: Number of random group elements.
         seed: Seed of the group elements and of every forward pass.
-        branches_on: Audit f_eq + gamma f_neq (True) or f_eq (False) of an attached model. Default: what its mode
-            deploys.
+        branches_on: For an attached model, audit f_eq + gamma f_neq (True) or f_eq alone (False). Default: the one
+            that ``model.eval()`` computes in the model's mode.
         layers: Whether to audit the layers too.
 
     Returns:
@@ -149,7 +149,7 @@ def audit(
             found: list[LayerSymmetry] = []
             if layers and is_model:
                 options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor}
-                # Branches are not meant to be equivariant; their sites are judged instead.
+                # Branches are not meant to be equivariant; the modules that they add to are tested instead.
                 branches = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
                 options |= {"features": _features(judged, sites), "skip": branches}
                 found = measure_layers(judged, action, batch, **options)
@@ -159,7 +159,7 @@ def audit(
 
 
 class _Function(nn.Module):
-    """A function as a model."""
+    """Wrapper that makes a module of a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _Function(nn.Module):
 
 
 def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:
-    """Return the shortest type among the compared outputs."""
+    """Return the dtype with the fewest bytes among the compared outputs."""
     with torch.inference_mode(False), preserve_state(model):
         output = evaluate(model, *as_call(batch), seed)
     dtypes = (tensor.dtype for tensor in action.tensors_to_compare(output).values())
@@ -202,7 +202,7 @@ def _gives(site: Site) -> _KnownFeature:
 
 
 def _judge_whole(layers: list[LayerSymmetry], error: EquivarianceError, floor: float) -> list[LayerSymmetry]:
-    """Judge the model itself by its action, and blame it if none of its layers is to blame."""
+    """Replace the entry of the model itself (name "") by its measured error, and blame it if no layer is to blame."""
     level = SINGLE if error.relative > SINGLE else floor
     inside = any(layer.begins and layer.name and (layer.after or 0.0) > level for layer in layers)
     symmetric = error.relative <= floor
@@ -239,13 +239,13 @@ class ExampleAudit:
     branches: bool
     """True if the branches were on."""
     sites: dict[str, str]
-    """Site -> the submodule it adds to."""
+    """Mapping from the name of each site to the submodule whose output its branch adds to."""
     found: Audit
     averaged: tuple[int, EquivarianceError] | None
-    """Number of random frames averaged over, and the error of the average."""
+    """Number of random frames that the output was averaged over, and the error of this average; None if it was not."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the audit for JSON."""
+        """Return the audit as a dict for JSON."""
         mean = self.averaged and {"samples": self.averaged[0], "error": self.averaged[1].to_dict()}
         about = {name: getattr(self, name) for name in ("adapter", "upstream", "model", "checkpoint", "branches")}
         return {**about, "sites": self.sites, **self.found.to_dict(), "averaged": mean}
@@ -264,8 +264,8 @@ def audit_example(
 ) -> ExampleAudit:
     """Audit an adapter's example, with the weights of a checkpoint if one is given.
 
-    A checkpoint that holds a whole model (``trust`` only) is audited on a batch that the adapter makes for it.
-    ``average`` also measures the mean over that many random frames.
+    A checkpoint can hold a whole pickled model, which is loaded only with ``trust``; that model is audited on a batch
+    that the adapter makes for it. With ``average``, the mean output over that many random frames is measured too.
     """
     if average is not None and average < 1:
         raise ConfigError(f"averaged {average}: expected at least 1 random frame")
@@ -330,7 +330,7 @@ def _load_weights(model: nn.Module, path: Path, content: Any) -> None:
 
 
 def _state_dicts(content: Any) -> Iterator[dict[str, Tensor]]:
-    """Yield every state_dict in nested dicts and lists, also without the prefix of a wrapper."""
+    """Yield every state_dict in nested dicts and lists, as it is and without the prefix ``module.`` of a wrapper."""
     if isinstance(content, Mapping):
         found = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
         yield found

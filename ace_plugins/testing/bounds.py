@@ -2,7 +2,7 @@
 
 The theorems are about consecutive layers, z_i = f_eq,i(z_{i-1}) + gamma_i f_neq,i(z_{i-1}) with z_0 = x. Every f_eq,i
 is equivariant. Every f_eq,i and f_neq,i is M-Lipschitz and 0 at 0, and ||f_neq,i(z)|| <= B ||z||. The paper does not
-state "0 at 0", but its proof needs it: it bounds ||z_i|| by a product of Lipschitz constants times ||x||.
+state "0 at 0", but its proof needs this: the proof bounds ||z_i|| by a product of Lipschitz constants times ||x||.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .kit import outputs_of
 
 
 def theorem_1(gammas: Sequence[float], B: float, M: float, norm: float) -> float:
-    """Bound ||f_gamma(x) - f_0(x)||, with ``norm`` = ||x||, in the product form that the proof derives."""
+    """Return the bound on ||f_gamma(x) - f_0(x)||, with ``norm`` = ||x||, in the product form of the paper's proof."""
     total, grown = 0.0, 1.0
     for gamma in map(abs, gammas):
         total += gamma * grown
@@ -43,10 +43,10 @@ def theorem_1(gammas: Sequence[float], B: float, M: float, norm: float) -> float
 
 
 def theorem_2(gammas: Sequence[float], B: float, M: float, norm: float, *, action: float = 1.0) -> float:
-    """Bound ||rho_Y(g) f(x) - f(rho_X(g) x)||, with ``norm`` = ||x||.
+    """Return the bound on the equivariance error ||rho_Y(g) f(x) - f(rho_X(g) x)||, with ``norm`` = ||x||.
 
-    ``action`` bounds the group's action on features, ||rho(g) z|| <= action ||z||: 1 for rotations and reflections. The
-    paper prints the bound with ``action = B``; separate constants also cover branches with B < 1, and are tighter.
+    ``action`` is a constant with ||rho(g) z|| <= action ||z|| for all features z: 1 for rotations and reflections. The
+    paper uses B for this constant too; with two constants the bound also holds for B < 1, and is tighter for B > 1.
     """
     total = 0.0
     for k, gamma in enumerate(gammas):
@@ -62,7 +62,7 @@ SLOPES: dict[type[nn.Module], float] = {
     nn.GELU: 1.1290,
     nn.SiLU: 1.0999,
 }
-"""Steepest slope of each nonlinearity in eval mode, rounded up."""
+"""Mapping from a layer without weights to its Lipschitz constant in eval mode (its steepest slope), rounded up."""
 
 
 def parts(branch: nn.Module) -> Iterator[nn.Module]:
@@ -77,7 +77,7 @@ def parts(branch: nn.Module) -> Iterator[nn.Module]:
 
 
 def lipschitz(branch: nn.Module) -> float | None:
-    """Return the product of the layers' Lipschitz constants in eval mode; None if one is unknown (`find_unknown`)."""
+    """Return the product of the layers' Lipschitz constants in eval mode; None if `find_unknown` names a layer."""
     constants = [_constant(part) for part in parts(branch)]
     return None if None in constants else math.prod(value for value in constants if value is not None)
 
@@ -104,39 +104,39 @@ def _constant(part: nn.Module) -> float | None:
 
 
 PROBE = 1e-3
-"""Size of a random perturbation relative to the perturbed output."""
+"""Norm of a random perturbation, relative to the norm of the site's output that it is added to."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Both bounds for an attached model with its branches on, and the measured values, on one batch.
+    """Both of the paper's bounds for an attached model with its branches on, and the values measured on one batch.
 
-    Norms run over all outputs with an action. B, M and ||x|| belong to this batch.
+    Norms are taken over all outputs with an action together. B, M and ||x|| are valid for this batch only.
     """
 
     theorem_1: float | None
-    """Bound on ``measured_1``; None if B or M is unknown (``notes`` say why)."""
+    """Bound on ``measured_1``; None if B or M is unknown, for a reason that is in ``notes``."""
     theorem_2: float | None
-    """Bound on ``measured_2``."""
+    """Bound on ``measured_2``; None if B or M is unknown."""
     measured_1: float
     """||f_gamma(x) - f_0(x)||: the change from dropping the branches."""
     measured_2: float
-    """||rho_Y(g) f(x) - f(rho_X(g) x)||, the largest over random elements without translation."""
+    """||rho_Y(g) f(x) - f(rho_X(g) x)||: the largest value over random group elements g without translation."""
     B: float | None
-    """Upper bound of ||f_neq(z)|| / ||z|| over the branches, for the z they read here."""
+    """Upper bound of ||f_neq(z)|| / ||z|| for every branch f_neq and the input z that it reads on this batch."""
     M: float | None
-    """Lipschitz constant of a layer, estimated from below."""
+    """Largest Lipschitz constant of a layer; an estimate that can be too small, but not too large."""
     norm: float | None
-    """||x|| of the first branch's input."""
+    """||x||: norm of the input of the first branch."""
     gammas: dict[str, float]
-    """gamma by site, in the order of the forward pass."""
+    """Mapping from the name of each site to its gamma, in the order of the forward pass."""
     branches: dict[str, float | None]
-    """B by site."""
+    """Mapping from the name of each site to the B of its branch; None if that is unknown."""
     notes: tuple[str, ...]
     """Assumptions, and differences between the model and the theorems' setting."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the bounds for JSON; values that are not finite become None."""
+        """Return the bounds as a dict for JSON; values that are not finite become None."""
         content = dataclasses.asdict(self)
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
 
@@ -144,22 +144,24 @@ class Bounds:
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, probes: int = 4, seed: int = 0) -> Bounds:
     """Compute the paper's bounds for an attached model with its branches on, and measure what they bound.
 
-    B is computed: the product of the spectral norms of a branch's linear maps and the steepest slopes of its
-    nonlinearities, with BatchNorm's running statistics, along the chain if a branch reads another. The output for 0
-    (biases) is added relative to the input.
+    B is computed: it is the product of the spectral norms of a branch's linear maps and the steepest slopes of its
+    nonlinearities. BatchNorm counts with its running statistics. If a branch reads the output of another branch, the
+    product runs over both. The norm of the branch's output for input 0 (due to biases), divided by the norm of its
+    input, is added.
 
     M is estimated from below: the output of the k-th of L layers is perturbed, by its own branch and by ``probes``
-    random perturbations, and the model's output changes a_k times as much; M is the largest (L - k)-th root of a_k. M
-    also covers the growth of the branches' inputs from layer to layer, in f_gamma per 1 + |gamma| and in f_0. Because
-    the branches are among the perturbations, ``measured_1`` never exceeds ``theorem_1`` except by rounding;
-    ``theorem_2`` is an estimate. Everything after the last site counts as one more layer with gamma = 0.
+    random perturbations. If the model's output changes by a_k times the perturbation, M is at least the (L - k)-th root
+    of a_k. M also covers the growth of the branches' inputs from layer to layer, in f_0 and in f_gamma (divided by
+    1 + |gamma| there). Because the branches are among the perturbations, ``measured_1`` never exceeds ``theorem_1``
+    except by rounding; ``theorem_2`` is an estimate. Everything after the last site counts as one more layer with
+    gamma = 0.
 
     Args:
         model: An attached model. A copy is evaluated, in float64 and eval mode where possible.
         batch: A tuple of positional arguments, a dict of keyword arguments, a `Call`, or a single argument.
         samples: Number of random group elements for ``measured_2``.
         probes: Number of random perturbations per site.
-        seed: Seed of elements and perturbations.
+        seed: Seed of the group elements and the perturbations.
 
     Returns:
         The bounds, the measured values and the constants behind them.
@@ -200,11 +202,11 @@ class _Seen:
     """Tensors at the sites in one forward pass."""
 
     outputs: dict[str, Tensor] = field(default_factory=dict)
-    """Site -> its output, in the order of the forward pass."""
+    """Mapping from each site to its output, in the order of the forward pass."""
     reads: dict[str, Tensor] = field(default_factory=dict)
-    """Site -> input of its chain of branches."""
+    """Mapping from each site to the input of its branch, or of the first branch of its chain."""
     given: dict[str, Tensor] = field(default_factory=dict)
-    """Site -> output of its branch."""
+    """Mapping from each site to the output of its branch."""
     calls: Counter[str] = field(default_factory=Counter)
 
 
@@ -223,7 +225,7 @@ class _Passes:
         self.names = [site.name for site in self.ace.sites]
 
     def output(self, sites: Sequence[str], call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None) -> Any:
-        """Run the model with gamma = 0 at all other sites."""
+        """Run the model with gamma unchanged at the given sites and 0 at all others."""
         mask = torch.tensor([name in sites for name in self.names]).to(self.gammas)
         with torch.no_grad():
             self.ace.gamma.copy_(self.gammas * mask)
@@ -235,11 +237,11 @@ class _Passes:
                 self.ace.gamma.copy_(self.gammas)
 
     def outputs(self, sites: Sequence[str]) -> dict[str, Tensor]:
-        """Return the outputs with an action."""
+        """Return the outputs that have an action, from a run with gamma = 0 at all sites but the given ones."""
         return self.action.tensors_to_compare(self.output(sites))
 
     def watch(self, sites: Sequence[str]) -> _Seen:
-        """Run the model and keep the tensors at the sites."""
+        """Run the model with gamma = 0 at all sites but the given ones, and keep the tensors at all sites."""
         seen, inputs = _Seen(), dict[str, Tensor]()
         first = {site.name: _chain(self.ace, site)[0] for site in self.ace.sites}
 
@@ -252,7 +254,7 @@ class _Passes:
 
             return hook
 
-        self.output(sites)  # registers ACE's own hooks first
+        self.output(sites)  # ACE registers its own hooks in this pass, so that they run before those below
         handles = [self.ace.branch(name).register_forward_hook(keep(name)) for name in self.ace.nodes]
         try:
             with outputs_of(self.model, self.ace.sites) as seen.outputs:
@@ -264,7 +266,7 @@ class _Passes:
 
     @contextmanager
     def perturb(self, site: Site, by: Tensor) -> Iterator[None]:
-        """Add a constant to the site's output."""
+        """Add the tensor ``by`` to the site's output inside the block."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             return replace_output(output, site, select_output(output, site) + by)
@@ -277,7 +279,7 @@ class _Passes:
 
 
 def _chain(ace: Ace, node: Any) -> list[str]:
-    """Return the stems and sites that feed this node's branch, in order, with this node last."""
+    """Return the names of the stems and sites whose branches feed this node's branch, in order, with this node last."""
     through = getattr(node, "through", None)
     names = [node.name] if through is None else [through, node.name]
     return [*_chain(ace, ace.nodes[node.reads]), *names] if isinstance(node.reads, str) else names
@@ -288,7 +290,7 @@ def _distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
 
 
 def _branch_bound(ace: Ace, name: str, read: Tensor | None) -> float | None:
-    """Compute B of one site for this input: the Lipschitz constant plus the output for 0 relative to the input."""
+    """Return B of one site: its Lipschitz constant, plus the norm of its output for 0 over the norm of its input."""
     if read is None or name in ace.prepared_by:
         return None
     constant, at_zero = 1.0, torch.zeros_like(read)

@@ -50,7 +50,7 @@ STATE = "ace_branch: state shared outside the branch"
 
 
 def check_importing_is_light(kit: Kit) -> None:
-    """Importing the adapter imports no torch: every ace-patch command imports every plugin."""
+    """Importing the adapter does not import torch, because every ace-patch command imports every plugin."""
     module = kit.plugin.target.partition(":")[0]
     if kit.plugin.distribution == "(registered)":
         raise NotApplicable("the plugin was registered as an object and has no module to import")
@@ -78,7 +78,7 @@ def check_hooks_answer(kit: Kit) -> None:
 
 
 def check_example_is_claimed(kit: Kit) -> None:
-    """The example is a model that this adapter patches."""
+    """The example's model is one that this adapter claims."""
     model, upstream = kit.example().model, kit.plugin.patches
     require(
         claims(upstream, type(model)) or recognises(kit.plugin, model),
@@ -89,7 +89,7 @@ def check_example_is_claimed(kit: Kit) -> None:
 
 
 def check_example_repeats(kit: Kit) -> None:
-    """The example depends on the seed alone, and drawing it leaves the global random stream unchanged."""
+    """The example depends on the seed only, and building it leaves the global random stream unchanged."""
     before = torch.random.get_rng_state()
     one, two, other = (kit.plugin.example(seed) for seed in (kit.seed, kit.seed, kit.seed + 1))
     unmoved = torch.equal(before, torch.random.get_rng_state())
@@ -105,7 +105,7 @@ def check_example_repeats(kit: Kit) -> None:
 
 
 def check_sites_are_named_for_people(kit: Kit) -> None:
-    """Names are unique and printable, and every stem is used."""
+    """Names of sites and stems are unique and printable, and every stem is read by another node."""
     nodes = kit.nodes(kit.example().model)
     names = [node.name for node in nodes]
     used = {node.reads for node in nodes} | {node.through for node in nodes if isinstance(node, Site)}
@@ -121,7 +121,7 @@ def check_sites_fit_the_forward(kit: Kit) -> None:
     """Every site's module is called in the forward pass, with the inputs, outputs and shapes that the site names."""
     model, example = kit.attached()
     with outputs_of(model.train(), model.ace.sites) as seen:
-        kit.call(model, example)  # the engine refuses inputs, outputs and shapes that do not fit
+        kit.call(model, example)  # raises an error if inputs, outputs or shapes do not fit
     for site in model.ace.sites:
         reason = f"site {site.name!r}: {site.module} is not called in the example's forward pass"
         require(site.name in seen, reason, node_field(site, "module"))
@@ -194,7 +194,7 @@ def check_gamma_zero_is_upstream(kit: Kit) -> None:
 
 
 def check_eval_is_upstream(kit: Kit) -> None:
-    """Strict mode: ``model.eval()`` gives upstream's output, so the script validates f_eq."""
+    """In strict mode ``model.eval()`` gives upstream's output, so the user's script validates f_eq."""
     plain = kit.example()
     model, example = kit.attached(mode="strict")
     sides = (plain.model.eval(), plain), (model.eval(), example)
@@ -204,7 +204,7 @@ def check_eval_is_upstream(kit: Kit) -> None:
 
 
 def check_eval_keeps_the_branches(kit: Kit) -> None:
-    """Resilient mode: ``model.eval()`` includes the branches, which are deployed."""
+    """In resilient mode ``model.eval()`` includes the branches, because they stay in the final model."""
     plain = kit.example()
     model, example = kit.attached(mode="resilient", spectral_norm=True, gamma_init=1.0)
     unchanged = same(kit.run(plain.model.eval(), plain), kit.run(model.eval(), example))
@@ -213,7 +213,7 @@ def check_eval_keeps_the_branches(kit: Kit) -> None:
 
 
 def check_off_is_upstream(kit: Kit) -> None:
-    """Mode off: the same losses and the same state_dict keys and shapes as upstream."""
+    """In mode off the model has the losses and the state_dict keys and shapes of plain upstream."""
     plain, off = kit.example(), kit.example()
     torch.manual_seed(kit.seed)
     expected = kit.train(plain.model, plain)
@@ -257,12 +257,12 @@ def check_every_branch_learns(kit: Kit) -> None:
 
 
 def check_training_moves_the_duals(kit: Kit) -> None:
-    """Three optimizer steps are three dual steps, which change gamma and lambda of every site."""
+    """Three optimizer steps cause three dual steps, which change gamma and lambda of every site."""
     for mode in ("strict", "bounded", "resilient"):
         settings = {"loop": "paper", "dual_lr": 0.01, "gamma_init": 1.0, "spectral_norm": mode != "strict"}
         model, example = kit.attached(mode=mode, **settings)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AceWarning)  # of skipped steps, which are reported below
+            warnings.simplefilter("ignore", AceWarning)  # skipped dual steps, which the check itself reports
             kit.train(model.train(), example)
         now = status(model)
         require(now.steps == 3, f"{mode}: {now.steps} dual steps after 3 optimizer steps", "ace_example: its model")
@@ -276,7 +276,7 @@ def check_training_moves_the_duals(kit: Kit) -> None:
 
 
 def check_project_gives_upstream_back(kit: Kit) -> None:
-    """`project` leaves f_eq with upstream's keys and without ACE's hooks."""
+    """`project` turns the model into f_eq, with upstream's state_dict keys and without ACE's hooks."""
     plain = kit.example()
     model, example = kit.attached(mode="strict")
     kit.train(model.train(), example)
@@ -294,7 +294,7 @@ def check_project_gives_upstream_back(kit: Kit) -> None:
 
 
 def check_copies_are_independent(kit: Kit) -> None:
-    """`copy.deepcopy` and `pickle` give a model that computes the same and trains separately."""
+    """`copy.deepcopy` and `pickle` give a model with the same outputs, whose training does not change the original."""
     model, example = kit.attached()
     for how in ("deepcopy", "pickle") if _pickles(kit.example().model) else ("deepcopy",):
         try:
@@ -314,7 +314,7 @@ def check_copies_are_independent(kit: Kit) -> None:
 
 
 def _pickles(model: nn.Module) -> bool:
-    """Return whether upstream alone can be pickled; some cannot (escnn)."""
+    """Return whether plain upstream can be pickled; models of escnn cannot."""
     try:
         pickle.dumps(model)
     except (AttributeError, TypeError, pickle.PicklingError):
@@ -323,7 +323,7 @@ def _pickles(model: nn.Module) -> bool:
 
 
 def check_checkpoints_resume(kit: Kit) -> None:
-    """A state_dict restores gamma, lambda, u and the branches."""
+    """Loading a state_dict restores gamma, lambda, the slack u and the branches."""
     model, example = kit.attached(mode="strict")
     kit.train(model.train(), example)
     again, _ = kit.attached(mode="strict")
@@ -357,8 +357,8 @@ def check_checkpoints_export(kit: Kit) -> None:
 
 
 def _save_and_load(model: nn.Module) -> dict[str, Tensor]:
-    """Pass the state_dict through a file."""
-    model.eval()  # scripts save after validation, and some upstreams have other buffers in training (escnn)
+    """Save the model's state_dict to a file in memory, and return what is loaded from it."""
+    model.eval()  # scripts save after validation, and escnn has different buffers in training mode
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)
@@ -367,15 +367,15 @@ def _save_and_load(model: nn.Module) -> dict[str, Tensor]:
 
 
 SYMMETRIC = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Largest relative equivariance error of plain upstream."""
+"""Largest relative equivariance error that plain upstream may have, for each precision."""
 FRAMES = 1e-3
-"""Largest relative change of f_eq in a random frame, in float32."""
+"""Largest relative change of f_eq that a random frame may cause; it is due to float32 rounding."""
 BROKEN = 1e-6
 """Smallest relative equivariance error that counts as broken, at gamma = 1."""
 
 
 def check_upstream_is_symmetric(kit: Kit) -> None:
-    """At gamma = 0 the example is equivariant as ``ace_group_action`` says."""
+    """At gamma = 0 the example is equivariant under the action that ``ace_group_action`` returns."""
     kit.needs("ace_group_action")
     found, dtype = _measure(kit, 0.0)
     kit.notes[f"relative equivariance error under {found.group} at gamma = 0:"] = f"{found.relative:.1e}"
@@ -406,7 +406,7 @@ def check_frames_leave_upstream(kit: Kit) -> None:
 
 
 def check_branches_break_the_symmetry(kit: Kit) -> None:
-    """At gamma = 1 the example is not equivariant: otherwise the branches relax nothing."""
+    """At gamma = 1 the example is not equivariant; otherwise the branches would not relax the symmetry."""
     kit.needs("ace_group_action")
     found, _ = _measure(kit, 1.0)
     kit.notes["at gamma = 1:"] = f"{found.relative:.1e}"
@@ -418,7 +418,7 @@ def check_branches_break_the_symmetry(kit: Kit) -> None:
 
 
 def _measure(kit: Kit, gamma: float) -> tuple[EquivarianceError, torch.dtype]:
-    """Measure the equivariance error with branches at this gamma, in float64 where upstream supports it."""
+    """Return the equivariance error at this gamma and its precision, which is float64 where upstream supports that."""
     model, example = kit.attached()
     with torch.no_grad():
         model.ace.gamma.fill_(gamma)
@@ -444,7 +444,7 @@ def _worst_output(kit: Kit) -> str:
 Check = Callable[[Kit], None]
 
 CHECKS: tuple[Check, ...] = tuple(check for name, check in list(globals().items()) if name.startswith("check_"))
-"""Every check, in the order of definition. A check raises `NotApplicable` where it has nothing to test."""
+"""Every check, in the order of definition. A check raises `NotApplicable` if an adapter has nothing for it to test."""
 
 
 def name_of(check: Check) -> str:

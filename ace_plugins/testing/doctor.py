@@ -25,7 +25,7 @@ from .kit import Kit
 
 @dataclass(frozen=True)
 class Part:
-    """A site or stem with its branch."""
+    """Description of a site or stem and its branch."""
 
     name: str
     kind: str
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Repair:
-    """A shim, and whether this machine needs it."""
+    """A compatibility shim, and whether it has an effect on this machine."""
 
     name: str
     reason: str
@@ -62,14 +62,14 @@ class Diagnosis:
     shims: tuple[Repair, ...]
     presets: dict[str, dict[str, Any]]
     checks: tuple[str, ...]
-    """Checks that passed."""
+    """Names of the checks that passed."""
     skipped: dict[str, str]
-    """Check -> why it does not apply."""
+    """Mapping from the name of each skipped check to the reason why it does not apply."""
     problems: tuple[str, ...]
-    """One line per cause of failed checks; empty for a healthy adapter."""
+    """One line for each cause of failed checks; empty if no check failed."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the diagnosis for JSON."""
+        """Return the diagnosis as a dict for JSON."""
         return dataclasses.asdict(self)
 
 
@@ -79,14 +79,14 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
     Raises AdapterError with the failures of the checks if the example cannot be attached and run.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # examples are too small for more
+    torch.set_num_threads(1)  # examples are too small to gain from more threads
     try:
         kit = Kit(name, seed, checkout)
         with progress(len(CHECKS), "checks") as done:
             judgement = judge(kit, done)
         try:
             return _diagnosis(name, seed, checkout, judgement)
-        except Exception as error:  # the checks say why
+        except Exception as error:  # failed checks, if any, explain the error better
             problem = str(error) if isinstance(error, AceError) else one_line(error)
             raise AdapterError("; ".join(merge_failures(judgement.failures)) or problem) from error
     finally:
@@ -134,7 +134,7 @@ def _describe(node: Node, branch: torch.nn.Module) -> Part:
 
 
 def _input_of(node: Node) -> str:
-    """Describe the input of a branch."""
+    """Return a phrase that describes the input of a node's branch."""
     through = f" through {node.through}" if isinstance(node, Site) and node.through is not None else ""
     if isinstance(node.reads, str):
         return f"branch of {node.reads}{through}"

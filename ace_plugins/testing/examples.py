@@ -1,4 +1,4 @@
-"""Builds adapters' examples for doctor, audit and the test kit, with upstream importable and repaired."""
+"""Builds the examples of adapters for doctor, audit and the test kit. Upstream is importable and has its shims."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ..symmetry.measure import Call
 def make_importable(plugin: Plugin, checkout: Path | None = None) -> Path | None:
     """Put the adapter's checkout on ``sys.path`` and return its folder; None for an installed upstream.
 
-    Without ``checkout`` the folder is ``ACE_UPSTREAM_<ADAPTER>``, or the first match in ``sys.path``, the current
-    folder and its parents.
+    Without ``checkout`` the folder is the value of the environment variable ``ACE_UPSTREAM_<ADAPTER>``. Without that
+    variable it is the first folder with the right layout among ``sys.path``, the current folder and its parents.
     """
     expected = plugin.patches.checkout
     if expected is None:
@@ -67,7 +67,7 @@ def _find_checkout(plugin: Plugin, expected: Checkout, given: Path | None) -> Pa
 
 
 def prepare(name: str, checkout: Path | None) -> tuple[Plugin, Path | None]:
-    """Return the adapter and its checkout, with upstream importable and repaired."""
+    """Make an adapter's upstream importable, apply its shims, and return the adapter and the folder of its checkout."""
     plugin = registry().adapter(name)
     root = make_importable(plugin, checkout)
     REPAIRS.offer_stand_ins(plugin)
@@ -77,7 +77,7 @@ def prepare(name: str, checkout: Path | None) -> tuple[Plugin, Path | None]:
 
 @dataclass(frozen=True)
 class Built:
-    """A model of an adapter and a batch for it."""
+    """A model that an adapter claims, and a batch for it."""
 
     plugin: Plugin
     root: Path | None
@@ -92,7 +92,7 @@ class Built:
 
     @property
     def sites(self) -> list[Site]:
-        """Sites of the attached model, or those that `attach` would use."""
+        """Sites of an attached model; for a plain model, the sites that `attach` would use."""
         ace = find(self.model)
         nodes = self.plugin.call("ace_layers", model=self.model) if ace is None else ace.sites
         return [node for node in nodes if isinstance(node, Site)]
@@ -107,7 +107,7 @@ class Built:
 
 
 def attach_example(name: str, seed: int = 0, *, checkout: Path | None = None) -> Built:
-    """Build and attach the adapter's example: the same model, branches and batch for the same seed."""
+    """Build the adapter's example and attach ACE to it. The seed determines the model, the branches and the batch."""
     plugin, root = prepare(name, checkout)
     example = plugin.example(seed)
     with torch.random.fork_rng(devices=[]):
@@ -117,7 +117,7 @@ def attach_example(name: str, seed: int = 0, *, checkout: Path | None = None) ->
 
 
 def build_for_model(name: str, model: Any, seed: int = 0, *, checkout: Path | None = None) -> Built:
-    """Return the given model, which stays unchanged, with a batch that the adapter makes for it."""
+    """Return the given model, unchanged, together with a batch that the adapter makes for it."""
     plugin, root = prepare(name, checkout)
     if registry().find_adapter(model).name != plugin.name:
         raise AdapterError(f"adapter {plugin.name!r} does not claim {class_path(type(model))}: choose another adapter")

@@ -20,14 +20,14 @@ class Failure:
     check: str
     reason: str
     look_at: str = ""
-    """The hook, site and field to look at."""
+    """The hook, site and field that are the likely cause; "" if unknown."""
 
     def __str__(self) -> str:
         return f"{self.check}: {self.reason}" + (f"; look at {self.look_at}" if self.look_at else "")
 
 
 class AdapterCheckError(AssertionError):
-    """An adapter fails at least one check.
+    """Raised if an adapter fails at least one check.
 
     Attributes:
         failures: Every failure.
@@ -40,7 +40,7 @@ class AdapterCheckError(AssertionError):
 
 
 def merge_failures(failures: Sequence[Failure]) -> list[str]:
-    """Format one line per reason, with the names of the checks it fails: one cause often fails many checks."""
+    """Return one line for each reason, with the names of all checks that failed for it."""
     checks: dict[tuple[str, str], list[str]] = {}
     for failure in failures:
         checks.setdefault((failure.reason, failure.look_at), []).append(failure.check)
@@ -55,14 +55,14 @@ class Judgement:
     """Names of the checks that passed."""
     failures: tuple[Failure, ...]
     skipped: dict[str, str]
-    """Check -> why it does not apply to this adapter."""
+    """Mapping from the name of each skipped check to the reason why it does not apply to this adapter."""
 
 
 def judge(kit: Kit, done: Callable[[int], None] | None = None) -> Judgement:
     """Run every check on one adapter.
 
     Args:
-        kit: The adapter's kit.
+        kit: The adapter's `Kit`, which the checks use.
         done: Called with 1 after each check, for progress bars.
 
     Returns:

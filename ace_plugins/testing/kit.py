@@ -1,4 +1,4 @@
-"""Tools that every check uses: fresh examples of one adapter, ways to run and train them, and the errors to raise."""
+"""Tools for checks: fresh examples of one adapter, functions to run and train them, and errors to raise."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .examples import prepare
 
 QUIET = {"trace": False, "tell": False}
 PLAIN = {**QUIET, "frames": "off"}
-"""Settings without intended randomness, so that runs can be compared bit for bit."""
+"""Settings of `attach` without trace, messages and random frames, so that runs can be compared bit for bit."""
 
 
 class CheckError(AssertionError):
-    """An adapter breaks the contract.
+    """Raised by a check if an adapter breaks the contract.
 
     Attributes:
         reason: What was found.
-        look_at: The hook to look at, with site and field where known: "ace_layers, Site 'layers.0', output".
+        look_at: The hook that is the likely cause, with site and field if known: "ace_layers, Site 'layers.0', output".
     """
 
     def __init__(self, reason: str, look_at: str) -> None:
@@ -50,7 +50,7 @@ def require(condition: object, reason: str, look_at: str) -> None:
 
 
 def node_field(node: Node, name: str) -> str:
-    """Name the field of a site or stem for ``CheckError.look_at``."""
+    """Return the text for ``CheckError.look_at`` that names a field of a site or stem."""
     return f"ace_layers, {type(node).__name__} {node.name!r}, {name}"
 
 
@@ -63,13 +63,13 @@ class Kit:
 
     Args:
         adapter: Name of the adapter's entry point.
-        seed: Seed of the examples and of everything drawn by the methods.
+        seed: Seed of the examples, and of the random numbers in `attached` and `call`.
         checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
             ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.
 
     Attributes:
         plugin: The adapter.
-        notes: Measurements of the checks, for the summary.
+        notes: Mapping from the description of a measurement to its value, for the summary that pytest prints.
 
     Raises:
         AdapterError: The adapter is unknown or not usable, or its upstream was not found.
@@ -82,12 +82,12 @@ class Kit:
         self._built: Example | None = None
 
     def example(self) -> Example:
-        """Return a fresh copy of the adapter's example, which is built once: some take seconds to build."""
+        """Return a fresh copy of the adapter's example. It is built only once, because that may take seconds."""
         if self._built is None:
             self._built = self.plugin.example(self.seed)
         try:
             return copy.deepcopy(self._built)
-        except Exception:  # copies_are_independent reports models that cannot be copied
+        except Exception:  # the check copies_are_independent reports models that cannot be copied
             return self.plugin.example(self.seed)
 
     def nodes(self, model: nn.Module) -> Sequence[Node]:
@@ -99,7 +99,7 @@ class Kit:
         """Attach a fresh example.
 
         Args:
-            config: Settings, as for `attach`. By default without trace, messages and random frames.
+            config: Settings, as for `attach`. Trace, messages and random frames are off by default.
 
         Returns:
             The attached model, and its example with the batch.
@@ -115,7 +115,7 @@ class Kit:
             hook: Name of the hook, such as "ace_group_action".
 
         Raises:
-            NotApplicable: The adapter does not implement it.
+            NotApplicable: The adapter does not implement the hook.
         """
         if not self.plugin.has(hook):
             raise NotApplicable(f"adapter {self.plugin.name!r} does not implement {hook}")
@@ -135,10 +135,10 @@ class Kit:
             return model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs)))
 
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
-        """Run a model on an example as `call` does, and return its non-empty floating point tensors.
+        """Run a model on an example as `call` does, and return the non-empty floating point tensors of its output.
 
         Raises:
-            AdapterError: There are none.
+            AdapterError: The output has no such tensor.
         """
         tensors = (tensor for _, tensor in iterate_tensors(self.call(model, example)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
@@ -147,7 +147,7 @@ class Kit:
         return found
 
     def loss(self, model: nn.Module, example: Example) -> Tensor:
-        """Return the sum over the tensors of `run`, for a model and an example, of the mean squared distance from 1."""
+        """Return the mean squared distance from 1 of each output tensor (see `run`), summed over the tensors."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
     def train(self, model: nn.Module, example: Example, steps: int = 3, lr: float = 1e-3) -> list[float]:
@@ -160,7 +160,7 @@ class Kit:
             lr: Learning rate.
 
         Returns:
-            The loss of each step, before the step.
+            The loss before each step.
         """
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         losses = []
@@ -190,12 +190,12 @@ def shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def few(names: Sequence[str]) -> str:
-    """Format at most three names."""
+    """Return the first three names as text, with the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def differing_site(kit: Kit, sites: Iterable[Site], *sides: tuple[nn.Module, Example]) -> str:
-    """Name the first site at which two models differ, for errors: ``" (first at site 'layers.0')"``."""
+    """Return text for an error about the first site where two models differ: ``" (first at site 'layers.0')"``."""
     seen = []
     for model, example in sides:
         with outputs_of(model, sites) as found:
@@ -207,7 +207,7 @@ def differing_site(kit: Kit, sites: Iterable[Site], *sides: tuple[nn.Module, Exa
 
 @contextmanager
 def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Tensor]]:
-    """Collect the outputs of the sites, including their branches, in the order of the forward pass in the block."""
+    """Collect the sites' outputs, branches included, of a forward pass inside the block, in the order of the calls."""
     found: dict[str, Tensor] = {}
 
     def keep(site: Site) -> Any:

@@ -6,7 +6,7 @@
     def test_contract(check):
         check()
 
-pytest loads this module wherever ace-plugins is installed, so torch is imported on use.
+pytest loads this module wherever ace-plugins is installed, so torch is imported only when a check runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .kit import Kit
 
 CHECK, NOTE = "ace_check", "ace_note"
-"""Properties of a test report: (adapter, check) and (adapter, measurement)."""
+"""Names of properties of a test report, with the values (adapter, check) and (adapter, measurement)."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class AdapterCheck:
     """One check of one adapter, to be called by a test.
 
     Attributes:
-        notes: Measurements of the check, for the summary.
+        notes: Mapping from the description of each of the check's measurements to its value, for the summary.
     """
 
     adapter: str
@@ -44,7 +44,7 @@ class AdapterCheck:
     notes: dict[str, str] = field(default_factory=dict)
 
     def __call__(self) -> None:
-        """Run the check; fail the test without a traceback through the kit."""
+        """Run the check. If it fails, the test fails with a message only, without a traceback."""
         from .checks import CHECKS, name_of
         from .kit import CheckError
 
@@ -66,7 +66,7 @@ _KITS: dict[tuple[str, int, Path | None], Kit] = {}
 
 
 def _kit(adapter: str, seed: int, checkout: Path | None) -> Kit:
-    """Return the kit that an adapter's checks share, so that its example is built once."""
+    """Return the kit that all checks of an adapter share, so that its example is built only once."""
     from .kit import Kit
 
     key = adapter, seed, checkout
@@ -82,11 +82,12 @@ def parametrize_with_checks(
     seed: int = 0,
     checkout: str | os.PathLike[str] | None = None,
 ) -> pytest.MarkDecorator:
-    """Parametrize a test over all checks of an adapter: argument ``check``, with the check's name as id.
+    """Parametrize a test over all checks of an adapter. Its argument is ``check``, and its ids are the checks' names.
 
     Args:
         adapter: Name of the adapter's entry point.
-        expected_failures: Check -> reason why it is expected to fail. The test fails if such a check passes.
+        expected_failures: Mapping from the names of checks that are expected to fail to the reason. The test fails if
+            such a check passes.
         seed: Seed of the examples.
         checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
             ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.
@@ -121,7 +122,7 @@ def _check_of(item: Any) -> AdapterCheck | None:
 
 
 def pytest_itemcollected(item: Any) -> None:
-    """Add adapter and check to the test's report."""
+    """Add the names of the adapter and the check to the test's report."""
     check = _check_of(item)
     if check is not None:
         item.user_properties.append((CHECK, [check.adapter, check.name]))
@@ -136,7 +137,7 @@ def pytest_runtest_makereport(item: Any, call: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print one line per adapter, and its measurements if no check failed."""
+    """Print one line for each adapter, and its measurements if none of its checks failed."""
     outcomes: dict[str, dict[str, list[str]]] = {}
     notes: dict[str, list[str]] = {}
     for outcome in ("passed", "failed", "error", "xfailed", "skipped"):
