@@ -20,22 +20,22 @@ from .runs import QUANTITIES, SavedRun
 from .tables import format_number
 
 Point = tuple[float, float]
-WIDTH, HEIGHT = 420.0, 230.0
-LEFT, TOP, BOTTOM = 46.0, 10.0, 27.0
-LETTER = 6.4  # width of a letter
+WIDTH, HEIGHT = 420.0, 230.0  # size of a chart, in SVG units like all lengths below
+LEFT, TOP, BOTTOM = 46.0, 10.0, 27.0  # margins of a chart
+LETTER = 6.4  # estimated width of a letter
 GAP = 13.0  # smallest distance between the base lines of two labels
 AWAY = 16.0  # distance between the end of a line and its label
-LINES_AT_MOST = COLOURS = 8  # more lines cannot be distinguished; the style of the page has as many colours
-PARTS = 150  # parts of a long line, each drawn by its lowest and highest point: more cannot be seen
-NOISY = 240  # number of points from which a noisy line is smoothed
-COLUMNS, LEVELS = 120, 8  # of a heat map: classes p1 to p8 above 0, n1 to n8 below, z at 0, x not finite
+LINES_AT_MOST = COLOURS = 8  # more lines cannot be distinguished; page.css defines 8 colours
+PARTS = 150  # number of parts of a long line; of each part only the lowest and highest point are drawn
+NOISY = 240  # a noisy line with more points than this is smoothed
+COLUMNS, LEVELS = 120, 8  # of a heat map; CSS classes: p1 to p8 above 0, n1 to n8 below 0, z at 0, x not finite
 BARS = "▁▂▃▄▅▆▇█"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b8f94")  # Okabe and Ito
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart. A noisy one is drawn smoothed, with the noise pale behind it."""
+    """A line of a chart. A noisy line is drawn smoothed, with the original line pale behind it."""
 
     name: str
     points: Sequence[Point]
@@ -60,7 +60,7 @@ class Scale:
         return self.start + min(1.0, max(0.0, share)) * (self.end - self.start)
 
     def ticks(self, most: int = 5) -> list[float]:
-        """Return round numbers inside the scale."""
+        """Return round numbers between ``low`` and ``high``, about ``most`` of them."""
         if not self.log:
             return _find_round_numbers(self.low, self.high, most)
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
@@ -91,7 +91,7 @@ def fit_scale(values: Iterable[float], start: float, end: float, *, log: bool = 
         found.append(0.0)
     low, high = min(found), max(found)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    # Values that cannot be negative get an axis that starts at 0.
+    # With ``zero`` and without negative values, the axis starts exactly at 0.
     return Scale(low - room if low < 0 or not zero else low, high + room, start, end)
 
 
@@ -106,7 +106,7 @@ def is_drawable(points: Sequence[Point]) -> bool:
 
 
 def thin(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
-    """Split a line where it is not finite, and drop points of each piece that would not be visible. Peaks are kept."""
+    """Split a line at values that are not finite, and drop points that would not be visible. Peaks are kept."""
     pieces: list[list[Point]] = [[]]
     for point in points:
         if math.isfinite(point[1]):
@@ -126,7 +126,7 @@ def thin(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
 
 
 def smooth(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
-    """Return the medians of a noisy line, from its beginning to its end."""
+    """Smooth a noisy line: divide it into ``parts`` parts and replace each part by its median."""
     finite = [point for point in points if math.isfinite(point[1])]
     if len(finite) <= parts:
         return [finite] if finite else []
@@ -143,14 +143,14 @@ def _split(length: int, parts: int) -> list[range]:
 
 
 def find_axis_start(first: float, last: float) -> float:
-    """Return 0, or the first step of a run that resumed from a checkpoint."""
+    """Return the step at which the axis starts: 0, or the first step of a run that resumed from a checkpoint."""
     return 0.0 if first <= 0.05 * last else first
 
 
 def average_spans(steps: Sequence[int], values: Sequence[float], count: int) -> list[float]:
     """Return the means of the values in ``count`` equal spans of the run.
 
-    A span with a value that is not finite is NaN. An empty span repeats the one before."""
+    A span that contains a value that is not finite has no finite mean. An empty span repeats the mean before it."""
     last = max(steps, default=0)
     low = find_axis_start(min(steps, default=0), last)
     size = max(1.0, last - low) / count
@@ -176,7 +176,7 @@ def sparkline(steps: Sequence[int], values: Sequence[float], width: int = 24) ->
 
 
 def draw_sparkline(points: Sequence[Point]) -> Markup:
-    """Return a small SVG line as high as a word."""
+    """Return a small line chart as SVG, as high as a line of text."""
     y = fit_scale([value for _, value in points], 19, 1, zero=True)
     x = Scale(points[0][0], points[-1][0], 0, 100)
     line = "".join("M" + "L".join(f"{x(a):.0f} {y(b):.1f}" for a, b in piece) for piece in thin(points, 30))
@@ -187,7 +187,7 @@ def draw_sparkline(points: Sequence[Point]) -> Markup:
 
 
 def shorten_name(name: str, most: int = 18) -> str:
-    """Keep both ends of a long name: names of layers differ there."""
+    """Cut out the middle of a long name. Both ends are kept, because names of layers differ there."""
     if len(name) <= most:
         return name
     head = (most - 1) // 3
@@ -223,7 +223,7 @@ def draw_lines(
     parts.append(draw_ticks(x, y.start + 19, unit))
     parts += [f'<path class="event" d="M{x(step):.1f} {TOP:g}V{HEIGHT - BOTTOM:g}"/>' for step in events]
     parts += [_draw_line(each, x, y, f"c{n % COLOURS}", marks) for n, each in enumerate(series)]
-    # A line that ends early is labelled there: a long leader would look like a part of it.
+    # A line that ends early is labelled at its end: a long connection to a label on the right would look like data.
     beside = [n for n, end in enumerate(ends) if x(end[0]) > x.end - 40]
     heights = spread_labels([y(ends[n][1]) + 4 for n in beside], TOP + 8, HEIGHT - BOTTOM + 2)
     placed = dict(zip(beside, heights, strict=True))
@@ -249,7 +249,7 @@ def _text(x: float, y: float, text: str, kind: str = "", tip: str = "") -> str:
 
 
 def draw_ticks(x: Scale, base: float, unit: str) -> str:
-    """Return the numbers below a chart, the last one with the unit. Numbers that would touch the next are left out."""
+    """Return the numbers below a chart, the last one with the unit. Numbers that would overlap others are left out."""
     ticks = [tick for tick in x.ticks(max(2, int((x.end - x.start) / 55))) if tick == int(tick)]
     parts: list[str] = []
     free = WIDTH
@@ -269,7 +269,7 @@ def spread_labels(heights: Sequence[float], top: float, bottom: float) -> list[f
     """Return the heights of labels, as near to their lines as possible without touching each other."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     gap = min(GAP, (bottom - top) / max(1, len(heights) - 1))
-    groups: list[tuple[float, int]] = []  # the middle of labels that touch, and their number
+    groups: list[tuple[float, int]] = []  # labels that touch form a group: its middle, number of labels
     for i in order:
         middle, count = heights[i], 1
         while groups and middle - (count - 1) * gap / 2 < groups[-1][0] + (groups[-1][1] + 1) * gap / 2:
@@ -297,7 +297,7 @@ def _draw_line(series: Series, x: Scale, y: Scale, colour: str, marks: bool) -> 
 
 
 def draw_heat_map(title: str, names: Sequence[str], steps: Sequence[int], values: Sequence[Sequence[float]]) -> Markup:
-    """Return a map of ``values``: for each site one value per step. The strongest shade is the largest |value|."""
+    """Return a heat map of ``values``, one series per site. The strongest shade stands for the largest |value|."""
     rows = [average_spans(steps, site, COLUMNS) for site in values]
     found = [value for row in rows for value in row if math.isfinite(value)]
     most = max(map(abs, found), default=0.0)
@@ -309,7 +309,7 @@ def draw_heat_map(title: str, names: Sequence[str], steps: Sequence[int], values
         shades = [_find_shade(value, most) for value in row]
         begun = 0
         for end in range(1, COLUMNS + 1):
-            if end == COLUMNS or shades[end] != shades[begun]:  # neighbours of one shade are one rectangle
+            if end == COLUMNS or shades[end] != shades[begun]:  # neighbours of one shade form a rectangle
                 paths.setdefault(shades[begun], []).append(f"M{begun} {place}h{end - begun}v1h{begun - end}z")
                 begun = end
     cells = "".join(f'<path class="{shade}" d="{"".join(moves)}"/>' for shade, moves in sorted(paths.items()))
@@ -326,13 +326,13 @@ def draw_heat_map(title: str, names: Sequence[str], steps: Sequence[int], values
 def _find_shade(value: float, most: float) -> str:
     if not math.isfinite(value):
         return "x"
-    # By the root, so that small values are visible beside large ones.
+    # The shade depends on the square root of |value|, so that small values are visible beside large ones.
     level = round(LEVELS * math.sqrt(abs(value) / most)) if most else 0
     return "z" if level == 0 else f"{'p' if value > 0 else 'n'}{level}"
 
 
 def _draw_legend(signed: bool, most: float) -> str:
-    """Return the shades from the lowest to the highest value, above the map on the right."""
+    """Return the legend of a heat map, at its top right: the shades from the lowest to the highest value."""
     shades = [*(f"n{k}" for k in range(LEVELS, 0, -1) if signed), "z", *(f"p{k}" for k in range(1, LEVELS + 1))]
     high = format_number(most, 3)
     end = WIDTH - 8 - LETTER * len(high) - 6

@@ -1,6 +1,6 @@
 """Observers: loggers (TensorBoard, Weights & Biases, trackio) and the announcer of attached models.
 
-They are loaded through the entry point group, so this module must not import torch. The library of a logger is imported
+Observers are loaded through the entry point group, so this module must not import torch. A logger imports its library
 at the first step that is logged.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-PROJECT = "ace"  # of runs that are started here
+PROJECT = "ace"  # project name of the wandb and trackio runs that this module starts
 
 
 class TensorBoardLogger:
@@ -50,13 +50,13 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Logs to the script's open run, or to a new run if there is none."""
+    """Logs to the script's open run of Weights & Biases, or to a new run if there is none."""
 
     def __init__(self, record: Record) -> None:
         self.wandb = import_module("wandb")
         self.record = record
         self.own: Any = None
-        self.defined: Any = None  # the run in which our step metric is defined
+        self.defined: Any = None  # the run in which ACE's step metric is defined
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self.wandb.run is None:
@@ -69,8 +69,8 @@ class WandbLogger:
         if run is not self.defined:
             run.define_metric("ace/*", step_metric="ace/step")
             self.defined = run
-        # In the script's run our values join the script's next row. A separate row would advance wandb's step, and
-        # wandb drops the script's rows with a smaller step.
+        # In the script's run, ACE's values are added to the script's next row. A separate row would advance wandb's
+        # step, and wandb drops rows of the script that have a smaller step.
         run.log({**values, "ace/step": step}, commit=run is self.own)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class WandbLogger:
 
 
 class TrackioLogger:
-    """Logs to the script's open run, or to a new run if there is none."""
+    """Logs to the script's open run of trackio, or to a new run if there is none."""
 
     def __init__(self, record: Record) -> None:
         self.trackio = import_module("trackio")
@@ -95,7 +95,7 @@ class TrackioLogger:
             config = dataclasses.asdict(self.record.config)
             with redirect_stdout(sys.stderr):  # stdout belongs to the script
                 self.own = self.trackio.init(project=PROJECT, config=config)
-        # The script's run numbers its own rows, ours among them.
+        # The script's run numbers all its rows itself, also those of ACE.
         self.run.log({**values, "ace/step": step}, step=step if self.run is self.own else None)
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class TrackioLogger:
 class Log:
     """The log of one run. At the first failure it warns and stops logging; training continues.
 
-    It holds the record, never the model, so that the log of a dropped model is closed too."""
+    It refers to the record, never to the model, so that the log of a deleted model is closed too."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -115,7 +115,7 @@ class Log:
         self.closed = False
 
     def write(self) -> None:
-        """Log the current values under the step of the trace, which never decreases."""
+        """Log the current values with the step number of the trace, which never decreases."""
         if self.closed:
             return
         first = self.logger is None
@@ -125,8 +125,8 @@ class Log:
         except Exception as error:
             self._fail(error)
         if first and not self.closed:
-            # Exit functions are called in reverse order. Registered after the library's own, this one runs first: the
-            # library's would end the run and print to stdout.
+            # Exit functions are called in reverse order of registration. This one is registered after that of the
+            # logging library and so runs first. The library's function would end the run and print to stdout.
             atexit.register(self.close)
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class Log:
 
 
 class Loggers:
-    """The observer that keeps the logs of this process."""
+    """The observer that keeps one log for each attached model of this process."""
 
     def __init__(self) -> None:
         self.logs: weakref.WeakKeyDictionary[nn.Module, Log] = weakref.WeakKeyDictionary()
@@ -184,9 +184,9 @@ LOGGERS = Loggers()
 
 
 class Announcer:
-    """The observer that prints a line when a model is attached, its budget, and the summary at the end.
+    """The observer that prints a line when a model is attached, the budget of the run, and a summary at the end.
 
-    It is silent in ``ace-patch run`` and in patched scripts, which print the same and more."""
+    It is silent in ``ace-patch run`` and in patched scripts, where `ProcessRun` prints these lines and more."""
 
     def __init__(self) -> None:
         self.silent = False
@@ -211,7 +211,7 @@ class Announcer:
             print_summary(record)
 
     def announce_budget(self, model: nn.Module, step: int) -> None:
-        """Print the budget once, when it is known."""
+        """Print the budget, which is the expected number of steps, once it is final."""
         ace = get_ace(model)
         if ace.config.paced and model not in self._announced and ace.budget.is_settled(step):
             self._announced.add(model)
@@ -224,7 +224,7 @@ class Announcer:
 
 
 def describe_attachment(model: nn.Module, commit: str = "") -> str:
-    """Return one line on an attached model. ``commit`` is the state of the upstream repository."""
+    """Describe an attached model in one line. ``commit`` is a phrase on the commit of the upstream repository."""
     from ..patch.shims import REPAIRS
     from .status import status
 

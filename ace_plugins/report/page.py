@@ -29,12 +29,12 @@ TEMPLATES = Path(__file__).with_name("templates")
 PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
 MEANINGS = ("share of its branch that a layer uses", "pull of the constraint", "slack of a layer")
 NAMED = 6  # largest number of layers that are listed beside a verdict
-POINTS = 1000  # largest number of points of a series in the data; the trace has all of them
+POINTS = 1000  # largest number of points of a series in the JSON data; the trace has all points
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with its caption; ``text`` replaces a picture that would show nothing."""
+    """A chart with its caption. If a picture would show nothing, ``text`` is shown instead."""
 
     title: str
     remark: str
@@ -60,9 +60,9 @@ def write_report(
     Args:
         runs: Folders of runs, or folders that contain runs, of which the newest is taken. Default: the newest run in
             .ace/runs.
-        out: The file. Default: report.html in the folder of the run, or ace-report.html in the current folder if there
-            are several runs.
-        before: Sections that precede the runs, as `render_template` returns them.
+        out: File to write. Default: report.html in the folder of the run, or ace-report.html in the current folder if
+            there are several runs.
+        before: Sections of HTML that precede the runs, as returned by `render_template`.
         title: Title of the page. Default: the titles of the runs.
 
     Returns:
@@ -95,7 +95,7 @@ def render_report(runs: Sequence[SavedRun], *, before: Sequence[Markup] = (), ti
 
 
 def render_template(template: Path, **data: Any) -> Markup:
-    """Render a template as a part of the page. It may import the macros in ``parts.html``; all data is escaped."""
+    """Render a template as a part of the page. Templates may import macros of ``parts.html``; all data is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -128,7 +128,7 @@ def _render_run(run: SavedRun, *, alone: bool) -> Markup:
 
 
 def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
-    """Return the most important figures: name, figure and remark."""
+    """Return the most important numbers of a run, each as a tuple of name, number and remark."""
     facts = [("steps", f"{run.length:,}", "finished" if run.end is not None else "no end in the trace")]
     if run.duration:
         pace = f"{format_number(run.length / run.duration, 3)} steps per second"
@@ -168,7 +168,7 @@ def _draw_sites(run: SavedRun) -> list[Chart]:
 def _draw_quantity(
     run: SavedRun, name: str, remark: str, steps: Sequence[int], values: Sequence[Sequence[float]]
 ) -> Chart:
-    """Draw a quantity of every site. ``values`` has for each site one value per step."""
+    """Draw a quantity of every site. ``values`` has one series per site, with one value per step."""
     finite = [value for site in values for value in site if math.isfinite(value)]
     if not finite:
         return Chart(name, remark, text="Not in the trace.")
@@ -265,7 +265,7 @@ def _count_verdicts(outcome: RunOutcome) -> str:
 
 
 def name_runs(runs: Sequence[SavedRun]) -> list[str]:
-    """Return the shortest names that differ: label, mode, title or folder."""
+    """Return a different name for each run: its label, mode, title or folder, the first of these that is unique."""
     for attribute in ("label", "mode", "title", "name"):
         names = [str(getattr(run, attribute)) for run in runs]
         if all(names) and len(set(names)) == len(runs):
@@ -274,7 +274,7 @@ def name_runs(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def describe_run(run: SavedRun) -> dict[str, Any]:
-    """Return the content of the page as JSON-compatible data: null for numbers that are not finite."""
+    """Return the content of the page as JSON-compatible data, with None for numbers that are not finite."""
     outcome = judge_saved(run)
     kept = pick_evenly(len(run.steps), POINTS)
     rates = [run.rates[place] for place in pick_evenly(len(run.rates), POINTS)]

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 
 class History:
-    """gamma, lambda and u over a run, in a bounded number of evenly spaced points.
+    """Values of gamma, lambda and u during a run, kept at a bounded number of evenly spaced steps.
 
-    Points stay on their device, so that recording never waits for it."""
+    Values stay on the model's device, so that recording never waits for the device."""
 
     def __init__(self, points: int = 256) -> None:
         self.points = points
@@ -47,29 +47,29 @@ class History:
         self._taken: list[tuple[int, Tensor]] = []
 
     def record(self, step: int, snapshot: Tensor) -> None:
-        """Keep a snapshot, [3, sites]: gamma, lambda and u of every site."""
+        """Keep a snapshot of this step: gamma, lambda and u of every site, a tensor of shape [3, sites]."""
         if step % self.every:
             return
         self._taken.append((step, snapshot))
         if len(self._taken) > self.points:
             self.every *= 2
-            # By step, not by position: a run that resumes from a checkpoint may begin at any step.
+            # Snapshots are selected by step, not by index: a run that resumes from a checkpoint may begin at any step.
             self._taken = [taken for taken in self._taken if not taken[0] % self.every]
 
     def __len__(self) -> int:
         return len(self._taken)
 
     def per_site(self, *, now: Tensor) -> list[tuple[list[float], list[float], list[float]]]:
-        """Return for each site its gammas, lambdas and us, ending with those of ``now``."""
+        """Return for each site its values of gamma, lambda and u over time, ending with the snapshot ``now``."""
         points = [*(snapshot.tolist() for _, snapshot in self._taken), now.tolist()]
         gamma, lambda_, u = ([list(site) for site in zip(*(p[row] for p in points), strict=True)] for row in range(3))
         return list(zip(gamma, lambda_, u, strict=True))
 
 
 class Record:
-    """The run of one model in one process.
+    """The record of one model's training in one process.
 
-    A record outlives its model: it holds ACE's small tensors, not the model."""
+    A record outlives its model: it refers to ACE's small tensors, but not to the model."""
 
     def __init__(self, model: nn.Module, ace: Ace) -> None:
         self.model = type(model).__name__
@@ -79,20 +79,21 @@ class Record:
         self.gamma = ace.gamma
         self.duals = ace.duals
         self.budget = ace.budget
-        self.frames = ace.action is not None  # trains in random frames
+        self.frames = ace.action is not None  # True if the model trains in random frames
         self.process = os.getpid()
-        # Step in the trace. It never decreases, unlike the model's count when an earlier checkpoint is loaded.
+        # Number of the last step in the trace. It never decreases, but the model's own count of steps does when an
+        # earlier checkpoint is loaded.
         self.position = 0
-        self.offset = 0  # difference between the position and the model's count
-        self.loaded: int | None = None  # step of a loaded checkpoint that is not in the trace yet
+        self.offset = 0  # the position minus the model's own count of steps
+        self.loaded: int | None = None  # step of a loaded checkpoint, until the trace mentions it
         self.trace: TraceFile | None = None
-        self.begun = False  # has made a step
-        self.leads = False  # is rank 0, which writes and logs; known after the first step
+        self.begun = False  # True once the model has made a step in this process
+        self.leads = False  # True in rank 0, which writes and logs; set at the first step
         self.errors: list[dict[str, Any]] = []  # measured equivariance errors
         self.measurable = True
         self.finished = False
         self.history = History()
-        self._landings: frozenset[int] = frozenset()  # landed sites that are in the trace
+        self._landings: frozenset[int] = frozenset()  # indices of landed sites that the trace mentions
         self._warned = False
 
     @property
@@ -110,22 +111,22 @@ class Record:
 
     @property
     def new_landings(self) -> frozenset[int]:
-        """Sites that landed, while others continue, since the last line of the trace."""
+        """Indices of sites that landed since the last line of the trace; empty unless the loop is paced."""
         return self.duals.landed_sites - self._landings if self.config.paced else frozenset()
 
     def count_step(self, step: int) -> None:
-        """Note that the model has made this step, by its own count."""
+        """Record that the model has made a step; ``step`` is its number in the model's own count."""
         if step + self.offset <= self.position:
             self.loaded = step - 1
             self.offset = self.position + 1 - step
         self.position = step + self.offset
 
     def snapshot(self) -> Tensor:
-        """Return gamma, lambda and u of every site now, [3, sites]."""
+        """Return the current gamma, lambda and u of every site, a tensor of shape [3, sites]."""
         return self.duals.snapshot(self.gamma)
 
     def open_trace(self, runs: Path, more: Mapping[str, Any]) -> None:
-        """Create the folder of this run. A full disk must not stop training."""
+        """Create the folder of this run in ``runs``. If that fails, training continues without a trace."""
         import torch
 
         about = {
@@ -150,19 +151,19 @@ class Record:
         warn(f"no trace is written: {error}; training continues")
 
     def write(self, **more: Any) -> None:
-        """Write a line of the trace."""
+        """Write a line of the trace: the current values and ``more``."""
         if self.trace is None:
             return
         values = self.snapshot().tolist()
         self._warn_if_diverged(values[0])
         gamma, lambda_, u = (list(map(finite_or_none, row)) for row in values)
         if self.duals.count + self.offset < self.position and self.loaded is None:
-            self.loaded = self.duals.count  # loaded at the end: usually the best checkpoint
+            self.loaded = self.duals.count  # a checkpoint, usually the best, was loaded after the last step
         if self.loaded is not None:
             more["event"] = f"a checkpoint of step {self.loaded:,} was loaded"
             self.loaded = None
         if new := sorted(self.new_landings):
-            # The evidence for verdicts, in case the run is killed.
+            # If the run is killed before it writes its verdicts, they are derived from these values.
             held = [finite_or_none(value) for value in self.duals.normalise_lambda().tolist()]
             more["landed"] = {"sites": new, "held": [held[n] for n in new], "gradients": self._count_gradients()}
             self._landings = self.duals.landed_sites
@@ -179,13 +180,13 @@ class Record:
             warn(f"gamma is not finite {where}: the run has diverged; lower the learning rate")
 
     def _count_gradients(self) -> float:
-        """Return the number of gradients that a landed site's mean gradient is computed from."""
+        """Return the number of gradients over which the mean gradient of a landed site is computed."""
         from ..engine.paced_loop import averaging_steps
 
         return averaging_steps(self.budget.planned_horizon)
 
     def finish(self) -> None:
-        """Write the last line, once: when the process ends, or the model is projected or deleted."""
+        """Write the last line of the trace, once: when the process ends, or the model is projected or deleted."""
         if not self.finished and self.process == os.getpid():  # a forked child must not end the parent's run
             self.finished = True
             if self.trace is not None:
@@ -218,7 +219,7 @@ class Record:
 
 
 def _find_versions(adapter: str) -> dict[str, str]:
-    """Return the versions of Python, torch, the host, the adapter and the packages that it patches."""
+    """Return the versions of Python, torch, ace-plugins, the adapter and the packages that the adapter requires."""
     found = {"python": platform.python_version()}
     for name in ("torch", "ace-plugins"):
         with suppress(PackageNotFoundError):
@@ -231,15 +232,15 @@ def _find_versions(adapter: str) -> dict[str, str]:
 
 
 class Recorder:
-    """The observer that keeps the records of this process."""
+    """The observer that keeps one record for each attached model of this process."""
 
     def __init__(self) -> None:
         self.records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
-        self.home = Path()  # contains .ace: the current folder, or a patched checkout
+        self.home = Path()  # folder that contains .ace: the current folder, or a patched checkout
         self.about: dict[str, Any] = {}  # further content of run.json: upstream with its commit, origins of settings
 
     def get_record(self, model: nn.Module) -> Record:
-        """Return the record of an attached model. A forked process starts a new one."""
+        """Return the record of an attached model. In a forked process, a new record is started."""
         record = self.records.get(model)
         if record is None or record.process != os.getpid():
             record = self.records[model] = Record(model, get_ace(model))
@@ -267,14 +268,14 @@ class Recorder:
             record.finish()
 
     def _begin(self, model: nn.Module, record: Record) -> None:
-        """Open the trace at the first step: by then the ranks of distributed training are known."""
+        """Open the trace at the first step, when the rank of this process in distributed training is known."""
         from ..engine.distributed import rank
 
         record.begun = True
         record.leads = rank() == 0
         if record.leads and record.config.trace and os.environ.get("ACE_TRACE") != "0":
             record.open_trace(default_runs(self.home), self.about)
-            # Holds the record, never the model: a model that is dropped inside a function still gets its last line.
+            # The callback holds the record, not the model, so the trace of a deleted model still gets its last line.
             weakref.finalize(model, record.finish)
 
 
@@ -284,13 +285,13 @@ def warn(text: str) -> None:
 
 
 def get_ace(model: Any) -> Ace:
-    """Return ``model.ace``, typed."""
+    """Return ``model.ace``, with its type for type checkers."""
     ace: Ace = model.ace
     return ace
 
 
 def _read_observed(ace: Ace) -> dict[str, Any]:
-    """Return loss, gradients and learning rates of the last step as numbers."""
+    """Return the loss, the gradients and the learning rates of the last step, as numbers for the trace."""
     seen = ace.session.observed
     values: dict[str, Any] = {}
     if seen.loss is not None:

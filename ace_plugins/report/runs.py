@@ -17,8 +17,8 @@ from ..settings.config import FORMER_LOOPS, REMOVED, SETTINGS, Config
 from ..settings.sources import RUNS
 from .trace import ABOUT, LINES, TraceReader
 
-QUANTITIES = ("gamma", "lambda", "u")  # in every line, with one value per site
-NAMED = 4  # number of sites that a note lists
+QUANTITIES = ("gamma", "lambda", "u")  # every line of a trace has each of these, with one value per site
+NAMED = 4  # largest number of sites that a note names; it only counts the others
 
 
 @dataclass
@@ -27,22 +27,22 @@ class SavedRun:
 
     folder: Path
     about: Mapping[str, Any]  # content of run.json
-    settings: dict[str, Any]  # from run.json, under the names of this version
+    settings: dict[str, Any]  # settings in run.json, converted to those of this version
     config: Config
     sites: list[str]
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    values: dict[str, list[list[float]]] = field(default_factory=dict)  # quantity -> for each site one value per line
-    loss: list[tuple[int, float]] = field(default_factory=list)
-    rates: list[tuple[int, list[float]]] = field(default_factory=list)  # learning rates, one per parameter group
-    errors: list[tuple[int, float]] = field(default_factory=list)  # relative equivariance error, with branches
-    group: str = ""  # group of the equivariance error, for example "SO(3)"
-    gradients: list[tuple[int, list[float]]] = field(default_factory=list)  # of the loss at gamma, one per site
-    held: dict[int, float] = field(default_factory=dict)  # |lambda| / s of each landed site
+    values: dict[str, list[list[float]]] = field(default_factory=dict)  # per quantity and site, a value per line
+    loss: list[tuple[int, float]] = field(default_factory=list)  # step, training loss
+    rates: list[tuple[int, list[float]]] = field(default_factory=list)  # step, learning rate per parameter group
+    errors: list[tuple[int, float]] = field(default_factory=list)  # step, relative equivariance error with branches
+    group: str = ""  # symmetry group under which the error is measured, for example "SO(3)"
+    gradients: list[tuple[int, list[float]]] = field(default_factory=list)  # step, d loss / d gamma per site
+    held: dict[int, float] = field(default_factory=dict)  # by index of a landed site: |lambda| / s, see `Evidence`
     averaged: float = math.inf  # number of gradients that ``held`` is computed from
-    events: list[tuple[int, str]] = field(default_factory=list)
+    events: list[tuple[int, str]] = field(default_factory=list)  # step, message
     end: Mapping[str, Any] | None = None  # the last line of a finished run
-    skipped: int = 0  # number of lines without step, gamma, lambda and u of every site
+    skipped: int = 0  # number of lines that lack the step, or gamma, lambda or u of a site
     missing: list[str] = field(default_factory=list)  # notes on what could not be read
     label: str = ""  # name of the run within a comparison
 
@@ -78,7 +78,7 @@ class SavedRun:
         return {k: v for k, v in self.settings.items() if k not in SETTINGS or v != SETTINGS[k].default}
 
     def last(self, quantity: str) -> list[float]:
-        """Return the last value of each site."""
+        """Return the last value of a quantity for each site."""
         return [site[-1] if site else math.nan for site in self.values[quantity]]
 
     def largest_gamma(self) -> list[tuple[int, float]]:
@@ -122,19 +122,19 @@ class SavedRun:
 
 
 def to_number(value: Any) -> float:
-    """Return NaN for infinities and for anything that is not a number."""
+    """Return a number as a float, and NaN for infinities and for anything that is not a number."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     return math.nan
 
 
 def to_numbers(values: Any) -> list[float]:
-    """Return an empty list for anything that is not a list."""
+    """Apply `to_number` to each element of a list; return an empty list for anything that is not a list."""
     return [to_number(value) for value in values] if isinstance(values, list) else []
 
 
 def pick_evenly(length: int, most: int) -> list[int]:
-    """Return at most ``most`` evenly spaced positions of a series, including the last one."""
+    """Return at most ``most`` evenly spaced indices into a series of this length, including the last index."""
     every = max(1, -(-length // most))
     return list(range(length - 1, -1, -every))[::-1]
 
@@ -160,7 +160,9 @@ def open_run(folder: Path) -> tuple[SavedRun, TraceReader]:
 
 
 def _build_config(settings: Mapping[str, Any], missing: list[str]) -> Config:
-    """Return the settings that this version has. The run may come from an older or a newer one."""
+    """Return the settings that this version knows, and add a note on the others to ``missing``.
+
+    The run may come from an older or a newer version."""
     known = {key: value for key, value in settings.items() if key in SETTINGS}
     if unknown := settings.keys() - known.keys():
         missing.append(f"unknown settings: {', '.join(sorted(unknown))}")
@@ -168,7 +170,7 @@ def _build_config(settings: Mapping[str, Any], missing: list[str]) -> Config:
         return Config(**known)
     except ConfigError as error:
         wrong = {key for key, _ in error.problems}
-        if "mode" in wrong:  # verdicts depend on it
+        if "mode" in wrong:  # verdicts depend on the mode, so it cannot be left out
             raise
     missing.append(f"settings with unknown values: {', '.join(sorted(wrong))}")
     return Config(**{key: value for key, value in known.items() if key not in wrong})
@@ -198,7 +200,7 @@ def read_run(folder: Path, label: str = "") -> SavedRun:
 
 
 def find_run(where: Path | None) -> Path:
-    """Return the folder of one run: ``where`` itself, or the newest run in it; without ``where``, in .ace/runs."""
+    """Return the folder of one run: ``where`` itself, or the newest run in it. Default: the newest in .ace/runs."""
     if where is not None and where.name in (LINES, ABOUT) and where.is_file():
         where = where.parent
     if where is not None and not where.is_dir():
@@ -213,7 +215,7 @@ def find_run(where: Path | None) -> Path:
 
 
 def default_runs(home: Path = Path()) -> Path:
-    """Return the folder that new runs are written to: ACE_RUNS, or .ace/runs in ``home``."""
+    """Return the folder for new runs: the value of the environment variable ACE_RUNS, or .ace/runs in ``home``."""
     return Path(os.environ.get("ACE_RUNS") or home / RUNS)
 
 

@@ -38,12 +38,12 @@ class Status:
     upstream_parameters: int
     ace_parameters: int
     stem_parameters: int
-    """Number of parameters that are shared by several branches; part of ``ace_parameters``."""
+    """Number of parameters that several branches share; ``ace_parameters`` includes them."""
     sites: tuple[SiteStatus, ...]
     verdict: str = ""
-    """A sentence on the whole run, with what to do; empty if there is nothing to say."""
+    """A sentence about the whole run that says what to do; empty if there is nothing to say."""
     branches_in_eval: bool = False
-    """True if ``model.eval()`` includes the branches, so that they are deployed."""
+    """True if branches stay active after ``model.eval()``, and so are part of the deployed model."""
 
     def __str__(self) -> str:
         if not self.sites:

@@ -1,4 +1,4 @@
-"""Formats numbers and builds tables as plain text. The terminal and the HTML page only render them."""
+"""Formats numbers and builds tables as plain text, which other modules render in the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return ``42 s``, ``7 min`` or ``2.5 h``."""
+    """Format a duration in seconds, minutes or hours: ``42 s``, ``7 min`` or ``2.5 h``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def format_count(count: int, word: str) -> str:
-    """Return ``1 step`` or ``1,200 steps``."""
+    """Format a count with its word, in the plural if needed: ``1 step`` or ``1,200 steps``."""
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
@@ -63,7 +63,7 @@ def build_site_table(
 ) -> TableData:
     """Return the table of sites: name, gamma, an optional picture of gamma, lambda, u and the verdict.
 
-    Strict and scheduled mode have no slack u. The column of verdicts is left out if there are none.
+    Strict and scheduled mode have no slack u, so its column is left out; so is that of verdicts if there are none.
     """
     numbers = ("gamma", "lambda", "u") if mode in ("bounded", "resilient") else ("gamma", "lambda")
     judged = any(site.verdict for site in sites)

@@ -16,7 +16,7 @@ from .tables import TableData, build_site_table, format_count, format_duration, 
 from .trace import shorten_path
 from .verdicts import RunOutcome, judge_saved
 
-WIDTH = 500  # columns where there is no terminal: names that are broken into two lines cannot be searched for
+WIDTH = 500  # characters per line without a terminal, so that no name is broken and all can be searched for
 
 
 def open_console(stderr: bool = False) -> Console:
@@ -28,7 +28,7 @@ def open_console(stderr: bool = False) -> Console:
 
 
 def make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
-    """Return an empty table. Cells wrap in a narrow terminal, except the names in the first column: none is cut off."""
+    """Return an empty table. In a narrow terminal its cells wrap, except those of the first column, which has names."""
     table = Table(header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold", no_wrap=not table.columns)
@@ -37,7 +37,7 @@ def make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def render_table(data: TableData) -> Table:
-    """Return a table for rich."""
+    """Return a rich table with this data."""
     table = make_table(*data.headers, numbers=list(data.numbers))
     for row in data.rows:
         table.add_row(*map(escape, row))

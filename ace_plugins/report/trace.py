@@ -1,6 +1,6 @@
 """Files of a run: ``run.json`` and ``trace.jsonl`` in ``.ace/runs/<time>-<adapter>/``.
 
-Each line is handed to the operating system when it is written, so a killed process loses none of them. The folder is
+Each line of the trace is passed to the operating system at once, so a killed process loses no line. The folder is
 created at the first training step: a model that is never trained leaves nothing behind.
 """
 
@@ -31,7 +31,7 @@ class TraceFile:
     def write(self, line: Mapping[str, Any]) -> None:
         """Append one line, with the seconds since the run started."""
         line = {"step": line["step"], "seconds": round(time.time() - self.started, 3), **line}
-        # Opened for each line: no handle leaks when a model is dropped, and none is shared with a forked worker.
+        # The file is opened for each line, so no file stays open after a model is deleted or in a forked process.
         with (self.folder / LINES).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -89,7 +89,7 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Returns:
         One dict per line, with ``step``, ``seconds`` since the start, and ``gamma``, ``lambda`` and ``u``: one number
-        per site, in the order of ``sites`` in ``run.json``, or None where it is not finite. Lines may also have
+        per site, in the order of ``sites`` in ``run.json``, or None if the number is not finite. Lines may also have
         ``loss``, ``gradient`` (per site), ``lr`` (per parameter group), ``error`` (equivariance
         error), ``landed`` (newly landed sites) and ``event`` (a message). The last line of a finished run has
         ``finished``, ``verdicts`` (one per site) and ``verdict`` (of the run).
@@ -104,12 +104,12 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return None for a number that JSON cannot hold."""
+    """Return the number, or None for NaN and infinities, which JSON cannot hold."""
     return value if math.isfinite(value) else None
 
 
 def shorten_path(path: str | os.PathLike[str]) -> str:
-    """Return the path relative to the current folder, where there is one."""
+    """Return the path relative to the current folder, if that is possible, else the path itself."""
     try:
         return os.path.relpath(path)
     except (OSError, ValueError):  # the current folder was deleted, or is on another drive
@@ -117,7 +117,7 @@ def shorten_path(path: str | os.PathLike[str]) -> str:
 
 
 def create_run_folder(runs: Path, adapter: str) -> Path:
-    """Create a folder for a run that starts now. Runs that start in the same second get different ones."""
+    """Create a folder for a run that starts now. Runs that start in the same second get different folders."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{adapter}"
     number = 1
     while True:

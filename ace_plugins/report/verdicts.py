@@ -1,7 +1,8 @@
 """Derives verdicts on each site and on the whole run from the history of gamma, lambda and u.
 
-strict: the symmetry fits the data if gamma goes to 0 and stays there. The data breaks it if gamma keeps swinging about
-0, or settles elsewhere while lambda keeps growing. resilient: u measures how far the data breaks it.
+In strict mode, the symmetry fits the data if gamma goes to 0 and stays there. The data breaks the symmetry if gamma
+keeps swinging about 0, or becomes constant elsewhere while lambda keeps growing. In resilient mode, u measures how far
+the data breaks the symmetry.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from ..settings.config import Config
 from .runs import QUANTITIES, SavedRun, pick_evenly
 from .trace import finite_or_none
 
-NEAR = 0.05  # |gamma| below this counts as 0: the branch adds little beside f_eq
-HELD = 0.7  # with |lambda| / s above this, a landed gamma would leave 0 again: most of its gradient is not noise
-FEWEST_GRADIENTS = 12  # fewer gradients at 0 have no reliable mean: they may all have the same sign by chance
-FEWEST_STEPS = 40  # in fewer steps gamma cannot land, whatever the budget
-LANDING_STEPS = 30  # steps that landing takes after the horizon, in a short run
-FEWEST = 12  # fewer points of a history show no trend
-FEWEST_TO_BREAK = 64  # with fewer points, a constant gamma may not have begun to move
-DRIFT = 0.25  # lambda counts as settled if it changes by less than this share in half a run
-POINTS = 256  # points of a saved run that verdicts are derived from: as many as a run in progress keeps
+NEAR = 0.05  # a smaller |gamma| counts as 0: the branch then adds little to the equivariant layer
+# Above this |lambda| / s (see `Evidence`) a landed gamma would leave 0 again: most of its gradient is not noise.
+HELD = 0.7
+FEWEST_GRADIENTS = 12  # fewer gradients at gamma = 0 give no reliable mean: all may have the same sign by chance
+FEWEST_STEPS = 40  # smallest number of steps in which gamma can land, whatever the budget is
+LANDING_STEPS = 30  # number of steps from the end of the horizon until gamma lands, in a short run
+FEWEST = 12  # smallest number of points of a history that shows a trend
+FEWEST_TO_BREAK = 64  # with fewer points, a constant gamma is no evidence: it may not have begun to move
+DRIFT = 0.25  # lambda counts as constant if it changes by less than this share of its size in half a run
+POINTS = 256  # number of points of a saved run that are used for verdicts; a run in progress keeps as many
 
 FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
 SCHEDULED, LANDED, SETTLED = "scheduled", "landed", "settled"
@@ -54,7 +56,7 @@ _MEANINGS = {
 
 
 def explain(verdict: str, mode: str) -> str:
-    """Return a verdict as a sentence with what to do; empty for verdicts of other versions."""
+    """Explain a verdict in a sentence that says what to do; return "" for verdicts that this version does not know."""
     return _MEANINGS.get((verdict, mode)) or _MEANINGS.get((verdict, ""), "")
 
 
@@ -66,7 +68,7 @@ class SiteOutcome:
     gamma: float
     lambda_: float
     u: float
-    verdict: str = ""  # empty if nothing is known
+    verdict: str = ""  # empty if there is none
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-compatible data."""
@@ -76,15 +78,15 @@ class SiteOutcome:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """The outcome of a run."""
+    """The outcome of a run: the outcome of each site, and advice."""
 
     mode: str
     sites: Sequence[SiteOutcome]
-    advice: str = ""  # a sentence on the whole run, with what to do; empty if there is nothing to say
+    advice: str = ""  # a sentence about the whole run that says what to do; may be empty
 
     @property
     def meanings(self) -> dict[str, str]:
-        """Each verdict in use, explained."""
+        """Mapping from each verdict that a site has to its explanation."""
         return {word: explain(word, self.mode) for word in dict.fromkeys(s.verdict for s in self.sites) if word}
 
     def find_sites(self, verdict: str) -> list[str]:
@@ -98,14 +100,14 @@ class Evidence:
 
     config: Config
     sites: Sequence[str]
-    history: Sequence[Sequence[Sequence[float]]]  # for each site its gammas, its lambdas and its us
+    history: Sequence[Sequence[Sequence[float]]]  # for each site three series: gamma, lambda, u
     steps: int
     landed: Collection[int] = ()  # indices of landed sites
-    held: Sequence[float] = ()  # |lambda| / s of each site
+    held: Sequence[float] = ()  # |lambda| / s of each site; s is the typical size of the loss's gradient at gamma
     gradients: float = math.inf  # number of gradients that ``held`` is computed from
-    frames: bool = False  # the run trained in random frames
+    frames: bool = False  # True if the run trained in random frames
     budget: int | None = None  # number of steps that the run was expected to have
-    ended: bool = True  # a run in progress gets no advice
+    ended: bool = True  # False for a run in progress, which gets no advice
 
 
 def judge(evidence: Evidence) -> RunOutcome:
@@ -139,7 +141,7 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     evidence = Evidence(config, run.sites, history, run.length, landed, held, run.averaged, frames)
     steps = budget if isinstance(budget, int) else None
     found = judge(replace(evidence, budget=steps, ended=run.end is not None))
-    # A site that landed by itself is judged only if the trace has the evidence of its landing.
+    # In the paced loop, the verdict on a landed site needs |lambda| / s at its landing. Without it: LANDED.
     unknown = landed - run.held.keys() if config.paced else ()
     known = [site.verdict == DIVERGED or n not in unknown for n, site in enumerate(found.sites)]
     judged = [s if ok else replace(s, verdict=LANDED) for s, ok in zip(found.sites, known, strict=True)]
@@ -147,7 +149,7 @@ def judge_saved(run: SavedRun) -> RunOutcome:
 
 
 def _has_landed(config: Config, run: SavedRun, number: int, gamma: Sequence[float]) -> bool:
-    """Return whether a site has landed: in the paced strict loop by its gamma, otherwise by the number of steps."""
+    """Return whether a site has landed. In the paced strict loop its gamma shows this, else the number of steps."""
     if config.mode == "strict" and config.paced:
         return gamma[-1] == 0 and (number in run.held or (len(gamma) > 1 and gamma[-2] == 0))
     return config.has_landed(run.length)
@@ -164,7 +166,7 @@ def _judge_site(evidence: Evidence, number: int) -> str:
     if not config.paced:
         return word
     if config.mode == "strict" and not landed and word in (FITS, BREAKS):
-        return MOVING  # a paced gamma lands by itself, unless the run was too short
+        return MOVING  # the paced loop brings every gamma to 0, unless the run was too short
     if evidence.frames and word in (FITS, CUT, BREAKS):
         return LANDED if landed else SETTLED
     if landed and word in (FITS, CUT):
@@ -179,9 +181,9 @@ def _bound(config: Config, u: Sequence[float]) -> float:
 def judge_course(
     mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False
 ) -> str:
-    """Return the verdict on one site from its gammas and lambdas alone.
+    """Return the verdict on one site from its values of gamma and lambda over time alone.
 
-    ``bound`` is the value that |gamma| may have at the end: u or epsilon.
+    ``bound`` is the largest |gamma| that is allowed at the end: u or epsilon.
     """
     if not all(map(math.isfinite, (*gamma, *lambda_, bound))):
         return DIVERGED
@@ -199,8 +201,8 @@ def judge_course(
         return MOVING
     if mode == "bounded":
         return BREAKS if now > 0.9 * bound else FITS
-    unused = bound > NEAR and now < 0.5 * bound  # slack that gamma does not use slowly returns to 0
-    if unused or _spread(lambda_, 4) > DRIFT * _size(lambda_):  # u follows lambda
+    unused = bound > NEAR and now < 0.5 * bound  # gamma needs less slack than u; u then slowly goes to 0
+    if unused or _spread(lambda_, 4) > DRIFT * _size(lambda_):  # u follows lambda, so u changes too
         return FITS if now <= NEAR and (unused or bound <= NEAR) else MOVING
     return FITS if bound < 0.01 else BREAKS
 
@@ -212,7 +214,7 @@ def _judge_strict(gamma: Sequence[float], lambda_: Sequence[float]) -> str:
     half = gamma[-2 * quarter :]
     if min(half) < -0.5 * NEAR and max(half) > 0.5 * NEAR:
         return _judge_swing(gamma)
-    # Over half a run: a slow gamma, or one at a turning point, moves little in a shorter time.
+    # Changes are measured over half a run: a slow gamma, or one at a turning point, moves little in a shorter time.
     stays = _spread(gamma, 4) <= 0.1 * min(abs(gamma[-1]), abs(gamma[-1] - gamma[0]))
     grows = _spread(lambda_, 2) > 0.05 * _size(lambda_)
     return BREAKS if stays and grows and len(gamma) >= FEWEST_TO_BREAK else MOVING
@@ -270,7 +272,7 @@ def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
 
 
 def _spread(values: Sequence[float], eighths: int) -> float:
-    """Return the range of the means of the last eighths of a series, so that noise averages out."""
+    """Return the largest minus the smallest mean of the last ``eighths`` eighths of a series. Means reduce noise."""
     length = len(values) // 8
     ends = [len(values) - number * length for number in range(eighths)]
     means = [_mean(values[end - length : end]) for end in ends]

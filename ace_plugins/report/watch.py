@@ -23,17 +23,17 @@ from .trace import shorten_path
 from .verdicts import SiteOutcome
 
 SECONDS = 1.0  # default time between two reads of the trace
-RECENT = 30  # number of lines that the pace is computed from
-QUIET = 60.0  # seconds without a line after which the view says so
-LOOKS = 5  # number of reads after which a newer run is searched for
-BAR = 16  # letters
+RECENT = 30  # number of last lines of the trace that the steps per second are computed from
+QUIET = 60.0  # seconds without a new line after which the view shows how long there has been none
+LOOKS = 5  # number of reads of the trace between two searches for a newer run
+BAR = 16  # length of the longest bar, in characters
 
 
 class RunWatcher:
     """The state of a run, updated by every `look` at its trace."""
 
     def __init__(self, folder: Path, *, runs: Path | None = None, clock: Callable[[], float] = time.time) -> None:
-        """Open a run. If ``runs`` is given, a newer run in that folder replaces it."""
+        """Open a run. If ``runs`` is given, a newer run in the folder ``runs`` replaces this run."""
         self.runs = runs
         self._clock = clock
         self._looks = 0
@@ -60,7 +60,7 @@ class RunWatcher:
             self._heard = self._clock()
 
     def draw(self, rows: int | None = None) -> Group:
-        """Return the state for rich. ``rows`` limits the table to the sites with the largest |gamma|."""
+        """Return the state for printing with rich. At most ``rows`` sites are shown: those with the largest |gamma|."""
         run = self.run
         parts = [
             Text.from_markup(f"[bold]{escape(run.title)}[/]  {escape(shorten_path(run.folder))}"),
@@ -114,7 +114,7 @@ class RunWatcher:
 
 
 def draw_bar(value: float, full: float) -> str:
-    """Return |value| relative to ``full`` as a bar; - marks a negative value."""
+    """Return a bar whose length is |value| relative to ``full``; a "-" after the bar marks a negative value."""
     if not math.isfinite(value):
         return ""
     filled = min(BAR, math.ceil(BAR * abs(value) / full))
@@ -122,7 +122,7 @@ def draw_bar(value: float, full: float) -> str:
 
 
 def follow(watcher: RunWatcher, *, seconds: float = SECONDS, until: Callable[[], bool] = lambda: False) -> None:
-    """Show the run until Ctrl-C, or until ``until`` returns True. Without a terminal, print a line per change."""
+    """Show the run until Ctrl-C, or until ``until`` returns True. Without a terminal, print a line for each change."""
     console = Console(highlight=False, soft_wrap=True)
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
