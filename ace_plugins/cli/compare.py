@@ -23,7 +23,7 @@ from .options import ScriptCommand, adapters_or_files, as_json, print_json
 
 
 class CompareCommand(ScriptCommand):
-    """A command with ADAPTER or FILE and options before '--', and the script's words after it."""
+    """A command with ADAPTER or FILE and options before '--', and a script with its arguments after '--'."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         place = args.index("--") if "--" in args else len(args)

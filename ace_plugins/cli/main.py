@@ -33,7 +33,7 @@ COMMANDS = {
     "status": ("scripts", "status", "Show whether and how a checkout is patched."),
     "watch": ("reports", "watch", "Watch a run in the terminal while it trains."),
 }
-"""Module, attribute and summary of each command. Adapters of cloned upstreams add a command each."""
+"""Mapping from each command to its module, attribute and summary. Each adapter of a cloned upstream adds a command."""
 
 COMPLETION = """\b
 To complete commands, adapters and options with TAB, add this line to ~/.bashrc:
@@ -42,7 +42,7 @@ In zsh use zsh_source; in fish: _ACE_PATCH_COMPLETE=fish_source ace-patch | sour
 
 
 class Commands(click.Group):
-    """A group that imports commands on use, prints errors in one line with exit code 2, and suggests near names."""
+    """A group that imports a command when it is called, prints errors in one line, and suggests similar names."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -122,7 +122,7 @@ def main(prog_name: str = "ace-patch") -> None:
     shown: set[str] = set()
 
     def show_warning(message: Any, category: type[Warning], filename: str, lineno: int, *more: Any) -> None:
-        """Print each warning once, and ACE's own in one line."""
+        """Print each warning only once. A warning of ACE takes one line, without the source code."""
         ours = issubclass(category, AceWarning)
         text = f"ace-patch: {message}" if ours else warnings.formatwarning(message, category, filename, lineno)
         if text not in shown:
@@ -145,7 +145,7 @@ def main(prog_name: str = "ace-patch") -> None:
 
 
 def _print_error(error: AceError) -> None:
-    """Print the error in one line, and the details of a CheckoutError in a line each."""
+    """Print the error in one line, and each detail of a CheckoutError in a further line."""
     details = error.details if isinstance(error, CheckoutError) else ()
     message = error.message if isinstance(error, CheckoutError) else str(error)
     click.echo(f"ace-patch: {' '.join(message.split())}{':' if details else ''}", err=True)

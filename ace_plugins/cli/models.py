@@ -115,7 +115,7 @@ def audit(
 
 
 def _print_audit(example: ExampleAudit, *, every: bool) -> None:
-    """Print the layers down to the sites and those in which the error starts, or ``every`` layer."""
+    """Print the layers down to the depth of the sites, and all layers in which the error starts; or ``every`` layer."""
     out = open_console()
     found = example.found
     weights = f"weights of {example.checkpoint}" if example.checkpoint else "initial weights"

@@ -24,7 +24,7 @@ class ScriptCommand(click.Command):
     """A command that ends with a script and its arguments, for which the shell completes files and no options."""
 
     def begin_script(self, ctx: click.Context) -> None:
-        """Mark the rest of the command line as the script's."""
+        """Mark the rest of the command line as part of the script's command."""
         ctx.meta[_SCRIPT] = True
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
@@ -39,7 +39,7 @@ def _in_script(ctx: click.Context) -> bool:
 
 
 def files(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    """Complete paths, which the shell does itself."""
+    """Let the shell complete paths."""
     return [CompletionItem(incomplete, type="file")]
 
 
@@ -54,7 +54,7 @@ def adapters_or_files(ctx: click.Context, param: Any, incomplete: str) -> Items:
 
 
 def presets(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    """Complete presets of the adapter named before, as a word of the command or as the command itself."""
+    """Complete presets of the adapter, which is an argument of the command (run) or the command itself (segnn)."""
     words = ctx.params.get("words") or (ctx.info_name or "",)
     try:
         own = registry().adapter(words[0]).presets
@@ -64,7 +64,7 @@ def presets(ctx: click.Context, param: Any, incomplete: str) -> Items:
 
 
 def matching(known: Iterable[tuple[str, str]], incomplete: str) -> Items:
-    """Return the words, given with their help, that start with ``incomplete``."""
+    """Return the words that start with ``incomplete``. ``known`` has pairs of a word and its help text."""
     return [CompletionItem(word, help=text or None) for word, text in known if word.startswith(incomplete)]
 
 
@@ -77,7 +77,7 @@ def print_json(value: Any) -> None:
 
 
 def show(found: Any, as_json: bool, print_tables: Callable[[Any], None]) -> None:
-    """Print a result as JSON or tables, and exit with 1 if it has problems."""
+    """Print a result as JSON or as tables, and exit with code 1 if the result lists problems."""
     if as_json:
         print_json(found.to_dict())
     else:
@@ -87,7 +87,7 @@ def show(found: Any, as_json: bool, print_tables: Callable[[Any], None]) -> None
 
 
 class SettingType(click.ParamType):  # type: ignore[type-arg]
-    """The value of a setting."""
+    """Parameter type of an option that gives the value of a setting."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -120,7 +120,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def collect_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that were given."""
+    """Return the settings that were given on the command line."""
     given = {name: value for name, value in options.items() if value is not None}
     if given.pop("cpu", False):
         given["device"] = "cpu"

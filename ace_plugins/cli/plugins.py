@@ -100,7 +100,7 @@ def new_adapter(ctx: click.Context, name: str, into: Path, as_json: bool) -> Non
 
 
 def _call_hook(hook: str) -> Iterator[tuple[Plugin, Any]]:
-    """Yield the hook's result of every adapter that has it; warn about adapters that fail."""
+    """Call a hook of every adapter that implements it and yield the results; warn about adapters that fail."""
     for plugin in registry().adapters:
         if plugin.has(hook):
             try:
@@ -112,7 +112,7 @@ def _call_hook(hook: str) -> Iterator[tuple[Plugin, Any]]:
 
 
 class AdapterCommands(click.Group):
-    """A group of commands that adapters provide, listed with their whole first sentence."""
+    """A group of commands that adapters provide. Its help shows the whole first sentence of each command's help."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
@@ -122,7 +122,7 @@ class AdapterCommands(click.Group):
 
 
 class Demos(AdapterCommands):
-    """The demos of adapters; without a name all of them run."""
+    """The group of the adapters' demos. If no demo is named, all of them run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [plugin.name for plugin in registry().adapters if plugin.has("ace_demo")]
@@ -169,7 +169,7 @@ def demo(ctx: click.Context) -> None:
 
 
 class Datasets(AdapterCommands):
-    """The data sets that adapters generate. If two adapters provide the same name, the first is used."""
+    """The group of data sets that adapters generate. If two adapters use the same name, the first adapter's counts."""
 
     def _commands(self) -> dict[str, click.Command]:
         found: dict[str, click.Command] = {}

@@ -1,4 +1,4 @@
-"""Commands that make scripts train with ACE: ``run``, and for checkouts ``segnn`` etc., ``status`` and ``revert``."""
+"""Commands that train scripts with ACE: ``run``, and for checkouts ``status``, ``revert`` and one per adapter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes as a d
 
 
 def patch_command(name: str) -> click.Command:
-    """Make the command of an adapter with a cloned upstream, such as ``ace-patch segnn``."""
+    """Make the command that patches a checkout for an adapter, such as ``ace-patch segnn``."""
     adapter = registry().adapter(name)
     clone = require_checkout(adapter)
 
@@ -84,7 +84,7 @@ def _print_patching(adapter: Plugin, plan: PatchPlan) -> None:
 
 
 def _format_settings(file: SettingsFile, config: Config) -> str:
-    """Format the preset, its summary and every other setting in the file."""
+    """Format the preset, the summary of the settings, and settings in the file that the summary leaves out."""
     preset = [f"preset {file.settings['preset']}"] if "preset" in file.settings else []
     in_summary = ("preset", "mode", "budget", "dual_lr", "dual_optimizer")
     others = [f"{key} {value}" for key, value in file.settings.items() if key not in in_summary]
@@ -150,7 +150,7 @@ def _print_state(found: State) -> None:
 
 
 class RunCommand(ScriptCommand):
-    """A command with ADAPTER and options first; everything from the script's name on belongs to the script."""
+    """A command with ADAPTER and options first. The script's name and everything after it belong to the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = False
@@ -158,7 +158,7 @@ class RunCommand(ScriptCommand):
         rest = super().parse_args(ctx, args[1:] if named else args)
         words = list(ctx.params["words"])
         adapter = args[0] if named else words.pop(0) if words else None
-        if words or "--" in args or (adapter is not None and not named):  # no options after both
+        if words or "--" in args or (adapter is not None and not named):  # only the script's words follow
             self.begin_script(ctx)
         if ctx.resilient_parsing:  # completion of an unfinished line
             ctx.params["words"] = () if adapter is None else (adapter, *words)

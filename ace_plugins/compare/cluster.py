@@ -20,11 +20,11 @@ from .store import LOG, Store, TrialResult
 from .trial import TICK, Event, Task, perform
 
 SMALL = 64 * 2**20
-"""Total bytes of data that are sent with a task; further files are linked."""
+"""Largest total size, in bytes, of the data files that are sent with a task. Further files are linked."""
 
 
 class RayBackend:
-    """Runs trials on Ray: a cluster at an address, or one on this machine for the address "ray"."""
+    """Runs trials on the Ray cluster at an address. The address "ray" starts a cluster on this machine."""
 
     def __init__(self, address: str, jobs: int) -> None:
         try:
@@ -36,7 +36,7 @@ class RayBackend:
         self.jobs = jobs
 
     def run(self, store: Store, tasks: Sequence[Task]) -> Generator[Event]:
-        """Run all tasks and yield events as they end."""
+        """Run all tasks, and yield an event whenever a task ends."""
         ray = self.ray
         self._connect(max((task.threads for task in tasks), default=1))
         try:
@@ -81,7 +81,7 @@ class RayBackend:
 
 
 def pack(contents: Contents) -> tuple[bytes, dict[str, str]]:
-    """Return an archive of the code and small data, and the paths of the data to link by name."""
+    """Return an archive of the code and small data, and a mapping from names of large data files to their paths."""
     links, budget = {}, SMALL
     names = list(contents.copied)
     for name in contents.linked:

@@ -16,7 +16,7 @@ An experiment file is TOML::
     mode = "strict"
     horizon = 0.9
 
-    [paper]                     # optional: published results by run, or one such table per value of [vary]
+    [paper]                     # optional: published result of each run, or one such table per value of [vary]
     off = "5.6"
 """
 
@@ -41,7 +41,7 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
     **{mode: {"mode": mode} for mode in MODES},
     **{preset: {"preset": preset} for preset in PRESETS},
 }
-"""Settings of the runs that need only a name."""
+"""Settings of runs that can be given by their name alone: modes and presets."""
 KEYS = ("adapter", "command", "epochs", "seeds", "vary", "runs", "metrics", "paper", "title", "needs", "hours")
 SEEDS_AT_MOST = 10_000
 
@@ -67,7 +67,7 @@ def parse_runs(text: str) -> dict[str, dict[str, Any]]:
 
 
 def check_runs(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the settings of each run in a table; an empty table means the mode or preset of that name."""
+    """Check and return the settings of each run. A run without settings is the mode or preset of its name."""
     for name, settings in table.items():
         if not isinstance(settings, Mapping):
             raise AceError(f"run {name!r}: expected a table of settings, found {settings!r}")
@@ -109,7 +109,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def parse_metric(text: str, *, higher: bool = False) -> Metric:
-    """Parse ``test=Test MAE: {number}``, or a pattern without a name."""
+    """Parse a metric such as ``test=Test MAE: {number}``: a name and a pattern, or a pattern alone."""
     name, equals, pattern = text.partition("=")
     if not equals or not re.fullmatch(r"[\w -]+", name):
         name, pattern = "metric", text
@@ -119,7 +119,7 @@ def parse_metric(text: str, *, higher: bool = False) -> Metric:
 
 
 def compile_pattern(pattern: str, name: str) -> re.Pattern[str]:
-    """Compile a metric's regular expression, which must have one group."""
+    """Compile a metric's regular expression, which must have exactly one group."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -136,16 +136,16 @@ class Experiment:
 
     adapter: str
     words: tuple[str, ...]
-    """The script's command."""
+    """The script's command: the script and its arguments."""
     runs: Mapping[str, Mapping[str, Any]]
-    """Settings by name. The first run is the baseline."""
+    """Mapping from the name of each run to its settings. The first run is the baseline."""
     seeds: tuple[int, ...] = (1, 2, 3)
     metrics: tuple[Metric, ...] = ()
-    """The first metric is compared. Default: the adapter's metrics."""
+    """Metrics to read from the output. Runs are compared by the first one. Default: the adapter's metrics."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Description: title, requirements, expected hours, and the paper's result for each run."""
     label: str = ""
-    """Name and value of the parameter that varies within a file."""
+    """Name and value of the parameter that varies within an experiment file, such as "samples 1000"."""
 
 
 def read_experiments(path: Path, scale: float = 1.0) -> list[Experiment]:

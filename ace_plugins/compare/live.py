@@ -59,12 +59,12 @@ class Progress:
         return len(self.done) + len(self.failed)
 
     def share(self, trial: Trial) -> float:
-        """Return the finished share of a running trial, 0 while it is unknown."""
+        """Return the finished share of a running trial, from 0 to 1; 0 while it is unknown."""
         reader, script = self.running[trial], self.comparison.script
         return min(1.0, reader.epoch / script.epochs) if script and script.epochs else 0.0
 
     def seconds_left(self) -> float | None:
-        """Estimate the seconds until all trials have ended, or None before the first epoch."""
+        """Estimate the seconds until all trials have ended. Returns None before the first epoch."""
         lengths = [result.seconds for result in self.done.values()]
         lengths += [reader.seconds / share for trial, reader in self.running.items() if (share := self.share(trial))]
         left = len(self.comparison.trials) - self.ended
@@ -78,7 +78,7 @@ class Progress:
 
 
 class Screen(Progress):
-    """Live table of runs by seeds, each cell a result or a share, with a progress bar."""
+    """Live table with a row per run and a column per seed, and a progress bar. Cells show results or progress."""
 
     def __enter__(self) -> Screen:
         from rich.console import Console

@@ -28,7 +28,7 @@ Curve = Sequence[Sequence[float]]
 
 
 def draw_curves(comparison: Comparison, results: Sequence[TrialResult], path: Path) -> bool:
-    """Draw each seed as a thin line and their mean as a thick one. Returns False if there are no curves."""
+    """Draw a thin line for each seed and a thick one for each run's mean. Returns False if there are no curves."""
     metric = comparison.metrics[0]
     curves = {run: _select_curves(results, run, metric.name) for run in comparison.runs}
     values = sorted(value for run in curves.values() for curve in run for _, value in curve if math.isfinite(value))
@@ -66,13 +66,13 @@ def draw_curves(comparison: Comparison, results: Sequence[TrialResult], path: Pa
 
 
 def _select_curves(results: Sequence[TrialResult], run: str, metric: str) -> list[Curve]:
-    """Return the curves of a run's seeds that have at least two points."""
+    """Return a run's curves, one per seed, without curves of fewer than two points."""
     curves = [result.curves.get(metric, []) for result in results if result.run == run]
     return [curve for curve in curves if len(curve) > 1]
 
 
 def _mean_curve(curves: Sequence[Curve]) -> list[float]:
-    """Return the mean over seeds per evaluation, up to the end of the shortest curve."""
+    """Return the mean over seeds at each evaluation, up to the end of the shortest curve."""
     return [sum(point[1] for point in points) / len(curves) for points in zip(*curves, strict=False)]
 
 
@@ -112,7 +112,7 @@ def render_comparison(result: ComparisonResult) -> Markup:
 
 
 def _draw_charts(result: ComparisonResult) -> list[Chart]:
-    """Draw the mean over seeds of every metric by evaluation."""
+    """Draw one chart per metric, which shows the mean over seeds at each evaluation."""
     charts = []
     for metric in result.comparison.metrics:
         series = []

@@ -23,14 +23,14 @@ from ..run.launch import find_checkout
 from .experiment import Experiment, compile_pattern
 
 LARGE = 2**20
-"""Size in bytes from which a file counts as data and is linked."""
+"""Smallest size in bytes of a file that counts as data and is linked instead of copied."""
 WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")
-"""File types that are always copied."""
+"""File types that are copied whatever their size, because scripts tend to write such files again."""
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
 DESCRIPTION = "comparison.json"
 """File that describes a comparison. Folders that contain it hold results and are not copied."""
 SPARE = 50 * 2**20
-"""Bytes to leave free on the disk."""
+"""Number of bytes that must stay free on the disk after all copies are made."""
 SEED = "{seed}"
 
 
@@ -58,9 +58,10 @@ class Contents:
         return contents
 
     def fingerprint(self) -> str:
-        """Hash the content of the code, and the sizes and times of the data.
+        """Hash the content of the copied files, and the sizes and modification times of the linked files.
 
-        In a git clone only tracked files and ``.py`` and ``.toml`` files count, not the output of earlier runs.
+        Copied files in a git clone are left out if they are neither tracked nor ``.py`` or ``.toml`` files: they may be
+        output of earlier runs.
         """
         digest = hashlib.sha256()
         tracked = _list_tracked(self.root)
@@ -91,7 +92,7 @@ class Contents:
             ) from None
 
     def check_space(self, target: Path, copies: int) -> None:
-        """Raise AceError if the disk has too little free space for so many copies."""
+        """Raise AceError if the disk of ``target`` has too little free space for this number of copies."""
         free, needed = shutil.disk_usage(target).free, copies * self.bytes + SPARE
         if free < needed:
             raise AceError(
@@ -101,7 +102,7 @@ class Contents:
 
 
 def _list_tracked(root: Path) -> set[str] | None:
-    """Return the files that git tracks in this folder, or None without a clone or git."""
+    """Return the files that git tracks in this folder, or None if it is no git clone or git cannot be run."""
     if not (root / ".git").exists():
         return None
     try:
@@ -112,7 +113,7 @@ def _list_tracked(root: Path) -> set[str] | None:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield all files below a folder, following links to folders, each folder once."""
+    """Yield all files below a folder. Links to folders are followed, but no folder is visited twice."""
     seen: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
@@ -150,11 +151,11 @@ class Comparison(Experiment):
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials, seed by seed, so that an interrupted comparison has complete seeds."""
+        """All trials, ordered by seed, so that an interrupted comparison has all runs of its first seeds."""
         return [Trial(run, seed) for seed in self.seeds for run in self.runs]
 
     def command(self, trial: Trial) -> list[str]:
-        """Return the script's command with the trial's seed in it, where the command takes one."""
+        """Return the script's command, with the trial's seed if the command takes a seed."""
         words = [word.replace(SEED, str(trial.seed)) for word in self.words]
         if self.script is not None and self.script.seed and not self._has_seed:
             words += [self.script.seed, str(trial.seed)]
@@ -173,12 +174,12 @@ class Comparison(Experiment):
         return None if in_command else trial.seed - 1
 
     def fingerprint(self) -> str:
-        """Hash the script and its command. Runs and seeds do not count, so that they can be added later."""
+        """Hash the script and its command. The hash ignores runs and seeds, so that these can be added later."""
         parts = [self.adapter, list(self.words), self.below, self.contents.fingerprint()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
 
     def settings_key(self, trial: Trial) -> str:
-        """Hash a run's settings, so that a run with the same name and other settings is another run."""
+        """Hash a run's settings, so that results are not reused for a run with the same name but other settings."""
         settings = json.dumps(self.runs[trial.run], sort_keys=True, default=str)
         return hashlib.sha256(settings.encode()).hexdigest()[:6]
 

@@ -43,7 +43,7 @@ class ComparisonResult:
     results: Sequence[TrialResult]
     """Metrics and curves of each finished trial (one run with one seed)."""
     failed: Mapping[str, str] = field(default_factory=dict)
-    """Error message of each failed trial, by name ("strict seed 2")."""
+    """Mapping from the name of each failed trial, such as "strict seed 2", to its error message."""
     folder: Path = Path()
     """Folder of the results, with a log per trial."""
     picture: Path | None = None
@@ -51,12 +51,12 @@ class ComparisonResult:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """One row of the table per run: values by seed, mean, spread, time ratio and equivariance error."""
+        """One row per run: the value for each seed, mean, spread, time ratio and equivariance error."""
         return summarise(self.results, list(self.comparison.runs), self.comparison.metrics)
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """Change of each run against the first one, with a bootstrap interval over seeds."""
+        """Change of each run compared with the first run, with a bootstrap interval over seeds."""
         return compare_runs(self.rows, next(iter(self.comparison.runs)), self.comparison.metrics[0])
 
     @property
@@ -76,7 +76,7 @@ class ComparisonResult:
         return [f"{missing} of {total} runs have no result: they failed or have not finished"] if missing else []
 
     def traces(self) -> dict[str, Path]:
-        """Return one trace folder per run, by trial name: that of the first seed that has one."""
+        """Return a mapping from trial names to trace folders, with one trial per run: the first that has a trace."""
         store, traces = Store(self.comparison, self.folder), {}
         for trial in reversed(self.comparison.trials):
             attempts = sorted(store.trial_folder(trial).glob("work-*/ace-runs"), key=lambda path: path.stat().st_mtime)
@@ -116,7 +116,7 @@ class ComparisonResult:
         return f"{metric.name}: mean and standard deviation over seeds, {better} is better."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as JSON-compatible values: the output of ``ace-patch compare --json``."""
+        """Return the outcome as JSON-compatible data, as printed by ``ace-patch compare --json``."""
         return {
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
@@ -151,7 +151,7 @@ def run_comparison(
     """Train a script with several settings and seeds, and compare the results it prints.
 
     Each trial is a process in its own copy of the current folder (or of the script's checkout). Finished trials are
-    reused when the function is called again. Progress is printed on stderr. The same as ``ace-patch compare``::
+    reused when the function is called again. Progress is printed on stderr. ``ace-patch compare`` does the same::
 
         result = run_comparison(
             "schnet", ["train.py", "--epochs=20"], runs="off,strict", metrics=["test=test MAE {number}"]
@@ -164,10 +164,10 @@ def run_comparison(
         adapter: Name of an installed adapter.
         command: The script and its arguments. ``{seed}`` in an argument is replaced by the seed.
         runs: Names of modes and presets separated by commas, with settings after a colon
-            (``"off,strict,mine:horizon=0.1,rho=2x"``), or settings by name. The first run is the baseline.
-        seeds: Number of seeds (3 means 1, 2 and 3), or the seeds.
+            (``"off,strict,mine:horizon=0.1,rho=2x"``), or a mapping from names to settings. The first is the baseline.
+        seeds: Number of seeds (3 means the seeds 1, 2 and 3), or a list of seeds.
         metrics: Patterns of the printed results, as ``name=regex`` with ``{number}`` or another group, or `Metric`
-            objects. The last match counts; the first metric is compared. Default: the adapter's metrics.
+            objects. The last match is the result. The first metric is compared. Default: the adapter's metrics.
         jobs: Number of simultaneous trials. Default: one per GPU, or one per two processors.
         threads: Threads per trial. Default: an equal share of the processors.
         on: ``"here"``, ``"ray"`` for a Ray cluster on this machine, or the address of a Ray cluster.
@@ -175,8 +175,8 @@ def run_comparison(
         picture: File for a picture of the curves (.png, .pdf or .svg).
 
     Returns:
-        The rows of the table, the differences, the conclusions as sentences, and the same as JSON. Failed trials do
-        not raise an exception; they are in `ComparisonResult.failed`.
+        The outcome: rows of the table, differences between runs, and conclusions as sentences. Failed trials do not
+        raise an exception; they are in `ComparisonResult.failed`.
 
     Raises:
         AceError: If an argument is invalid, the script does not exist, or the disk or the Ray cluster is not usable.
@@ -202,7 +202,7 @@ def execute(
     out: str | os.PathLike[str] | None = None,
     picture: str | os.PathLike[str] | None = None,
 ) -> ComparisonResult:
-    """Run the missing trials of a comparison and return its outcome."""
+    """Run the trials of a comparison that have no result yet, and return its outcome."""
     store = Store(comparison, out)
     jobs = choose_jobs(jobs, len(comparison.trials))
     finished = store.load()
@@ -255,7 +255,7 @@ def is_comparison(folder: Path) -> bool:
 
 
 def read_comparison(folder: Path) -> ComparisonResult:
-    """Read the results in a folder, without the script and the adapter.
+    """Read the results in a folder. Neither the script nor the adapter is needed.
 
     Raises:
         AceError: If the folder's description is missing or invalid.

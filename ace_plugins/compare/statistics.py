@@ -1,4 +1,4 @@
-"""Statistics of a comparison: means and spreads by run, and differences to the first run by seed."""
+"""Statistics of a comparison: mean and spread of each run, and its difference to the first run for each seed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Row:
 
     run: str
     values: dict[int, float]
-    """First metric by seed."""
+    """Value of the first metric for each seed; the keys are seeds."""
     others: dict[str, float]
-    """Mean of each other metric."""
+    """Mean over seeds of each other metric; the keys are names of metrics."""
     time: float | None
-    """Time between two evaluations, relative to the first run; None if it is unknown."""
+    """Time between two evaluations, divided by that of the first run; None if it is unknown."""
     equivariance_error: float | None
-    """Mean relative equivariance error; None if it was not measured."""
+    """Relative equivariance error, as a mean over seeds; None if it was not measured."""
 
     @property
     def mean(self) -> float:
@@ -47,12 +47,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """Change of a run against the first run, over the seeds they have in common."""
+    """Change of the first metric from the first run to another run, over the seeds that both have."""
 
     run: str
     base: str
     changes: tuple[float, ...]
-    """Change by seed; negative is better, also for metrics where higher is better."""
+    """Change for each seed. A negative change means better, also for metrics where higher is better."""
     low: float | None
     """Lower end of the bootstrap interval of the mean change; None for a single seed."""
     high: float | None
@@ -67,7 +67,7 @@ class Difference:
 
     @property
     def better(self) -> int:
-        """Number of seeds for which the run is better than the baseline."""
+        """Number of seeds for which the run is better than the first run."""
         return sum(change < 0 for change in self.changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Difference:
         )
 
     def cell(self) -> str:
-        """Format the mean change of the metric for a table."""
+        """Format the mean change for a table. Its sign is that of the metric: plus means a higher value."""
         mean = -self.mean if self.higher else self.mean
         return (f"{100 * mean:+.1f} %" if self.proportional else f"{mean:+.3g}").replace("-", MINUS)
 
@@ -144,7 +144,7 @@ def _median_time(results: Sequence[TrialResult]) -> float | None:
 
 
 def compare_runs(rows: Sequence[Row], base: str, metric: Metric) -> list[Difference]:
-    """Compare every other run with ``base`` over the seeds they have in common."""
+    """Compare every other run with the run ``base``, over the seeds that both have."""
     by_run = {row.run: row for row in rows}
     if base not in by_run:
         return []
@@ -162,7 +162,7 @@ def compare_runs(rows: Sequence[Row], base: str, metric: Metric) -> list[Differe
 
 
 def bootstrap_interval(changes: Sequence[float]) -> tuple[float, float]:
-    """Return the bootstrap interval of the mean, from resampled seeds. Deterministic."""
+    """Return the 95 % bootstrap interval of the mean change, by resampling seeds. The result is reproducible."""
     generator = random.Random(0)
     means = sorted(statistics.fmean(generator.choices(changes, k=len(changes))) for _ in range(RESAMPLES))
     outside = round((1 - COVERED) / 2 * RESAMPLES)

@@ -24,15 +24,15 @@ class TrialResult:
     seed: int
     metrics: dict[str, float]
     curves: dict[str, list[list[float]]] = field(default_factory=dict)
-    """[seconds since the start, value] of every evaluation, by metric."""
+    """Mapping from each metric to its evaluations, each as [seconds since the start, value]."""
     seconds: float = 0.0
-    """Duration of the trial."""
+    """Duration of the trial in seconds."""
     error: float | None = None
     """Last measured relative equivariance error of the deployed model."""
 
     @property
     def seconds_per_evaluation(self) -> float | None:
-        """Median time between two evaluations, or None with fewer than three evaluations."""
+        """Median number of seconds between two evaluations, or None with fewer than three evaluations."""
         times = [point[0] for point in max(self.curves.values(), key=len, default=[])]
         gaps = sorted(after - before for before, after in pairwise(times))
         return gaps[len(gaps) // 2] if len(gaps) > 1 else None
@@ -66,7 +66,7 @@ class Store:
     def describe(self, threads: int) -> int:
         """Write the description of the comparison.
 
-        Returns the number of threads per trial: that of the first call, since it affects floating-point sums.
+        Returns the number of threads per trial. It stays that of the first call, since it affects floating-point sums.
         """
         path = self.folder / DESCRIPTION
         try:

@@ -26,7 +26,7 @@ from .store import LOG, Store, TrialResult
 
 _EPOCH = re.compile(r"epoch\D{0,3}(\d+)", re.IGNORECASE)
 LAST_LINES = 8
-"""Lines at the end of a log that an error quotes."""
+"""Number of lines at the end of a log that an error message quotes."""
 TICK = 0.5
 """Seconds between two checks of the running trials."""
 
@@ -37,13 +37,13 @@ class MetricReader:
     def __init__(self, metrics: Sequence[Metric]) -> None:
         self.metrics = tuple(metrics)
         self.values: dict[str, float] = {}
-        """Last match of each metric."""
+        """Mapping from each metric to its last printed value."""
         self.curves: dict[str, list[tuple[float, float]]] = {metric.name: [] for metric in metrics}
-        """(seconds, value) of every evaluation, by metric."""
+        """Mapping from each metric to its evaluations, each as (seconds since the start, value)."""
         self.epoch = 0
-        """Last epoch number in the output, an estimate of the progress."""
+        """Last epoch number in the output, from which the progress is estimated."""
         self.seconds = 0.0
-        """Time of the last line since the start."""
+        """Time of the last line, in seconds since the start."""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._patterns = [
             (m.name, compile_pattern(m.pattern, m.name), compile_pattern(m.curve or m.pattern, m.name)) for m in metrics
@@ -96,7 +96,7 @@ class Task:
         return [*ace_patch, "--", *self.comparison.command(self.trial)]
 
     def environment(self, traces: Path, device: str | None) -> dict[str, str]:
-        """Return the environment without variables of ACE, which would affect all runs, plus the trial's own ones."""
+        """Return the environment of this process, with the user's variables of ACE replaced by those of the trial."""
         kept = {name: value for name, value in os.environ.items() if name not in VARIABLES and name != SHIFT}
         kept |= {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1", "ACE_RUNS": str(traces)}
         shift = self.comparison.seed_shift(self.trial)
@@ -116,7 +116,7 @@ def perform(
     on_line: Callable[[MetricReader], None] = lambda reader: None,
     device: str | None = None,
 ) -> TrialResult:
-    """Run a trial in ``folder`` to its end. ``lay_out`` fills its working directory."""
+    """Run a trial in ``folder`` until it ends. ``lay_out`` copies the script's files into a new working directory."""
     folder.mkdir(parents=True, exist_ok=True)
     # A process of an earlier attempt may still be writing, so each attempt gets a new folder.
     for old in folder.glob("work-*"):
@@ -180,7 +180,7 @@ class Event:
     reader: MetricReader | None = None
     result: TrialResult | None = None
     failed: str = ""
-    """Error message."""
+    """Error message; empty if the trial did not fail."""
 
 
 def count_processors() -> int:
@@ -190,7 +190,7 @@ def count_processors() -> int:
 
 
 def list_devices() -> tuple[str, ...]:
-    """List the visible GPUs. Calls nvidia-smi, since importing torch takes seconds."""
+    """List the visible GPUs. Calls nvidia-smi instead of torch, because importing torch takes seconds."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return tuple(word.strip() for word in visible.split(",") if word.strip() not in ("", "-1"))
@@ -202,12 +202,12 @@ def list_devices() -> tuple[str, ...]:
 
 
 def choose_jobs(given: int | None, trials: int) -> int:
-    """Return the number of simultaneous trials: as given, or one per GPU, or one per two processors."""
+    """Return the number of simultaneous trials: ``given``, or one per GPU, or one per two processors without GPUs."""
     return min(trials, given or len(list_devices()) or max(1, count_processors() // 2))
 
 
 class LocalBackend:
-    """Runs trials as child processes, one thread per simultaneous trial."""
+    """Runs trials on this machine as child processes. One thread per simultaneous trial reads its output."""
 
     def __init__(self, jobs: int, devices: Sequence[str] = ()) -> None:
         self.jobs = jobs
@@ -219,7 +219,7 @@ class LocalBackend:
         self._stopped = False
 
     def run(self, store: Store, tasks: Sequence[Task]) -> Generator[Event]:
-        """Run all tasks and yield events. Closing the iterator terminates the processes."""
+        """Run all tasks and yield their events. Closing the generator terminates the trials' processes."""
         with ThreadPoolExecutor(self.jobs) as pool:
             waiting = {pool.submit(self._work, store, task) for task in tasks}
             try:

@@ -1,7 +1,7 @@
 """Prepare every process of a run, and start ACE in it when the script is about to import upstream.
 
-All Python processes of a run import this module at start-up, also those that never train, so it must stay light: no
-torch, no plugins. The run's settings are passed on in the environment variable ``ACE_RUN``.
+All Python processes of a run import this module at start-up, also those that never train. So it must import neither
+torch nor plugins. The environment variable ``ACE_RUN`` passes the run's settings from process to process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "ACE_RUN"
 SHIFT = "ACE_SEED_SHIFT"
-"""Number to add to every seed the script sets. Comparisons of several seeds set it."""
+"""Environment variable: a number to add to every seed the script sets. Comparisons of several seeds set it."""
 
 
 @dataclass
@@ -38,9 +38,9 @@ class RunRequest:
 
     adapter: str
     settings: dict[str, Any]
-    """All fields of `Config`, resolved."""
+    """Final value of every field of `Config`."""
     origins: dict[str, str]
-    """Source of each setting that is not at its default."""
+    """Mapping from each setting that is not at its default to its source, such as a file or an option."""
     models: list[str]
     """Model classes of upstream, as "module:Class"."""
     packages: list[str]
@@ -55,9 +55,9 @@ class RunRequest:
     process: int
     """Process id of the first process of the run."""
     marker: str
-    """File that the first other process to train a model creates."""
+    """Path of a file that shows that a process other than the first one has trained a model."""
     attended: bool
-    """True if the first process runs Python and removes the marker file. False for programs such as sh."""
+    """True if the first process runs Python, so that it can remove the marker file. False for programs such as sh."""
 
     @classmethod
     def from_environment(cls) -> RunRequest | None:
@@ -72,7 +72,7 @@ class RunRequest:
             return None
 
     def write_to(self, environment: MutableMapping[str, str]) -> None:
-        """Write the request to an environment, for processes that are started with it."""
+        """Write the request to an environment, so that processes started with this environment can read it."""
         environment[VARIABLE] = json.dumps(dataclasses.asdict(self))
 
     @property
@@ -81,7 +81,7 @@ class RunRequest:
         return os.getpid() == self.process
 
     def mark_training(self) -> None:
-        """Create the marker file, which shows the first process that this one trains."""
+        """Create the marker file, from which the first process learns that this process trains a model."""
         if self.attended and not self.is_first:
             with suppress(OSError):
                 open(self.marker, "x").close()
@@ -95,7 +95,9 @@ class RunRequest:
         return False
 
     def report_no_model(self, elsewhere: bool) -> None:
-        """Print, in the first process of ``ace-patch run``, that no model was attached."""
+        """Print, in the first process of ``ace-patch run``, that it attached no model.
+
+        ``elsewhere`` is True if another process of the run has trained one: then only JSON output is printed."""
         if not self.is_first or not self.by_command:
             return
         if self.as_json:
@@ -124,9 +126,9 @@ def inherit() -> None:
 
 
 class Activation:
-    """Import finder that finds nothing, but starts ACE when upstream is about to be imported.
+    """Import finder that never finds a module, but starts ACE when upstream is about to be imported.
 
-    It stays in ``sys.meta_path`` after the start: the import in progress would skip a finder if the list got shorter.
+    It stays in ``sys.meta_path`` afterwards: if it were removed, the import in progress would skip the next finder.
     """
 
     current: ClassVar[Activation | None] = None
@@ -138,7 +140,7 @@ class Activation:
         self.name = name
         """``__name__`` of the patched script; empty for ``ace-patch run``."""
         modules = {path.partition(":")[0] for path in request.models}
-        # The files of a checkout may be imported under any package name, so only the last part counts.
+        # Files of a checkout may be imported under any package name, so only the last part of names is compared.
         last_parts = {module.rpartition(".")[2] for module in modules}
         self.names = {*(last_parts if request.cloned else modules), *request.packages}
         self.started = False
@@ -147,7 +149,7 @@ class Activation:
         if "torch" in sys.modules:  # upstream may be imported already
             self.start()
             return
-        # This finder goes before the one that observes imports, since the same import may concern both.
+        # This finder must come before the one that `install` adds, since an import may concern both.
         install()
         sys.meta_path.insert(0, self)
         if request.root is not None:
@@ -162,7 +164,7 @@ class Activation:
         return (name.rpartition(".")[2] if self.request.cloned else name) in self.names
 
     def _handle_missing(self, module: str, file: str) -> None:
-        """Start when a file of the checkout imports a module that is not installed, so that a stub can replace it."""
+        """Start ACE if a file of the checkout imports a module that is not installed, so that a stub can replace it."""
         if any(path(file).startswith(f"{self.request.root}{os.sep}") for path in (os.path.abspath, os.path.realpath)):
             self.start()
 
@@ -180,7 +182,7 @@ class Activation:
             exit_with(error, self.name)
 
     def _finish(self) -> None:
-        """Print the summary of the run, or the reason why it never started."""
+        """Print the summary of the run, or the reason why ACE was never started in this process."""
         if self.run is not None:
             self.run.summarise()
         if self.started:
@@ -196,7 +198,7 @@ class Activation:
 
 
 def exit_with(error: AceError, name: str) -> NoReturn:
-    """Print an error and exit with code 2 in a script; raise it if another module imports the patched file."""
+    """Print an error and exit with code 2. If the patched file was imported as a module, raise the error instead."""
     if name not in ("", "__main__", "__mp_main__"):
         raise error
     say(" ".join(str(error).split()), anyway=True)

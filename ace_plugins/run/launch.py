@@ -1,7 +1,8 @@
 """Start a run: by ``ace-patch run``, or by the import line in a patched script.
 
 ``ace-patch run`` checks the settings and then replaces itself by the command (exec), so that the script has the same
-arguments, tracebacks, exit code and signals as without ACE. Its processes then import ``startup/sitecustomize.py``.
+arguments, tracebacks, exit code and signals as without ACE. Python processes of the command then import
+``startup/sitecustomize.py`` when they start.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
         raise AceError("'ace-patch run' does not work on Windows, which has no exec: call attach(model) in the script")
     plugin = registry().adapter(adapter)
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
-        words = words[1:]  # pasted from a README; this interpreter is used instead
+        words = words[1:]  # "python", as in a command from a README; this interpreter is used instead
     command = _find_command(words)
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise AceError("Python was started with -I, -E or -S, which keeps ACE out of the script: leave that out")
@@ -63,7 +64,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
 
 
 def activate() -> None:
-    """Train the models of the patched script that imports the caller's module, as its ``ace.toml`` says."""
+    """Start a run in the patched script whose import line led to this call, with the settings in ``ace.toml``."""
     if Activation.current is not None:
         return  # 'ace-patch run' of a patched script: the command's settings apply
     importer = sys._getframe(2)
@@ -150,7 +151,7 @@ def _find_settings(script: str) -> SettingsFile:
 
 
 def _find_command(words: Sequence[str]) -> list[str]:
-    """Return the command line to execute: this interpreter with the words, or a program on PATH."""
+    """Return the command line to execute: this Python interpreter followed by the words, or a program on PATH."""
     if not words or not words[0] or (len(words) == 1 and words[0] in ("-m", "-c")):
         raise AceError(f"no script given: {_EXPECTED}, as in ace-patch run ADAPTER -- script.py")
     first = words[0]
@@ -159,10 +160,10 @@ def _find_command(words: Sequence[str]) -> list[str]:
         raise AceError(f"{first!r} is an option, not a script: {_EXPECTED}; {do}")
     if first in ("-m", "-c") or os.path.exists(first):
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        if getattr(sys.stdout, "write_through", False):  # -u, which the function leaves out
+        if getattr(sys.stdout, "write_through", False):  # the option -u, which is missing in flags
             flags = [*flags, "-u"]
         return [sys.executable, *flags, *words]
-    # Commands of this environment go first: those of another one could not import ACE.
+    # Programs of this Python environment are preferred: those of another environment could not import ACE.
     beside = os.path.dirname(sys.executable)
     program = None if os.path.dirname(first) else shutil.which(first, path=beside) or shutil.which(first)
     if program is None:

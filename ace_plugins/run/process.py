@@ -30,7 +30,7 @@ from ..patch.constructors import patch_models
 from ..plugins.registry import registry
 from ..report.observers import ANNOUNCER, describe_attachment
 from ..report.record import RECORDER, Record
-from ..report.terminal import print_summary  # not later: an import at exit hides that Ctrl-C ended the process
+from ..report.terminal import print_summary  # here: an import at exit would hide that Ctrl-C ended the process
 from ..report.trace import shorten_path
 from ..settings.config import Config
 from .activation import RunRequest, had_traceback
@@ -46,9 +46,9 @@ class ProcessRun:
         self.config = Config(**request.settings)
         self.records: list[Record] = []
         self.training_process: int | None = None
-        """Id of the process that trains: this one, or the one it was forked from."""
+        """Id of the process that made the last training step: this process, or the process it was forked from."""
         self.rank: int | None = None
-        """Rank at the first step, kept for after the script has destroyed its process group."""
+        """Rank at the first step. It is kept because the script may destroy its process group before the end."""
         self._summarised = False
         ANNOUNCER.silent = True
         self.patch = patch_models(self.plugin, self.config)
@@ -69,7 +69,7 @@ class ProcessRun:
 
     @cached_property
     def _commit(self) -> str:
-        """Commit of the checkout, as text for the banner; empty for an installed package."""
+        """Commit of the checkout, as a phrase for messages; empty for an installed package."""
         checkout = self.patch.upstream.checkout
         if self.root is None or checkout is None:
             return ""
@@ -79,7 +79,7 @@ class ProcessRun:
         return f" at commit {found.commit[:7]}" if found.commit else " without a git commit"
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
-        """Print the summary on SIGTERM and SIGHUP, then die from the same signal."""
+        """Print the summary on SIGTERM and SIGHUP, then let the same signal end the process."""
         for record in self.records:
             record.finish()
         self.summarise()
@@ -95,14 +95,14 @@ class ProcessRun:
             self._show_warning(message, category, *where, **more)
 
     def _handle_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print errors of ACE as one line, with the script's line that caused it."""
+        """Print an error of ACE in one line, with the place in the script that caused the error."""
         if isinstance(error, AceError):
             say(" ".join(str(error).split()) + self._locate(trace), anyway=True)
         else:
             self._excepthook(kind, error, trace)
 
     def _locate(self, trace: TracebackType | None) -> str:
-        """Return file and line of the last frame in the user's or upstream's code."""
+        """Return the file and line of the last traceback frame in code that is neither ACE's nor in site-packages."""
         ours = {"ace_plugins", self.plugin.target.partition(":")[0].partition(".")[0]}
         place = ""
         for frame, line in traceback.walk_tb(trace):
@@ -127,7 +127,7 @@ class ProcessRun:
                 multiprocessing.util.Finalize(None, self.summarise, exitpriority=0)
         if self.rank == 0:
             ANNOUNCER.announce_budget(model, step)
-        self._add_record(model)  # new here if another process built the model and it came by pickle or fork
+        self._add_record(model)  # a new record if the model was built in another process (pickle, fork)
 
     def _add_record(self, model: nn.Module) -> None:
         record = RECORDER.get_record(model)
@@ -140,7 +140,7 @@ class ProcessRun:
             return
         self._summarised = True
         elsewhere = self.request.take_marker()
-        # A forked process also has the records of its parent.
+        # A forked process also has copies of its parent's records, which the parent prints.
         records = [record for record in self.records if record.process == os.getpid()]
         if not records:
             self.request.report_no_model(elsewhere)

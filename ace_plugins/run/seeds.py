@@ -16,11 +16,11 @@ from ..patch.imports import whenever_imported
 from .activation import SHIFT
 
 LIMIT = 2**32
-"""numpy accepts only smaller seeds."""
+"""Upper limit of seeds, because numpy accepts only smaller ones. Larger seeds are taken modulo this number."""
 
 
 def shift_seeds() -> None:
-    """Shift all seeds of this process by the number in the environment."""
+    """Shift all seeds of this process by the number in the environment variable ``ACE_SEED_SHIFT``."""
     shift = SeedShift(int(os.environ[SHIFT]))
     shift.patch(random, "seed")
     whenever_imported(lambda numpy: shift.patch(numpy.random, "seed"), name="numpy")
@@ -33,10 +33,10 @@ class SeedShift:
     def __init__(self, by: int) -> None:
         self.by = by
         self.inside = False
-        """True during a call to a seed function, which may call others that must not shift again."""
+        """True during a call to a seed function. Seed functions that it calls must not shift the seed again."""
 
     def patch(self, module: Any, *names: str) -> None:
-        """Seed a module with the shift, and wrap its seed functions."""
+        """Seed a module with the shift, and replace its seed functions by ones that add the shift."""
         for name in names:
             seed = getattr(module, name)
             seed(self.by % LIMIT)

@@ -1,7 +1,7 @@
 """Imported by Python at start-up, since ``ace-patch run`` puts this folder on PYTHONPATH.
 
-Prepares the process for ACE and then imports the user's own ``sitecustomize``, if there is one. Nothing here may fail:
-Python swallows exceptions of this module, and SystemExit would be fatal.
+Prepares the process for ACE and then imports the user's own ``sitecustomize``, if there is one. The preparation
+must not raise: Python would hide the traceback of an exception, and SystemExit would end the process.
 """
 
 import importlib
