@@ -169,7 +169,7 @@ def demo(ctx: click.Context) -> None:
 
 
 class Datasets(AdapterCommands):
-    """The group of data sets that adapters generate. If two adapters use the same name, the first adapter's counts."""
+    """The group of data sets that adapters generate. Of two data sets with the same name, the first one is used."""
 
     def _commands(self) -> dict[str, click.Command]:
         found: dict[str, click.Command] = {}

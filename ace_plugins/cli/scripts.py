@@ -1,4 +1,4 @@
-"""Commands that train scripts with ACE: ``run``, and for checkouts ``status``, ``revert`` and one per adapter."""
+"""Commands with which scripts train with ACE: ``run``, and for checkouts ``status``, ``revert`` and one per adapter."""
 
 from __future__ import annotations
 

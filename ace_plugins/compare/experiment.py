@@ -93,7 +93,7 @@ def _parse_setting(run: str, key: str, text: str) -> Any:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse a number of seeds (``3`` means 1, 2, 3) or the seeds themselves (``7,11``; ``7,`` for one)."""
+    """Parse a number of seeds (``3`` means the seeds 1, 2 and 3) or a list of seeds (``7,11``, or ``7,`` for one)."""
     try:
         seeds = [int(word) for word in text.removesuffix(",").split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Builds the report of runs: one HTML file without scripts, fonts or network access, and the same content as data.
+"""Builds the report of runs as one HTML file without scripts, fonts or network access, or as JSON-compatible data.
 
 The templates in ``templates/`` escape everything that comes from a run.
 """

@@ -34,7 +34,7 @@ SHIFT = "ACE_SEED_SHIFT"
 
 @dataclass
 class RunRequest:
-    """Adapter, settings and checkout of a run, the same in all its processes."""
+    """Adapter, settings and checkout of a run. All processes of the run have the same request."""
 
     adapter: str
     settings: dict[str, Any]
