@@ -1,4 +1,4 @@
-"""``python -m ace_plugins``: the command ``ace-patch`` for launchers that run modules, such as torchrun."""
+"""The command ``ace-patch`` as ``python -m ace_plugins``, for launchers that run modules, such as torchrun."""
 
 from .cli.main import main
 

@@ -12,7 +12,7 @@ HOMES = {
     "SiteStatus": "report.status",
     "Status": "report.status",
 }
-"""New module of each moved name, relative to this package. All other moved names are in `ace_plugins.adapter`."""
+"""Mapping from a moved name to its new module in this package. All other moved names are in `ace_plugins.adapter`."""
 
 
 def find_moved(name: str) -> object:
@@ -22,10 +22,10 @@ def find_moved(name: str) -> object:
         name: The attribute of `ace_plugins` that was requested.
 
     Returns:
-        The object. A DeprecationWarning names the module to import it from.
+        The object. A DeprecationWarning names its new module.
 
     Raises:
-        AttributeError: If `ace_plugins` never had this name.
+        AttributeError: If the name is not one that has moved.
     """
     home = f"ace_plugins.{HOMES.get(name, 'adapter')}"
     if not name.startswith("_"):

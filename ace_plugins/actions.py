@@ -1,4 +1,4 @@
-"""Deprecated. Groups and actions are in `ace_plugins.adapter`."""
+"""Deprecated module: groups and actions are now in `ace_plugins.adapter`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imported by scripts that ace-patch has patched: the models such a script builds train with ACE."""
+"""Module that scripts patched by ace-patch import. It attaches ACE to the models that such a script builds."""
 
 from .run.launch import activate
 

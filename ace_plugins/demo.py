@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def one_thread() -> Iterator[None]:
     """Limit torch to one CPU thread inside the block.
 
-    Small models are not faster with more threads, and sums have the same order on every machine.
+    Small models are not faster with more threads, and with one thread sums have the same order on every machine.
 
     Yields:
         None.
@@ -35,7 +35,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def progress_lines(total: int) -> Iterator[Callable[[str], None]]:
-    """Report progress on stderr: as a bar on a terminal, as one line per step elsewhere.
+    """Report progress on stderr: as a bar if stderr is a terminal, otherwise as one line per step.
 
     Args:
         total: Number of steps that will be reported.
@@ -61,7 +61,7 @@ def print_results(table: Table, conclusions: Sequence[str], picture: Path) -> No
 
     Args:
         table: Results of the runs.
-        conclusions: Plain text, without rich markup.
+        conclusions: Paragraphs of plain text, without rich markup.
         picture: File that the demo has drawn.
     """
     from rich.console import Console
@@ -86,7 +86,7 @@ def style_axes(axes: Any) -> None:
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """Return the value for JSON, which has no nan and no infinity.
+    """Replace nan and infinity, which JSON does not have, by None.
 
     Args:
         value: A number, or None.

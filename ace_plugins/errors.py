@@ -1,4 +1,4 @@
-"""Errors and warnings. A message is one line: what is wrong, what was expected, what was found, what to do."""
+"""Errors and warnings. A message is one line that says what is wrong, what was expected and found, and what to do."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ if TYPE_CHECKING:
 
 
 class AceError(Exception):
-    """An error the user can fix. Commands print it in one line and exit with code 2."""
+    """Base class of errors that the user can fix. Commands print the message in one line and exit with code 2."""
 
 
 class ConfigError(AceError, ValueError):
-    """A setting that is unknown or has an invalid value."""
+    """Raised for a setting that is unknown or has an invalid value."""
 
     def __init__(self, message: str = "", problems: Iterable[tuple[str, str]] = ()) -> None:
         self.problems = tuple(problems)
-        """Pairs of a setting and its problem, so that a caller can add the setting's origin."""
+        """Pairs of a setting's name and its problem, so that a caller can add where the setting was made."""
         super().__init__(message or "; ".join(text for _, text in self.problems))
 
 
 class CheckoutError(AceError):
-    """A checkout that does not fit the adapter, or cannot be changed."""
+    """Raised for a checkout that does not fit the adapter or cannot be changed."""
 
     def __init__(self, message: str, details: Iterable[str] = ()) -> None:
         self.message = message
         self.details = tuple(details)
-        """Single differences, one line each."""
+        """Differences between the checkout and what the adapter expects, one line each."""
         super().__init__(f"{message}: {'; '.join(self.details)}" if self.details else message)
 
 
 class AdapterError(AceError):
-    """An adapter that is unknown, does not fit the installed versions, or violates the contract."""
+    """Raised for an adapter that is unknown, does not fit the installed versions, or violates the contract."""
 
 
 class AttachError(AceError):
-    """A model that ACE cannot be attached to, or is not attached to."""
+    """Raised for a model that ACE cannot be attached to, or that should have ACE attached and has not."""
 
 
 class CheckpointError(AceError, RuntimeError):
-    """A checkpoint that does not fit this model."""
+    """Raised for a checkpoint that does not fit the model."""
 
 
 class StepError(AceError, RuntimeError):
-    """An optimizer step that would train the model without the dual loop."""
+    """Raised by an optimizer step that would train the model without the dual loop."""
 
 
 class AceWarning(UserWarning):
-    """A problem that does not stop the run."""
+    """Warning about a problem that does not stop the run."""
 
 
 class AceDeprecationWarning(AceWarning, DeprecationWarning):
-    """A former name that still works. Commands print it; in scripts Python hides it by default."""
+    """Warning about a former name that still works. Commands print it; in scripts Python hides it by default."""
 
 
 MANY = 8
@@ -59,15 +59,15 @@ MANY = 8
 
 
 def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> str:
-    """Return the message about an unknown name, with the most similar known name.
+    """Return the error message for an unknown name, with the most similar known name.
 
         unknown mode 'strct': expected one of bounded, off, strict (did you mean 'strict'?)
 
     Args:
-        what: What the name stands for.
+        what: What is named, such as "mode".
         given: The unknown name.
         known: The known names.
-        do: Advice at the end.
+        do: Advice for the end of the message.
 
     Returns:
         The message.

@@ -1,4 +1,4 @@
-"""Output of commands and runs: messages on stderr, atomic writes of files, checks of names of pictures."""
+"""Output of commands and runs: messages on stderr, atomic writes of files, and checks of picture file names."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .errors import AceError, ConfigError
 
 
 def say(text: str, *, anyway: bool = False) -> None:
-    """Print one line with the prefix ``ace:`` on stderr, because stdout belongs to the script.
+    """Print one line with the prefix ``ace:`` on stderr, because stdout is for the output of the user's script.
 
     Args:
         text: The message.
-        anyway: Print even if ``ACE_QUIET`` is set, as for errors.
+        anyway: Whether to print even if ``ACE_QUIET`` is set, for example an error.
     """
     if sys.stderr is not None and (anyway or not quiet()):
         print(f"ace: {text}", file=sys.stderr)
 
 
 def quiet() -> bool:
-    """Return whether the environment variable ``ACE_QUIET`` is set."""
+    """Return whether the environment variable ``ACE_QUIET`` is set, to a value other than 0, false, no or off."""
     return os.environ.get("ACE_QUIET", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
@@ -55,7 +55,7 @@ def progress(length: int, label: str) -> Iterator[Callable[[int], None] | None]:
 
 
 ABANDONED = 60.0
-"""Seconds after which a partial file is removed, because its process was killed."""
+"""Age in seconds from which a partial file is removed; the process that wrote it must have been killed."""
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -72,12 +72,12 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
         AceError: The file cannot be written.
     """
     target = Path(os.path.realpath(path))
-    fresh = target.with_name(f".{target.name[:40]}.{os.urandom(4).hex()}.part")  # fits the limit of file names
+    fresh = target.with_name(f".{target.name[:40]}.{os.urandom(4).hex()}.part")  # within the limit of file names
     _remove_partial_files(target)
     try:
         like = target.stat() if target.exists() else None
         try:
-            # Private until it has the mode of the file it replaces.
+            # Nobody else may read the new file until it gets the mode of the file that it replaces.
             private = None if like is None else lambda name, flags: os.open(name, flags, 0o600)
             with open(fresh, "xb", opener=private) as file:
                 if callable(content):
@@ -111,11 +111,11 @@ FORMATS = (".png", ".pdf", ".svg")
 
 
 def check_picture(path: Path, install: str = "run pip install 'ace-plugins[picture]'") -> None:
-    """Check that a picture can be drawn, before the work that it shows.
+    """Check that a picture can be drawn, before the work whose results it shows.
 
     Args:
         path: File of the picture: .png, .pdf or .svg.
-        install: Advice for a missing matplotlib.
+        install: Advice for the error message if matplotlib is missing.
 
     Raises:
         ConfigError: The name has another ending, the folder does not exist, or matplotlib is missing.

@@ -1,1 +1,1 @@
-"""ACE on models that the user's script builds: wrapped constructors, import hooks, compatibility shims."""
+"""Attaches ACE to models that the user's script builds: wrapped constructors, import hooks, compatibility shims."""

@@ -1,8 +1,8 @@
-"""Attaches ACE to a model, or to every model of an upstream at its construction.
+"""Attaches ACE to a model, or to every model of an upstream when it is constructed.
 
-Upstream's class stays the same object: only its ``__init__`` is wrapped. So code that has imported the class before is
-affected too. A module that is not imported yet is handled when it is imported. Classes of a checkout are identified by
-file, since scripts import one file under several names.
+A model class of upstream is not replaced: only its ``__init__`` is wrapped, so the patch also works for code that has
+imported the class before. If the module of a class is not imported yet, the class is wrapped when it is. Classes of a
+checkout are identified by their file, because scripts import one file under several module names.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
     Everything is checked before anything is changed. In mode "off" the model is not changed at all.
 
     Args:
-        model: The model, of a class that an adapter patches. Pass the model inside any wrapper such as DDP.
-        adapter: Name of the adapter; by default the one adapter that claims the model.
+        model: A model that an adapter claims. If it is inside a wrapper such as DDP, pass the inner model.
+        adapter: Name of the adapter; by default the only adapter that claims the model.
         settings: Fields of `Config`, and ``preset`` for one of the adapter's presets.
 
     Returns:
@@ -58,7 +58,7 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
 
 
 def attach_with(model: M, plugin: Plugin, config: Config) -> M:
-    """Attach ACE with this adapter and config, and apply the shims that the upstream needs."""
+    """Attach ACE to a model with this adapter and config, and apply the shims that its upstream needs."""
     ace = prepare(model, plugin, config)
     if config.shims:
         REPAIRS.apply(plugin, config.device)
@@ -68,7 +68,7 @@ def attach_with(model: M, plugin: Plugin, config: Config) -> M:
 
 
 class Patch(AbstractContextManager["Patch"]):
-    """A patch in effect, until the ``with`` block ends or ``undo()`` is called. Attached models stay attached."""
+    """A patch in effect until its ``with`` block ends or ``undo()`` is called. Attached models stay attached."""
 
     def __init__(self, plugin: Plugin, config: Config) -> None:
         self.plugin = plugin
@@ -79,7 +79,7 @@ class Patch(AbstractContextManager["Patch"]):
         return self.plugin.patches
 
     def undo(self) -> None:
-        """End the patch: models that are constructed from now on are plain."""
+        """End the patch: ACE is not attached to models that are constructed from now on."""
         CONSTRUCTORS.end(self)
 
     def __exit__(self, *error: object) -> None:
@@ -92,11 +92,11 @@ def patched(name: str, **settings: Any) -> Patch:
         with patched("schnet", mode="strict"):
             model = SchNet(...)
 
-    Without ``with``, the patch stays in effect.
+    Without a ``with`` block, the patch stays in effect until ``undo()`` is called.
 
     Args:
         name: Name of the adapter.
-        settings: Fields of `Config`, and ``preset`` for one of the adapter's presets. They are checked at once.
+        settings: Fields of `Config`, and ``preset`` for one of the adapter's presets. They are checked immediately.
 
     Returns:
         The patch, a context manager with a method ``undo()``.
@@ -121,7 +121,7 @@ def patch_models(plugin: Plugin, config: Config) -> Patch:
         REPAIRS.offer_stand_ins(plugin)
         REPAIRS.apply(plugin, config.device, importing=True)
         if config.device != "auto":
-            REPAIRS.apply(plugin, config.device)  # also for models that ACE is not attached to
+            REPAIRS.apply(plugin, config.device)  # now, because models that ACE is not attached to need them too
     CONSTRUCTORS.begin(patch)
     return patch
 
@@ -136,11 +136,11 @@ class Constructors:
 
     def __init__(self) -> None:
         self.patches: dict[str, list[Patch]] = {}
-        """Patches in effect by model class ("module:Class"). The last one applies."""
+        """Mapping from each model class ("module:Class") to its patches in effect, of which the newest applies."""
         self.hooked: set[tuple[str, bool]] = set()
-        """Model classes with an import hook for their module, by name or by file."""
+        """Model classes that have an import hook, each with a flag: True if the hook is for a file, not for a name."""
         self.paths: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-        """The "module:Class" of each model class that was imported."""
+        """Mapping from each imported model class to its "module:Class"."""
         self.wrapped: weakref.WeakSet[type] = weakref.WeakSet()
         self.undo: list[Callable[[], None]] = []
         """Functions that each undo one wrapper or import hook."""
@@ -157,7 +157,7 @@ class Constructors:
         self.patches = {path: patches for path, patches in remaining.items() if patches}
         if not any(each.plugin is patch.plugin for patches in self.patches.values() for each in patches):
             REPAIRS.withdraw_stand_ins(patch.plugin)
-        # Two adapters may share a class or a module: undo everything, and wrap again for the patches in effect.
+        # Two adapters may share a class or a module, so undo all wrappers, and wrap again for the remaining patches.
         while self.undo:
             self.undo.pop()()
         self.hooked.clear()
@@ -179,11 +179,11 @@ class Constructors:
             self.hooked.add((path, in_a_checkout))
             self.undo.append(add_callback(handle, **where))
         for module in find_imported(**where):
-            if not in_a_checkout or class_in(module, path) is not None:  # else its code may still be running
+            if not in_a_checkout or class_in(module, path) is not None:  # else the module may be incomplete
                 handle(module)
 
     def _wrap_class(self, module: ModuleType, path: str) -> None:
-        """Wrap the constructors of a model class and its subclasses, once."""
+        """Wrap the constructors of a model class and its subclasses, unless they are wrapped already."""
         patch = self.patches[path][-1]
         cls = class_in(module, path)
         if cls is None:
@@ -196,7 +196,7 @@ class Constructors:
         known = cls in self.paths
         self.paths[cls] = path
         if not known:
-            # A subclass's constructor continues after upstream's has returned: only then is the model complete.
+            # A subclass's constructor continues after upstream's has returned. Then the model is complete.
             self._watch_subclasses(cls)
             for each in (cls, *_subclasses(cls)):
                 self._wrap(each)
@@ -221,7 +221,7 @@ class Constructors:
 
         def undo() -> None:
             if vars(cls).get("__init_subclass__") is not ours:
-                return  # other code has replaced it, and may still call ours
+                return  # other code has replaced our method, and may still call it
             if own is None:
                 del cls.__init_subclass__
             else:

@@ -1,4 +1,4 @@
-"""Callbacks for imports: by a module's name, or by its file, whatever name the file is imported under."""
+"""Callbacks that run when a module is imported. The module is identified by its name, or by its file under any name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class ImportHook:
-    """A finder that delegates to the other finders and makes their loaders run the callbacks."""
+    """An import finder that asks the other finders for a module, and makes its loader run the callbacks afterwards."""
 
     def __init__(self) -> None:
         self.names: dict[str, list[Callback]] = {}
         self.files: dict[str, list[Callback]] = {}
-        """Callbacks by a file's path relative to any root: "models/net.py"."""
+        """Mapping from a file's path relative to any root ("models/net.py") to the callbacks for that file."""
         self.stems: set[str] = set()
-        """Last parts of the names that can match, to skip all other imports quickly."""
+        """Last parts ("net") of the module names that can have callbacks, to skip all other imports quickly."""
         self.searching: set[str] = set()
-        """Modules that the other finders are searching for. A finder may import modules itself."""
+        """Modules that the other finders are searching for now. It prevents endless recursion if they import them."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -41,8 +41,8 @@ class ImportHook:
         finally:
             self.searching.discard(name)
         if spec is not None and spec.loader is not None and self._callbacks(name, spec.origin):
-            loader: Any = spec.loader  # kept, since inspect and pickle look at its type; only its method is replaced
-            if not isinstance(loader.exec_module, _Execute):  # a loader of zip files loads many modules
+            loader: Any = spec.loader  # only its method is replaced, since inspect and pickle look at its type
+            if not isinstance(loader.exec_module, _Execute):  # a loader of zip files may be wrapped already
                 loader.exec_module = _Execute(loader.exec_module, self)
         return spec
 
@@ -62,7 +62,7 @@ class ImportHook:
 
 
 class _Execute:
-    """The ``exec_module`` of a loader, followed by the callbacks."""
+    """Replacement for a loader's ``exec_module`` that runs the callbacks after the module's code."""
 
     def __init__(self, execute: Callback, hook: ImportHook) -> None:
         self.execute = execute
@@ -83,7 +83,7 @@ def install() -> None:
 
 
 def add_callback(callback: Callback, *, name: str = "", file: str = "") -> Callable[[], None]:
-    """From now on, call a function with every newly imported module of this name or from this file.
+    """Register a function to be called with every module of this name, or from this file, that is imported later.
 
     Returns:
         A function that cancels the registration. Cancelling the last registration also removes the import hook.
@@ -121,13 +121,13 @@ def whenever_imported(callback: Callback, *, name: str = "", file: str = "") -> 
 
 
 def find_imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
-    """Yield the modules of this name, or from this file, that are imported already."""
+    """Yield the modules of this name, or from this file, that are already imported."""
     for known, module in list(sys.modules.items()):
         try:
             spec = getattr(module, "__spec__", None)
         except Exception:
-            continue  # some libraries put objects there that are not modules
+            continue  # some libraries put objects that are not modules into sys.modules
         if spec is None or getattr(spec, "_initializing", False):
-            continue  # its code is still running
+            continue  # not a module, or its code is still running
         if (name and known == name) or (file and is_file(getattr(spec, "origin", None), file)):
             yield module

@@ -1,4 +1,4 @@
-"""Compatibility shims of upstreams: each is applied once, and only if it is needed."""
+"""Applies the compatibility shims of upstreams, each at most once and only if it is needed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Repairs:
 
     def __init__(self) -> None:
         self.applied: set[tuple[str, str]] = set()
-        """Names of adapter and shim."""
+        """Pairs of an adapter's name and the name of its applied shim."""
 
     def apply(self, plugin: Plugin, device: str, *, importing: bool = False) -> None:
-        """Apply the shims that this upstream needs; with ``importing`` only those it needs to be imported."""
+        """Apply the shims that an upstream needs; if ``importing``, only those without which it cannot be imported."""
         for shim in plugin.shims:
             if isinstance(shim, StandIn) or self.is_active(plugin, shim) or shim.device not in (None, device):
                 continue
@@ -37,12 +37,12 @@ class Repairs:
                 ) from error
 
     def make_importable(self) -> None:
-        """Apply the shims that make upstreams importable. Loading a pickled model imports its upstream."""
+        """Apply the shims that make upstreams importable, because loading a pickled model imports its upstream."""
         for plugin in registry().adapters:
             self.apply(plugin, "auto", importing=True)
 
     def is_active(self, plugin: Plugin, shim: AnyShim) -> bool:
-        """Return whether a shim was applied, or a stub imported, in this process."""
+        """Return whether a shim was applied in this process, or, if it is a stub of a module, was imported."""
         return shim.name in STAND_INS.active if isinstance(shim, StandIn) else (plugin.name, shim.name) in self.applied
 
     def active(self, plugin: Plugin) -> list[AnyShim]:
@@ -50,7 +50,7 @@ class Repairs:
         return [shim for shim in plugin.shims if self.is_active(plugin, shim)]
 
     def offer_stand_ins(self, plugin: Plugin) -> None:
-        """Make an adapter's stubs importable from its upstream's files."""
+        """Let the files of an adapter's upstream import the adapter's stubs of missing modules."""
         for shim in plugin.shims:
             if isinstance(shim, StandIn):
                 STAND_INS.offer(shim, plugin.patches.files)
@@ -63,7 +63,7 @@ class Repairs:
 
 
 def has_effect(plugin: Plugin, shim: AnyShim) -> bool:
-    """Return whether a shim is active, or a stub will be once upstream imports the module."""
+    """Return whether a shim is active. A stub also counts if it will be used once upstream imports its module."""
     if isinstance(shim, Shim):
         return REPAIRS.is_active(plugin, shim)
     try:

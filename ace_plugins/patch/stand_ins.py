@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class StandIns:
-    """Import finder that provides stubs for missing modules. It is the last in ``sys.meta_path``."""
+    """Import finder that provides stubs for missing modules. It is at the end of ``sys.meta_path``."""
 
     def __init__(self) -> None:
         self.offered: dict[str, list[tuple[StandIn, tuple[str, ...]]]] = {}
-        """Stubs by module, each with the files that identify its upstream. Several upstreams may need one module."""
+        """Mapping from a module's name to its stubs, one per upstream, each with files that identify the upstream."""
         self.active: dict[str, StandIn] = {}
-        """Stubs that were imported."""
+        """Mapping from the name of each stub that was imported to the stub."""
         self.on_missing: Callable[[str, str], None] | None = None
-        """Called with each module that no other finder has found, and the file that imports it."""
+        """Function to call with the name of each module that no other finder has found, and the importing file."""
 
     def offer(self, stand_in: StandIn, files: tuple[str, ...]) -> None:
         """Make a stub importable from upstreams that have these files."""
@@ -77,7 +77,7 @@ class _Loader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        pass  # create_module returns it complete
+        pass  # create_module has already filled the module
 
 
 def _find_import_statement() -> tuple[str, int]:
@@ -86,7 +86,7 @@ def _find_import_statement() -> tuple[str, int]:
     while frame is not None:
         file = frame.f_code.co_filename
         ours = str(frame.f_globals.get("__name__")).startswith("ace_plugins.")
-        # Code outside of files ("<string>", "<frozen importlib._bootstrap>") was executed by a file.
+        # Skip code that is in no file ("<string>", "<frozen importlib._bootstrap>"): code in a file has called it.
         if not ours and not file.startswith("<") and os.path.basename(os.path.dirname(file)) != "importlib":
             return file, frame.f_lineno
         frame = frame.f_back
@@ -94,7 +94,7 @@ def _find_import_statement() -> tuple[str, int]:
 
 
 def is_optional(file: str, line: int) -> bool:
-    """Return whether an import is in a ``try`` that catches its failure. Such an import gets no stub."""
+    """Return whether an import is in a ``try`` that catches an ImportError. Such an import gets no stub."""
     import ast
 
     try:

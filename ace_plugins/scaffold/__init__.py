@@ -13,19 +13,19 @@ from ..errors import AceError
 NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 TEMPLATES = Path(__file__).parent / "templates"
 SUFFIX = ".template"
-"""Suffix of files in ``templates``, so that tools do not read them as code of the host."""
+"""Suffix of the files in ``templates``, so that tools do not treat them as Python code of ace-plugins."""
 
 
 def make_adapter(name: str, into: Path, taken: dict[str, str]) -> tuple[Path, list[str]]:
-    """Write the package ``ace-NAME`` into a folder, or nothing if that fails.
+    """Write the package ``ace-NAME`` into a folder. After an error, none of its files remain.
 
     Args:
         name: Name of the adapter.
         into: Existing parent folder.
-        taken: Names that an adapter cannot have -> why.
+        taken: Mapping from the names that an adapter cannot have to the reason.
 
     Returns:
-        The folder of the package, and its files relative to it.
+        The folder of the package, and the paths of its files relative to that folder.
 
     Raises:
         AceError: The name is invalid or taken, or the package exists or cannot be written.

@@ -1,7 +1,7 @@
 """A small image network that is equivariant under quarter turns, in plain PyTorch.
 
-Features are regular fields of C_4: channel 4 c + r of [B, 4 C, H, W] is field c, computed with the kernel rotated r
-times. If the image is rotated by a quarter turn, so is every channel, and r becomes r + 1.
+Features [B, 4 C, H, W] are C regular fields of C_4: channel 4 c + r is field c, computed with the kernel rotated by r
+quarter turns. If the image is rotated by a quarter turn, every channel is rotated too, and moves from r to r + 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TURNS = 4
 class C4Conv(nn.Module):
     """C_4-equivariant convolution to regular fields [B, 4 fields_out, H, W].
 
-    It reads regular fields [B, 4 fields_in, H, W], or with ``lifts`` plain images [B, fields_in, H, W].
+    Its input are regular fields [B, 4 fields_in, H, W]; if ``lifts``, plain images [B, fields_in, H, W].
     """
 
     def __init__(self, fields_in: int, fields_out: int, kernel_size: int, *, lifts: bool = False) -> None:
@@ -41,7 +41,7 @@ class C4Conv(nn.Module):
         return self.fields_out * TURNS
 
     def kernel(self) -> Tensor:
-        """Return the kernel in its four rotations, [4 fields_out, channels_in, k, k]."""
+        """Return the kernel in all four rotations, as one tensor [4 fields_out, channels_in, k, k]."""
         rotated = [torch.rot90(self.weight.roll(r, dims=2), r, (-2, -1)) for r in range(TURNS)]
         return torch.stack(rotated, dim=1).reshape(self.channels_out, self.channels_in, *self.weight.shape[-2:])
 

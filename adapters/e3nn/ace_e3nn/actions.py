@@ -1,9 +1,9 @@
 """The action of E(3) on a model built of e3nn modules.
 
-A model may have its action as the attribute ``ace_action``. Otherwise its output transforms by its ``irreps_out``, and
-its inputs by their names: ``pos`` and similar names are positions, ``x`` has the model's ``irreps_in``, and any other
-``name`` has its ``irreps_name``. Floating point inputs with unknown action are refused, since training in random frames
-would be wrong if they stayed constant.
+A model can define its action in the attribute ``ace_action``. Otherwise its attribute ``irreps_out`` has the irreps of
+its output, and the names of its inputs decide: ``pos`` and similar names are positions, ``x`` has the irreps of the
+attribute ``irreps_in``, and any other ``name`` those of ``irreps_name``. A floating point input with unknown action is
+an error, since training in random frames would be wrong if it stayed constant.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SCALARS = frozenset(
     {"edge_weight", "edge_length", "edge_lengths", "edge_scalars", "edge_length_embedding", "edge_length_embedded"}
 )
 TARGETS = frozenset({"y", "energy", "force", "forces", "target", "targets"})
-"""Targets of the loss in a graph, which models do not read."""
+"""Names of entries of a graph that are targets of the loss; models do not read them."""
 CALLED = {
     **dict.fromkeys(("x", "node_input", "node_features", "node_feats", "features", "input"), INPUTS),
     "z": ("irreps_node_attr",),
 }
-"""Attributes of the model that may have the irreps of an input, besides ``irreps_`` and the input's name."""
+"""Mapping from an input's name to attributes of the model that may have its irreps, besides ``irreps_<name>``."""
 HOW = (
     "with names from ace_plugins.adapter, set model.ace_action = GroupAction(E3, {'pos': Positions(), "
     "'data.x': Irreps('8x0e+4x1o')}, outputs=Irreps('1x1o')), for the arguments of your forward"
@@ -64,7 +64,7 @@ def group_action(model: nn.Module) -> ace.GroupAction:
 
 
 def _irreps(model: nn.Module, name: str) -> Any:
-    """Return the model's attribute of this name if it is irreps, else None."""
+    """Return the model's attribute of this name as irreps, or None if it is not irreps."""
     from e3nn.o3 import Irreps
 
     if not name.startswith("irreps_"):
@@ -80,11 +80,11 @@ def _irreps(model: nn.Module, name: str) -> Any:
 
 @dataclass(frozen=True)
 class ByName(ace.Action):
-    """The action on an input of this name, or on the entries of a dict or graph by their names."""
+    """The action on the input ``name``. If it is a dict or graph, each entry transforms according to its own name."""
 
     name: str
     irreps: tuple[tuple[str, str], ...]
-    """Irreps of the model, by attribute."""
+    """Pairs of an attribute of the model and the irreps that it has."""
 
     def __call__(self, element: Any, x: Any) -> Any:
         if x is None or isinstance(x, (bool, int, float, str)):

@@ -1,4 +1,4 @@
-"""A small network of e3nn's own, and a batch of random points."""
+"""A small network that comes with e3nn, and a batch of random points."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Adapter for models built of e3nn modules that no other adapter claims.
 
-It names no classes. `sites` chooses sites among the e3nn modules of a model, and `actions` derives the group action
-from its irreps. The branches are the host's MLP.
+It recognises models by their modules, not by class. The module `sites` chooses sites among the e3nn modules of a
+model, and the module `actions` derives the group action from its irreps. The branches are ace-plugins' default MLP.
 """
 
 from __future__ import annotations

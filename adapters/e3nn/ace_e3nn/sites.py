@@ -1,10 +1,10 @@
 """Chooses the sites of a model: e3nn modules that end a layer.
 
-The signatures and irreps of e3nn's modules are known, whatever classes contain them. By kind:
+The signatures and irreps of e3nn's modules are known, in whatever model they are used. There are three kinds:
 
 - A gate (`Gate`, `NormActivation`, `S2Activation`) ends a layer, so every gate is a site.
 - A map (`Linear`, or a tensor product with internal weights) is a site if no other module ends its layer. It is not a
-  site if a gate reads its output, or a product after it does (the map that enters a convolution).
+  site if its output is read by a gate, or by a product after it (then the map is the start of a convolution).
 - A product is a tensor product without weights or with external ones. Of the maps after it that read its output, the
   widest ends the convolution and is a site. If there is a self-connection, a map with the same output but without a
   product, that map is the site instead, since it reads the input of the layer. A product with weights is a site if no
@@ -27,7 +27,7 @@ from ace_plugins import adapter as ace
 
 GATE, MAP, PRODUCT = "gate", "map", "product"
 INPUTS = ("irreps_in", "irreps_node_input", "irreps_input", "irreps_node_in")
-"""Attributes of models with the irreps of their input features."""
+"""Attributes of models that may have the irreps of the input features; the first one found counts."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Part:
 
 
 def is_e3nn(module: nn.Module) -> bool:
-    """Return whether a module is a building block of e3nn, with e3nn's forward. Its ready-made models are not."""
+    """Return whether a module has the forward of a building block of e3nn. e3nn's ready-made models do not count."""
     home = next((base for base in type(module).__mro__ if "forward" in vars(base)), type(module))
     return home.__module__.startswith(("e3nn.o3.", "e3nn.nn._"))
 
@@ -106,11 +106,11 @@ class _Block:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.maps = [part for part in parts if part.kind == MAP]
         self.entering: list[Part] = []
-        """For each product, the map before it that gives its input."""
+        """For each product, the map before it whose output it reads."""
         self.after: list[Part] = []
-        """The maps after products that read their output."""
+        """The maps that come after a product and read its output."""
         self.ends: list[Part] = []
-        """The widest of these for each product. Convolutions may have a second, narrow map, for example for a scale."""
+        """For each product, the widest map in ``after``. A convolution may also have a narrow one, for a scale."""
         for place, product in enumerate(parts):
             if product.kind == PRODUCT:
                 before = [part for part in parts[:place] if part.kind == MAP and part.gives == product.takes]
@@ -142,7 +142,7 @@ def _part(path: str, module: Any) -> Part | None:
     if isinstance(module, (e3nn_nn.Gate, e3nn_nn.NormActivation, e3nn_nn.S2Activation)):
         return Part(path, GATE, 0, *_simple(module.irreps_in, module.irreps_out))
     if isinstance(module, o3.Linear):
-        mixes_channels = module.weight.dim() > 1  # with f_in and f_out, features have two dimensions
+        mixes_channels = module.weight.dim() > 1  # Linear with f_in and f_out: its features have two dimensions
         return None if mixes_channels else Part(path, MAP, 0, *_simple(module.irreps_in, module.irreps_out))
     if not isinstance(module, o3.TensorProduct):
         return None
@@ -150,7 +150,7 @@ def _part(path: str, module: Any) -> Part | None:
     kind = MAP if weighted and module.internal_weights else PRODUCT
     if isinstance(module, o3.TensorSquare):
         return Part(path, kind, 0, *_simple(module.irreps_in, module.irreps_out), weighted)
-    # The wider input has the features, the other one attributes.
+    # The wider input is taken as the features, the other one as attributes.
     reads = int(module.irreps_in2.dim > module.irreps_in1.dim)
     features = (module.irreps_in1, module.irreps_in2)[reads]
     return Part(path, kind, reads, *_simple(features, module.irreps_out), weighted)

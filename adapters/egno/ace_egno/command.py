@@ -20,14 +20,14 @@ METRICS = (
 
 
 def script(argv: Sequence[str]) -> ace.Script | None:
-    """Return the facts about a script of upstream. Values in the configuration file override the options."""
+    """Return epochs, metrics and seed of an upstream script. Values in the configuration file override options."""
     found = ace.Script.with_option(argv, CHECKOUT.scripts, "--epochs", default=DEFAULT, metrics=METRICS, seed="--seed")
     words = list(argv[1:])
     joined = next((word for word in words if word.startswith(f"{OPTION}=")), None)
     if found is None or (joined is None and OPTION not in words):
         return found
     after = joined.partition("=")[2] if joined else (words[words.index(OPTION) + 1 :] or [""])[0]
-    # Without a path upstream derives it from the script: main_mocap_no.py reads configs/config_mocap_no.json.
+    # If no configuration file is given, upstream derives its name: main_mocap_no.py reads configs/config_mocap_no.json.
     name = os.path.basename(argv[0]).replace("main_", "config_").replace(".py", ".json")
     path = os.path.join("configs", name) if not after or after.startswith("-") else after
     try:

@@ -29,7 +29,7 @@ def mocap_model(**options: Any) -> nn.Module:
 
 
 def mocap_batch(skeletons: int = 2, joints: int = 8) -> tuple[tuple[Any, ...], dict[str, Tensor]]:
-    """Return chains of joints with the features that upstream's training computes, as args and kwargs."""
+    """Return args and kwargs of a forward pass: chains of joints, with the features that upstream's training uses."""
     x, v = torch.randn(2, skeletons, joints, 3).cumsum(2)
     mean = x.mean(1, keepdim=True).expand_as(x)
     x, v, mean = (tensor.reshape(-1, 3) for tensor in (x, 0.1 * v, mean))

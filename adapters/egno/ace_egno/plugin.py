@@ -1,8 +1,8 @@
 """Adapter for EGNO.
 
-A layer maps positions x and features h to new ones; both outputs are sites. The branch of x reads the positions that
-enter the layer, through one linear map that all layers share. The branches of h form a chain that starts at the input
-of the embedding; its i-th link is added at layer i.
+A layer maps positions x and features h to new positions and features; both outputs are sites. The branch of x reads
+the positions that enter the layer, after one linear map that all layers share. The branches of h form a chain that
+starts at the input of the embedding: each reads the output of the one before, and the i-th is added at layer i.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 X, H = 0, 2
-"""Indices in the output (x, v, h) of a layer."""
+"""Indices of x and h in the output (x, v, h) of a layer."""
 
 
 @ace.hookimpl
@@ -29,7 +29,7 @@ def ace_upstream() -> ace.Upstream:
 @ace.hookimpl
 def ace_layers(model: Any) -> Sequence[ace.Node]:
     width = model.hidden_nf
-    # Not bounded: their readers start with BatchNorm, which removes the scale.
+    # These stems need no bound: the branches that read them start with BatchNorm, which removes the scale.
     nodes: list[ace.Node] = [
         ace.Stem("lift_x", None, (3,), (3,), bounded=False),
         ace.Stem("lift_h", ace.Tap(0, "embedding"), (model.embedding.in_features,), (width,), bounded=False),
@@ -64,7 +64,7 @@ def ace_group_action() -> ace.GroupAction:
 
 @ace.hookimpl
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:
-    # The authors' runs on motion capture: bounded branches, which stay in the model, and dual Adam.
+    # As in the authors' runs on motion capture: branches are bounded and stay in the model.
     always = {"mode": "resilient", "spectral_norm": True, "error_every": 100}
     return {
         # Reaches a relative equivariance error below 0.25 in 60 epochs on the run data.

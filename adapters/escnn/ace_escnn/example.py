@@ -13,7 +13,7 @@ from ace_plugins.adapter import Example
 
 
 class Network(nn.Module):
-    """A network from images [B, 1, H, W] to images [B, 1, H, W] that wraps its tensors inside, as is common."""
+    """A network from plain image tensors [B, 1, H, W] to the same, which uses escnn's wrapped tensors only inside."""
 
     def __init__(self, space: Any, fields: int = 2) -> None:
         super().__init__()

@@ -13,14 +13,14 @@ from torch import Tensor
 from ace_plugins import adapter as ace
 
 NEAR = 1e-6
-"""Tolerance for matching the matrices of group elements."""
+"""Largest difference of two matrix entries that count as equal, to find the element that a matrix belongs to."""
 
 
 def grid_group(space: Any) -> tuple[ace.Cyclic, list[Any]]:
-    """Return the subgroup of a gspace's group that maps pixels to pixels, and its elements in escnn.
+    """Return the subgroup of a gspace's group that maps pixels to pixels, and its elements as objects of escnn.
 
-    These are rotations by multiples of 90 degrees and reflections. With them, measured errors contain no interpolation
-    error.
+    The elements are rotations by multiples of 90 degrees, and reflections. For these, images need no interpolation,
+    which would add to measured errors.
     """
     fibres = space.fibergroup
     every = fibres.elements if fibres.elements is not None else fibres.grid(4)
@@ -39,7 +39,7 @@ def grid_group(space: Any) -> tuple[ace.Cyclic, list[Any]]:
 
 
 def field_action(kind: Any, elements: Sequence[Any]) -> ace.Action:
-    """Return the action of these elements on the channels of a FieldType, by escnn's own matrices."""
+    """Return the action of these elements on the channels of a FieldType, with the matrices that escnn computes."""
     if all(representation.is_trivial() for representation in kind.representations):
         return ace.Invariant()
     turns = [_matrix(kind.gspace, element) for element in elements]
@@ -49,12 +49,12 @@ def field_action(kind: Any, elements: Sequence[Any]) -> ace.Action:
 
 @dataclass(frozen=True, eq=False)
 class Fields(ace.Action):
-    """The action of a finite group on the channels, dimension 1 of a tensor."""
+    """The action of a finite group with n elements on the channels of a tensor (its dimension 1)."""
 
     turns: Tensor
-    """[n, 2, 2], the elements as matrices of the plane."""
+    """Matrices [n, 2, 2] by which the elements act on the plane."""
     matrices: Tensor
-    """[n, C, C], their matrices for the channels."""
+    """Matrices [n, C, C] by which the same elements act on the channels."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         off = (self.turns - element.matrix).abs().amax((1, 2))
@@ -69,9 +69,9 @@ class Fields(ace.Action):
 
 @dataclass(frozen=True, eq=False)
 class FieldLike(ace.Action):
-    """The action on the output of a plain model, by its shape: images [B, C, H, W] are rotated, logits [B, C] are not.
+    """The action on an output that is a plain tensor: images [B, C, H, W] are rotated, logits [B, C] are not.
 
-    Channels transform like those of the last escnn layer if their number is the same, else they are invariant.
+    Channels transform like those of the last escnn layer if there are as many; otherwise they are invariant.
     """
 
     of: ace.Action
@@ -83,13 +83,13 @@ class FieldLike(ace.Action):
 
 
 def _diagonal(blocks: Sequence[Any]) -> Tensor:
-    """Return the block diagonal matrix in float64."""
+    """Return the block diagonal matrix of these blocks, in float64."""
     made: Tensor = torch.block_diag(*map(torch.from_numpy, blocks))  # type: ignore[no-untyped-call]
     return made.double()
 
 
 def _matrix(space: Any, element: Any) -> list[list[float]]:
-    """Return the matrix [2, 2] of an element, with x to the right and y up."""
+    """Return the matrix [2, 2] of an element in coordinates with x to the right and y up."""
     matrix: list[list[float]] = space.basespace_action(element).tolist()
     return matrix
 

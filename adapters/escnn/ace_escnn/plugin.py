@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the R2Conv layers of a model with their paths. Compares names, so that escnn need not be imported."""
+    """Return the R2Conv layers of a model with their paths. They are found by class name, without importing escnn."""
     return [(path, layer) for path, layer in model.named_modules() if path and _is(layer, "R2Conv")]
 
 
@@ -55,7 +55,7 @@ def ace_branch(site: ace.Site, model: nn.Module) -> nn.Module:
         stride=layer.stride,
         padding=layer.padding,
         dilation=layer.dilation,
-        # For other padding modes (reflect, replicate) the branch pads with zeros, which is good enough for it.
+        # For other padding modes (reflect, replicate) the branch pads with zeros; it need not pad like the layer.
         circular=layer.padding_mode == "circular",
     )
 
@@ -65,7 +65,7 @@ def ace_group_action(model: nn.Module) -> ace.GroupAction:
     from .fields import FieldLike, field_action, grid_group
 
     layers = [layer for _, layer in _convolutions(model)]
-    # An EquivariantModule has field types itself. For another model take those of its first and last escnn layer.
+    # An EquivariantModule has field types. For another model take the types of its first and last escnn layer.
     wrapped = _is(model, "EquivariantModule")
     typed: list[Any] = [module for path, module in model.named_modules() if path and _is(module, "EquivariantModule")]
     ends: tuple[Any, Any] = (model, model) if wrapped else (layers[0], typed[-1])

@@ -11,8 +11,8 @@ from ace_plugins import adapter as ace
 SCRIPTS = ("mace_run_train", "run_train.py")
 OPTION = "--max_num_epochs"
 DEFAULT = 2048
-# The error tables have one row per data set: | name | energy | force | relative |. The last row of a test set counts,
-# with two stages that of the second.
+# The error tables have one row per data set: | name | energy | force | relative |. The last row of a test set counts.
+# If the training has two stages, that row belongs to the second stage.
 _ROW = r"^\|\s*(?!train_|valid_|config_type)[^|]+\|"
 METRICS = (
     ace.Metric("test force", _ROW + r"[^|]*\|\s*{number}"),
@@ -23,7 +23,7 @@ METRICS = (
 
 
 def script(argv: Sequence[str]) -> ace.Script | None:
-    """Return the facts about a training script. Options override the file that ``--config`` names."""
+    """Return epochs, metrics and seed of a training script. Options override the file that ``--config`` names."""
     found = ace.Script.with_option(argv, SCRIPTS, OPTION, default=DEFAULT, metrics=METRICS, seed="--seed")
     if found is None or found.source.endswith(OPTION):
         return found

@@ -39,7 +39,7 @@ def example_for(model: Any, seed: int) -> Example:
 
 def small_model(name: str = "ScaleShiftMACE", *, hidden: str = "8x0e + 8x1o", **options: Any) -> Any:
     """Build a model with two layers and three elements."""
-    import mace.modules as modules  # first: it makes the pinned e3nn importable
+    import mace.modules as modules  # before e3nn: it makes the version of e3nn that MACE requires importable
     import numpy as np
     from e3nn.o3 import Irreps
 
@@ -69,7 +69,7 @@ def small_model(name: str = "ScaleShiftMACE", *, hidden: str = "8x0e + 8x1o", **
 
 
 def batch(elements: tuple[int, ...], r_max: float, *, atoms: int = 6) -> dict[str, Tensor]:
-    """Draw a molecule, and a crystal in a skewed cell, in the format of MACE's forward."""
+    """Draw a random molecule, and a crystal in a skewed cell, as the input dict of MACE's forward."""
     # Like MACE's own reader, put the molecule into a box so large that no periodic image is within the cutoff.
     molecule = _structure(min(1.2, 0.4 * r_max) * _corners(atoms), 20.0 * r_max * torch.eye(3), r_max)
     crystal = _structure(0.5 * r_max * _corners(4), r_max * (1.3 * torch.eye(3) + 0.1 * torch.randn(3, 3)), r_max)
@@ -91,7 +91,7 @@ def _corners(count: int) -> Tensor:
 
 
 def _structure(positions: Tensor, cell: Tensor, r_max: float) -> dict[str, Tensor]:
-    """Return a structure with all pairs within the cutoff. Nearest images suffice, since the cell is larger."""
+    """Return a structure with all pairs within the cutoff. The cell is so large that nearest images suffice."""
     next_to = torch.arange(-1, 2)
     images = torch.cartesian_prod(next_to, next_to, next_to).to(positions.dtype)
     length = (positions[None, :, None] + images @ cell - positions[:, None, None]).norm(dim=-1)

@@ -1,8 +1,8 @@
 """Removes ACE at the end of MACE's own training, so that the files it writes load in plain MACE.
 
 After the last epoch ``mace_run_train`` loads its best checkpoint, pickles the whole model (``.model``) and compiles it
-(``_compiled.model``). In strict and scheduled mode ACE is removed before that. In modes that deploy the branches the
-model keeps them, and a message explains what that means for the files.
+(``_compiled.model``). In strict and scheduled mode ACE is removed before these files are written. In modes that deploy
+the branches the model keeps them, and a message explains what that means for the files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ace_plugins import adapter as ace
 
 
 def install(model: Any) -> None:
-    """Wrap the training loop of this process, once, if this adapter has attached the model."""
+    """Wrap MACE's training loop in this process, unless it is wrapped, if this adapter has attached the model."""
     if ace_plugins.status(model).adapter != "mace":
         return
     from mace import tools
@@ -33,7 +33,7 @@ def _train(train: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def finish(model: Any) -> None:
-    """Remove ACE from a trained model, or explain what keeps the branches."""
+    """Remove ACE from a trained model; if its mode keeps the branches, print what that means for MACE's files."""
     now = ace_plugins.status(model)
     if not now.sites:
         return

@@ -1,8 +1,8 @@
 """Adapter for MACE.
 
 A layer sums messages and multiplies them with each other: ``products[i](node_feats=..., sc=..., node_attrs=...)``. Each
-product is a site. Its branch, the host's MLP, reads the messages [nodes, channels, irreps] and never positions, so that
-the energy stays invariant under translations and forces stay minus its gradient.
+product is a site. Its branch, the default MLP of ace-plugins, reads the messages [nodes, channels, irreps] and never
+positions. So the energy stays invariant under translations, and forces stay minus the gradient of the energy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def ace_upstream() -> ace.Upstream:
     return ace.Upstream(
         "MACE (mace-torch)",
         ("mace.modules.models:MACE",),
-        # MACE never calls model.eval(). Forces without a graph cannot be trained on.
+        # MACE never calls model.eval(). With these arguments forces have no autograd graph, so it is not training.
         evaluating={"training": False, "compute_force": True},
     )
 
@@ -53,7 +53,7 @@ def _check_layout(product: Any, model: nn.Module) -> None:
 
 @ace.hookimpl
 def ace_group_action(model: Any) -> ace.GroupAction:
-    # Rows of the cell are lattice vectors; shifts are sums of them, one per edge.
+    # Rows of the cell are lattice vectors; each edge has a shift, which is a sum of lattice vectors.
     inputs: dict[str, ace.Action] = {
         "data.positions": ace.Positions(),
         "data.cell": ace.Vectors(),
@@ -66,18 +66,18 @@ def ace_group_action(model: Any) -> ace.GroupAction:
         "forces": ace.Vectors(),
         "virials": ace.Tensors(),
         "stress": ace.Tensors(),
-        "interaction_energy?": ace.Invariant(),  # of ScaleShiftMACE
+        "interaction_energy?": ace.Invariant(),  # only ScaleShiftMACE returns it
     }
     # With use_so3 features have no parity, so there is no symmetry under reflections.
     group = ace.SE3 if getattr(model, "use_so3", False) else ace.E3
-    # Energies are dominated by those of single atoms, which are constants. Errors are measured on the other outputs.
+    # The constant energies of single atoms dominate the energies, so errors are measured on the other outputs.
     return ace.GroupAction(group, inputs, outputs, graphs, beside=("energy", "node_energy"))
 
 
 @ace.hookimpl
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:
     # mace_run_train has a learning rate of 0.01 by default, and the branches learn fast. With gamma = 0.1 at the start
-    # f_eq falls behind and does not catch up once it is alone; see docs/evidence.md.
+    # f_eq learns too little, and does not catch up once the branches are gone; see docs/evidence.md.
     return {"fit": {"gamma_init": 0.01}}
 
 

@@ -49,7 +49,7 @@ def small(seed: int = 0, **options: Any) -> Any:
 def batch(
     made: torch.Generator, *, periodic: bool = False, molecules: int = 2, atoms: int = 6, within: float = 4.0
 ) -> dict[str, Tensor]:
-    """Draw molecules, in cells if ``periodic``, in the format of nequip's data loader.
+    """Draw random molecules, in cells if ``periodic``, in the format of nequip's data loader.
 
     Atoms are drawn from a cube of side ``within`` and pushed apart. Cells are longer than twice the cutoff, so that
     only the nearest image of an atom can be a neighbour.
@@ -89,7 +89,7 @@ def _apart(pos: Tensor, least: float = 0.9) -> Tensor:
 
 @contextmanager
 def _own_state() -> Iterator[None]:
-    """Restore the default dtype and the random states, which nequip sets when it starts."""
+    """Restore the default dtype and the random states after the block, because building a nequip model changes them."""
     kinds = torch.get_default_dtype(), random.getstate()
     numpy: Any = __import__("numpy")
     drawn = numpy.random.get_state()

@@ -1,7 +1,7 @@
 """Shim for ``nequip-package``, so that it can package a model with its branches.
 
-A package refers to the classes of ace-plugins and does not contain them, so ace-plugins must be installed where it is
-loaded. There is no variant of such a model for ``torch.compile``, so it has its own packaging mode:
+A package refers to the classes of ace-plugins and does not contain them, so ace-plugins must be installed where the
+package is loaded. A model with branches has no variant for ``torch.compile``, so it needs its own packaging mode:
 ``nequip-package build --mode ace``.
 """
 

@@ -2,8 +2,8 @@
 
 A convolution computes ``linear_2(messages(linear_1(x)))``, with the messages summed over neighbours. Its branch reads
 the summed messages. In the last convolution these are scalars only, and every function of scalars is invariant, so
-there it reads the features that enter the layer. Branches never read positions: the energy stays invariant under
-translations, and forces are minus the gradient of the energy with branches.
+there the branch reads the features that enter the layer. Branches never read positions, so the energy stays invariant
+under translations. Forces are minus the gradient of the energy, which includes the branches.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ace_plugins import adapter as ace
 
 
 def find_sites(model: Any) -> list[ace.Node]:
-    """Return the sites of a model. Compiled models are refused."""
+    """Return the sites of a model. A compiled model is an error."""
     if getattr(model, "is_compile_graph_model", False):
         raise ace_plugins.AceError(
             "model with compile_mode 'compile': it is traced once with its branches, so they could not be switched off "
@@ -42,8 +42,8 @@ def make_branch(site: ace.Node) -> nn.Module:
     """Return Linear(d_in, d) SiLU Linear(d, d) without biases, with d the width of the output.
 
     SiLU is smooth, as energies must be. Without biases the output is zero for zero input, so an atom without
-    neighbours keeps the energy that NequIP gives it. A training step on forces passes four times through the branch
-    (forward, forces, and the gradients of both), so it is not deeper.
+    neighbours keeps the energy that NequIP gives it. The branch is shallow, because a training step on forces passes
+    through it four times (forward, forces, and the gradients of both).
     """
     d = site.width_out
     return nn.Sequential(nn.Linear(site.width_in, d, bias=False), nn.SiLU(), nn.Linear(d, d, bias=False))

@@ -11,7 +11,7 @@ from .neighbours import RadiusGraph
 
 
 def paper_model() -> SchNet:
-    """Return the paper's model, with a neighbour search that runs everywhere."""
+    """Return the paper's model, with a neighbour search that needs no optional package."""
     return SchNet(
         hidden_channels=64,
         num_filters=64,

@@ -1,7 +1,7 @@
 """Adapter for SchNet of PyTorch Geometric.
 
-Every interaction is a site: ``h = h + interaction(h, ...)``. The branches are the paper's: Linear(3, d) lifts the
-positions, then a chain of BatchNorm(d) Linear(d, d) follows, one link per interaction.
+Every interaction is a site: ``h = h + interaction(h, ...)``. The branches are those of the paper: Linear(3, d)
+maps the positions to d features, then a chain of BatchNorm(d) Linear(d, d) follows, one of them per interaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def ace_layers(model: Any) -> Sequence[ace.Node]:
     from torch import nn
 
     width = int(getattr(model, "hidden_channels", 0))
-    # Positions always pass through the interaction graph. Subclasses may have another forward, such as forward(data).
+    # Read positions at the interaction graph, because subclasses may have another forward, such as forward(data).
     graph = isinstance(getattr(model, "interaction_graph", None), nn.Module)
     positions = ace.Tap(0, "interaction_graph") if graph else ace.Tap("pos", "")
     nodes: list[ace.Node] = [ace.Stem(LIFT, positions, (3,), (width,))]

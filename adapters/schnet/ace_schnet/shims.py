@@ -1,4 +1,4 @@
-"""Compatibility shim: SchNet's default neighbour search where PyTorch Geometric's own cannot run."""
+"""Compatibility shim: replaces SchNet's default neighbour search where that of PyTorch Geometric (PyG) cannot run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODULE = "torch_geometric.nn.models.schnet"
 
 
 def _is_needed() -> bool:
-    """Return whether PyG's own search fails on one pair. Its requirements differ between versions."""
+    """Return whether PyG's search fails for two atoms. It is tried, because its requirements depend on the version."""
     import torch
 
     upstream = importlib.import_module(MODULE)
@@ -39,7 +39,7 @@ def radius_graph(
     max_num_neighbors: int = 32,
     **options: Any,
 ) -> Tensor:
-    """Search neighbours, with PyG's signature. Beyond ``max_num_neighbors`` it keeps the nearest."""
+    """Find neighbours, with the signature of PyG's function. Only the nearest ``max_num_neighbors`` are kept."""
     from .neighbours import radius_graph as search
 
     return search(x, r, batch, max_num_neighbors=max_num_neighbors, loop=loop)

@@ -13,7 +13,7 @@ from ace_plugins import adapter as ace
 
 @dataclass(frozen=True)
 class Stress(ace.Tensors):
-    """Stress [graphs, 3, 3]. SchNetPack divides by the signed volume of the cell, which reflections change."""
+    """The action on stress [graphs, 3, 3]. Reflections flip its sign: SchNetPack divides by the signed cell volume."""
 
     def act_on_last(self, element: ace.Rigid, x: Tensor) -> Tensor:
         turned: Tensor = element.multiply(element.sign * element.matrix, element.multiply(element.matrix, x).mT)
@@ -23,7 +23,7 @@ class Stress(ace.Tensors):
 INPUTS: dict[str, ace.Action] = {
     "inputs._positions": ace.Positions(),
     "inputs._cell?": ace.Vectors(),  # its rows are lattice vectors
-    "inputs._offsets?": ace.Vectors(),  # of the neighbour's cell, per pair of atoms
+    "inputs._offsets?": ace.Vectors(),  # from an atom's cell to that of its neighbour, for each pair of atoms
     "inputs.electric_field?": ace.Vectors(),
     "inputs.magnetic_field?": ace.PseudoVectors(),
     "inputs.nuclear_magnetic_moments?": ace.PseudoVectors(),
@@ -35,11 +35,11 @@ RESPONSES: dict[str, ace.Action] = {
     "dipole_moment": ace.Vectors(),
     "polarizability": ace.Tensors(),
 }
-"""Outputs of the module Response with a known action."""
+"""Mapping from outputs of the module Response to the action on them."""
 
 
 def group_action(model: Any) -> ace.GroupAction:
-    """Return the action, or raise an AdapterError for outputs with an unknown one. Keys with "?" may be missing."""
+    """Return the action; raise an AdapterError if an output has no known action. Keys with "?" may be missing."""
     outputs: dict[str, ace.Action] = {}
     for module in model.modules():
         outputs.update(_outputs(module))
@@ -53,12 +53,12 @@ def group_action(model: Any) -> ace.GroupAction:
         )
     known = {name: outputs[name] for name in given}
     invariant = [name for name, how in known.items() if isinstance(how, ace.Invariant)]
-    # Energies may include those of single atoms, thousands of eV. If there are forces, errors are measured on them.
+    # Energies may include those of single atoms, thousands of eV. If there are forces, errors are measured on these.
     return ace.GroupAction(_group(model), INPUTS, known, graphs=GRAPHS, beside=invariant)
 
 
 def _outputs(module: Any) -> Mapping[str, ace.Action]:
-    """Return the outputs of an output module and the action on them."""
+    """Return a mapping from the outputs of an output module to the actions on them."""
     from schnetpack import atomistic
 
     if isinstance(module, atomistic.Forces):
@@ -78,8 +78,8 @@ def _outputs(module: Any) -> Mapping[str, ace.Action]:
 def _group(model: Any) -> ace.Group:
     """Return the symmetry group of a model.
 
-    It has no translations if an output is a moment about the origin, and no reflections with magnetic fields, since
-    FieldSchNet multiplies these pseudovectors with vectors.
+    The group has no translations if an output is a moment about the origin. It has no reflections if there is a
+    magnetic field: that is a pseudovector, and FieldSchNet multiplies it with vectors.
     """
     from schnetpack import atomistic, representation
 

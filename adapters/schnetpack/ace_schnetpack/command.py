@@ -9,7 +9,7 @@ from ace_plugins.adapter import Metric, Script
 
 TRAIN = "spktrain"
 OPTION = "trainer.max_epochs"
-# Lightning's table of test results: the name, the border of the cell, the number.
+# A row of Lightning's table of test results has the name, the border of the cell and the number.
 METRICS = tuple(
     Metric(name.replace("_", " "), f"test_{name}" + r"\W*[│\s]\s*{number}")
     for name in ("forces_mae", "energy_mae", "forces_rmse", "energy_rmse", "loss")
@@ -17,7 +17,7 @@ METRICS = tuple(
 
 
 def script(argv: Sequence[str]) -> Script | None:
-    """Return the facts about spktrain. Without the option, Lightning's trainer has the number of epochs."""
+    """Return epochs and metrics of spktrain. Without an option for them, epochs come from Lightning's trainer."""
     if not argv or os.path.basename(argv[0]) != TRAIN:
         return None
     given = [value for word in argv[1:] for name, _, value in [word.partition("=")] if name.lstrip("+") == OPTION]

@@ -59,7 +59,7 @@ def small_model(kind: str = "PaiNN", *, stress: bool = True, output_modules: Any
 
 def batch(cutoff: float, *, atoms: int = 6) -> dict[str, Tensor]:
     """Draw a molecule, and a crystal in a skewed cell, in the format of SchNetPack's data loader."""
-    # The molecule has a box so large that no periodic image is within the cutoff. The stress needs its volume.
+    # The molecule gets a box, because the stress needs a volume; no periodic image is within the cutoff.
     molecule = _structure(min(1.2, 0.4 * cutoff) * _corners(atoms), 20.0 * cutoff * torch.eye(3), cutoff)
     crystal = _structure(0.5 * cutoff * _corners(4), cutoff * (1.3 * torch.eye(3) + 0.1 * torch.randn(3, 3)), cutoff)
     sizes = torch.tensor([len(part["_positions"]) for part in (molecule, crystal)])
@@ -86,7 +86,7 @@ def _corners(count: int) -> Tensor:
 
 
 def _structure(positions: Tensor, cell: Tensor, cutoff: float) -> dict[str, Tensor]:
-    """Return a structure with all pairs within the cutoff. Nearest images suffice, since the cell is larger."""
+    """Return a structure with all pairs within the cutoff. The cell is so large that nearest images suffice."""
     next_to = torch.arange(-1, 2)
     images = torch.cartesian_prod(next_to, next_to, next_to).to(positions.dtype)
     length = (positions[None, :, None] + images @ cell - positions[:, None, None]).norm(dim=-1)

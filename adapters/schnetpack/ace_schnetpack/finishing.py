@@ -1,7 +1,7 @@
-"""Removes ACE from the file ``best_model``, so that it loads in plain SchNetPack.
+"""Removes ACE from the file ``best_model``, so that the file loads in plain SchNetPack.
 
 ``AtomisticTask.save_model`` pickles the whole model whenever validation improves, and once more at the end. In modes
-that deploy f_eq, ACE is removed from the file right away. In modes that deploy the branches they stay in it.
+that deploy f_eq, ACE is removed from the file each time. In modes that deploy the branches, the branches stay in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ace_plugins as ace
 
 
 def install(model: Any) -> None:
-    """Wrap ``save_model`` in this process, once, if this adapter has attached the model."""
+    """Wrap ``save_model`` in this process, unless it is wrapped, if this adapter has attached the model."""
     if ace.status(model).adapter != "schnetpack":
         return
     from schnetpack.task import AtomisticTask
@@ -37,5 +37,5 @@ def _save_model(save: Any, task: Any, args: tuple[Any, ...], kwargs: dict[str, A
 def _make_plain(path: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ace.AceWarning)  # gamma is not 0 yet, but f_eq is what strict mode deploys
-        ace.export(path, f"{path}.plain", trust=True)  # this process has just written the file
+        ace.export(path, f"{path}.plain", trust=True)  # trusted: this process has just written it
     os.replace(f"{path}.plain", path)

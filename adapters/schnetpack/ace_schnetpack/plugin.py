@@ -1,4 +1,4 @@
-"""Adapter for PaiNN, SO3net and FieldSchNet of SchNetPack. Sites and group action are in modules beside this one."""
+"""Adapter for PaiNN, SO3net and FieldSchNet of SchNetPack. Sites and action are in other modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ace_plugins import adapter as ace
 
 @ace.hookimpl
 def ace_upstream() -> ace.Upstream:
-    # The whole model instead of its representation, since only the whole model computes forces.
+    # ACE patches the whole model, not its representation, since only the whole model computes forces.
     return ace.Upstream("SchNetPack", ("schnetpack.model.base:AtomisticModel",))
 
 

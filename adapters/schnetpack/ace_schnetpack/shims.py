@@ -33,7 +33,7 @@ def _accept_verbose(scheduler: Any) -> None:
 
 
 def _load_whole_checkpoints() -> None:
-    """Load checkpoints with weights_only=False, for tasks of SchNetPack only."""
+    """Make SchNetPack's tasks, and nothing else, load checkpoints with weights_only=False."""
     whenever_imported(_change_trainers, name="pytorch_lightning.trainer.trainer")
     whenever_imported(_change_tasks, name="schnetpack.task")
 
@@ -81,6 +81,6 @@ SHIMS = (
         "Lightning 2.6 loads only tensors by default, and upstream's checkpoints contain the whole model",
         lambda: Version(version("pytorch-lightning")) >= Version("2.6"),
         _load_whole_checkpoints,
-        first=True,  # it changes classes when they are imported
+        first=True,  # before upstream is imported: it changes classes at their import
     ),
 )

@@ -1,9 +1,9 @@
 """Sites and branches of SchNetPack models: the layers that mix vector features.
 
 A layer of PaiNN first sums messages and then mixes the scalars q [atoms, 1, F] and the vectors mu [atoms, 3, F] of each
-atom. The branches of a layer read mu before the mixing and are added to its outputs. Branches never read positions: the
-energy stays invariant under translations, and forces are minus the gradient of the energy with branches. Every function
-of scalars is invariant, so models that only have scalars have no sites.
+atom. The branches of a layer read mu before the mixing and are added to the outputs of the mixing. Branches never read
+positions, so the energy stays invariant under translations. Forces are minus the gradient of the energy, which includes
+the branches. Every function of scalars is invariant, so models that have only scalars have no sites.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_branch(site: ace.Node) -> nn.Module:
 
 
 def _painn(at: str, painn: Any) -> Iterator[ace.Node]:
-    """Yield two sites per layer. The last layer has only q, since the energy does not read its vectors."""
+    """Yield two sites per layer, q and mu. The last layer has only q, since the energy does not read its vectors."""
     channels = painn.n_atom_basis
     vectors = ace.Vectors(axis=-2)
     for name, path, last in _layers(at, "mixing", painn.mixing):
@@ -65,14 +65,14 @@ def _painn(at: str, painn: Any) -> Iterator[ace.Node]:
 
 
 def _so3net(at: str, net: Any) -> Iterator[ace.Node]:
-    """Yield the last linear map of every layer, with features [atoms, (lmax + 1)^2, F]."""
+    """Yield one site per layer: its last linear map, with features [atoms, (lmax + 1)^2, F]."""
     shape = (int(net.lmax) + 1) ** 2, net.n_atom_basis
     for name, path, _ in _layers(at, "mixings3", net.mixings3):
         yield ace.Site(f"{name}.x", path, shape, shape)
 
 
 def _field_schnet(at: str, net: Any) -> Iterator[ace.Node]:
-    """Yield the interactions of the dipoles [atoms, 3, F] of the first external field with the scalars."""
+    """Yield one site per interaction of the scalars with the dipoles [atoms, 3, F] of the first external field."""
     for field in net.external_fields[:1]:
         shapes = (3, net.n_atom_basis), (1, net.n_atom_basis)
         for name, path, _ in _layers(at, "dipole_interaction", net.dipole_interaction):
@@ -80,7 +80,7 @@ def _field_schnet(at: str, net: Any) -> Iterator[ace.Node]:
 
 
 def _layers(at: str, name: str, layers: Sequence[Any]) -> Iterator[tuple[str, str, bool]]:
-    """Yield name, path, and whether it is the last, for each layer. Shared layers are one that is called repeatedly."""
+    """Yield name, path, and whether it is the last, for each layer. A layer that all steps share is yielded once."""
     if len(layers) > 1 and layers[0] is layers[1]:
         yield "layers", f"{at}{name}.0", False
         return

@@ -1,8 +1,8 @@
 """Adapter for SEGNN and SEConv of Steerable-E3-GNN.
 
-A layer of SEGNN updates its nodes by ``update_layer_2(update_layer_1(cat(x, message)))``. Both are sites, with the
-host's MLP on their input as branch. A layer of SEConv, which the paper does not cover, updates by a gate of the
-message; that gate is its site.
+A layer of SEGNN updates its nodes by ``update_layer_2(update_layer_1(cat(x, message)))``. Both update layers are
+sites. The branch of each is the default MLP of ace-plugins, applied to the input of the update layer. A layer of
+SEConv, which the paper does not cover, updates its nodes by a gate of the message; that gate is its site.
 """
 
 from __future__ import annotations

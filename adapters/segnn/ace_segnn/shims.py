@@ -1,4 +1,4 @@
-"""Compatibility shims: upstream is of 2021, and some of its dependencies are gone or have to be compiled."""
+"""Compatibility shims: upstream was written in 2021; some of its dependencies are gone or have to be compiled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTANCE_NORM = "models/segnn/instance_norm.py"
 
 
 def _torch_scatter() -> ModuleType:
-    # Import this first: PyTorch Geometric looks for torch_scatter once, and must not find the stub.
+    # Import this before the stub exists: PyTorch Geometric looks for torch_scatter once, and must not find the stub.
     from torch_geometric.utils import scatter as pyg_scatter
 
     def scatter(
@@ -30,7 +30,7 @@ def _torch_scatter() -> ModuleType:
 
 
 def _wandb() -> ModuleType:
-    """Return a stub in which every name exists and raises when it is called."""
+    """Return a stub of wandb in which every name exists, as a function that raises an error when it is called."""
     module = ModuleType("wandb", "Stub of wandb, which is not installed.")
 
     def missing(attribute: str) -> Callable[..., NoReturn]:
@@ -83,7 +83,7 @@ def _pools_over_first_dimension() -> bool:
 
 
 def _pool_over_first_dimension() -> None:
-    """Replace the pooling functions in upstream's module only."""
+    """Replace the pooling functions in upstream's module, and nowhere else."""
     from torch_geometric.utils import scatter
 
     def pooling(reduce: str) -> Callable[..., Any]:

@@ -43,7 +43,7 @@ CHECKOUT = Checkout(
 )
 
 METRICS = (
-    # N-body prints every evaluation and the best so far; QM9 prints every validation, and the test at the end.
+    # The N-body script prints every evaluation and the best so far; the QM9 script every validation, and a final test.
     Metric(
         "test",
         r"(?:Best Test Loss: |TEST: epoch:.*-MAE:){number}",

@@ -17,9 +17,9 @@ PERIODIC = (
 
 @dataclass(frozen=True)
 class TensorFeatures(ace.Tensors):
-    """Features [n, 3, 3, F] of a TensorNet, with an antisymmetric part that transforms like a vector.
+    """The action on features [n, 3, 3, F] of a TensorNet, whose antisymmetric part transforms like a vector.
 
-    A reflection changes the sign of that part, unlike the antisymmetric part of a tensor of rank 2.
+    The inversion changes the sign of this part. It does not change that of a tensor of rank 2.
     """
 
     axes: tuple[int, int] = (-3, -2)
@@ -33,7 +33,7 @@ class TensorFeatures(ace.Tensors):
 
 @dataclass(frozen=True)
 class Box(ace.Action):
-    """The box of a periodic system, which has no action."""
+    """The action on the box of a periodic system, which always raises an AdapterError: it is not supported."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         raise ace.AdapterError(PERIODIC)
@@ -47,7 +47,7 @@ def group_action(model: Any) -> ace.GroupAction:
     group = ace.SE3 if getattr(network, "equivariance_invariance_group", "O(3)") == "SO(3)" else ace.E3
     vector = type(model.output_model).__name__ == "EquivariantVectorOutput"
     outputs = ace.Vectors() if vector else ace.Invariant(), ace.Vectors() if model.derivative else None
-    # Energies include those of single atoms, which are constants. If there are forces, errors are measured on them.
+    # Energies include the constants of single atoms. If there are forces, errors are measured on the forces.
     return ace.GroupAction(
         group, {"pos": ace.Positions(), "box": Box()}, outputs, graphs=ace.Graphs("batch"), beside=("0",)
     )

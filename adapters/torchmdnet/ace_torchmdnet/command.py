@@ -13,8 +13,8 @@ from ace_plugins.adapter import Metric, Script
 TRAIN = "torchmd-train"
 MODULE = ("torchmdnet", "scripts", "train.py")
 DEFAULT = 300
-# Lightning's table of test results: the name, the border of the cell, the number. y is the energy, neg_dy are the
-# forces (0 without forces), and total is their sum, weighted as in the loss.
+# A row of Lightning's table of test results has the name, the border of the cell and the number. y is the error of the
+# energy, neg_dy that of the forces (0 without forces), and total is their sum, weighted as in the loss.
 METRICS = tuple(
     Metric(name, f"test_{key}_l1_loss" + r"\W*[│\s]\s*{number}")
     for name, key in (("test", "total"), ("test forces", "neg_dy"), ("test energy", "y"))
@@ -22,10 +22,10 @@ METRICS = tuple(
 
 
 def script(argv: Sequence[str]) -> Script | None:
-    """Return the facts about torchmd-train; None for another command."""
+    """Return epochs, metrics and seed of torchmd-train; None for another command."""
     if not argv or not (os.path.basename(argv[0]) == TRAIN or tuple(argv[0].split(os.sep)[-3:]) == MODULE):
         return None
-    # torchmd-train reads a file at its place among the options, and later values override earlier ones.
+    # torchmd-train reads configuration files and options in the given order, and later values override earlier ones.
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--num-epochs", type=int, action=_Number)
     parser.add_argument("--conf", "-c", action=_File)
@@ -46,7 +46,7 @@ class _Number(argparse.Action):
 
 
 class _File(argparse.Action):
-    """A configuration file. The script reports a missing one itself."""
+    """The option with a configuration file. A missing file is ignored here: the script itself reports it."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
         try:
@@ -59,7 +59,7 @@ class _File(argparse.Action):
 
 
 class _Checkpoint(_File):
-    """A checkpoint. The configuration of its training is in ``hparams.yaml`` beside it."""
+    """The option with a checkpoint. The configuration of its training is in ``hparams.yaml`` in the same folder."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
         super().__call__(parser, namespace, os.path.join(os.path.dirname(value), "hparams.yaml"), option)

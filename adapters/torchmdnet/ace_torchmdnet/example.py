@@ -37,7 +37,7 @@ def example_for(model: Any, seed: int) -> Example:
 
 
 def small_model(model: str = MODELS[0], **options: Any) -> Any:
-    """Build a model of energies and forces. Options have the names of torchmd-train's."""
+    """Build a model of energies and forces. Options have the names of the options of torchmd-train."""
     from torchmdnet.models.model import create_model
 
     settings: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Adapter for TorchMD-NET. Its sites and the group action are in modules beside this one."""
+"""Adapter for TorchMD-NET. Its sites and group action are in other modules of this package."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Sites and branches of TorchMD-NET models: the layers that read vectors or tensors. Branches never read positions.
 
 Equivariant Transformer: an attention layer, like a gated block of the output network, maps scalars x [n, F] and vectors
-[n, 3, F] to new ones. It has a branch for each, which reads the vectors, since every function of the scalars is
-invariant. The first attention layer has no sites, because the vectors that enter it are zero. The first block of the
-output network has sites. TensorNet: a layer maps tensors [n, 3, 3, F] to new ones, and its branch reads these tensors.
+[n, 3, F] to new scalars and vectors. Each of the two outputs has a branch, which reads the vectors, since every
+function of the scalars is invariant. The first attention layer has no sites, because the vectors that enter it are
+zero. The first block of the output network has sites. TensorNet: a layer maps tensors [n, 3, 3, F] to new tensors, and
+its branch reads the tensors that enter the layer.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _tensor_sites(model: Any) -> Iterator[ace.Node]:
 
 
 def make_branch(site: ace.Node) -> nn.Module:
-    """Return Linear(d_in, F) SiLU Linear(F, d_out) without biases, with F the number of channels it reads.
+    """Return Linear(d_in, F) SiLU Linear(F, d_out) without biases, with F the number of input channels.
 
     SiLU is smooth, as energies must be. Without biases the output is zero for zero input, so an atom without
     neighbours keeps its energy.

@@ -1,13 +1,14 @@
 """The branch of a vector neuron: one affine map of all channels of a point.
 
-It adds itself to upstream's output (`AddsItself`), since on a CPU a pass over the points costs as much as the matrix
-product, and a pass in an unfavourable memory order several times as much. Upstream's linear maps return tensors with
-the channels innermost in memory. The branch copies that output once into the order of the points and accumulates its
-products there, with gamma multiplied into the weights. The rest of upstream's layer then runs on the reordered tensor,
-and ``restore`` puts the layer's output back into upstream's order, so that later sums keep their order.
+The branch adds its output to upstream's itself (`AddsItself`). On a CPU a separate pass over the points would cost as
+much as the matrix product, and in an unfavourable memory order several times as much. Upstream's linear maps return
+tensors with the channels innermost in memory. The branch copies such an output once into an order with the points
+innermost and adds its products there, with gamma multiplied into the weights. The rest of upstream's layer then runs on
+the reordered tensor. ``restore`` puts the layer's output back into upstream's order, so that later sums keep their
+order of terms.
 
 In some layers half of the input is the same for all neighbours of a point, or for all points of a cloud: upstream
-repeats the centre, or the mean, for each of them. That half is mapped once.
+repeats the centre for each neighbour, or the mean for each point. The branch maps that half only once.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from ace_plugins.adapter import Bounded
 
 @dataclass(frozen=True)
 class Points:
-    """The input of a layer."""
+    """The input of a layer, prepared for the branches that read it."""
 
     x: Tensor
-    """[B, C, 3, *points], contiguous."""
+    """The input [B, C, 3, *points] as a contiguous tensor."""
     repeats: bool
     """True if the second half of the channels is constant along the last dimension."""
 
@@ -35,8 +36,8 @@ class Points:
 class VectorLinear(nn.Linear):
     """An affine map of points [B, C, 3, *points] to C' vectors per point.
 
-    The output has dimensions 1 and -1 of [B, C', 3, *points] swapped, like upstream's linear maps. Rows and columns of
-    the weight run over the channels and, within a channel, over x, y and z.
+    The output is [B, C', 3, *points] with dimensions 1 and -1 swapped, as in upstream's linear maps. Rows and columns
+    of the weight run over the channels and, within a channel, over x, y and z.
     """
 
     def __init__(self, width_in: int, width_out: int, *, repeats: bool = False) -> None:
@@ -54,7 +55,7 @@ class VectorLinear(nn.Linear):
 
     def add_to(self, output: Tensor, gamma: Tensor, points: Points) -> Tensor:
         """Return upstream's output plus gamma times the map of the points."""
-        # Under autocast upstream's output has half precision, and so has the result.
+        # Under autocast upstream's output has half precision; the result gets the same precision.
         weight, bias, x = (t.to(output.dtype) for t in (gamma * self.matrix(), gamma * self.bias, points.x))
         if torch.compiler.is_compiling():
             made = torch.matmul(weight, _columns(x)) + bias[:, None]
@@ -79,7 +80,7 @@ class SNVectorLinear(Bounded, VectorLinear):
 
 
 def _repeats(x: Tensor) -> bool:
-    """Return whether the second half of the channels repeats. Only tested where the test is cheap: on the CPU."""
+    """Return whether the second half of the channels is constant along the last dimension; always False off the CPU."""
     if x.dim() < 4 or x.shape[1] % 2 or x.shape[-1] == 1 or x.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     second = x.detach()[:, x.shape[1] // 2 :]
@@ -89,14 +90,14 @@ def _repeats(x: Tensor) -> bool:
 class _Add(torch.autograd.Function):
     """Computes output + weight @ x + bias for the channels [3 C] of every point.
 
-    Of repeated values only the first is read and gets the gradient. Upstream sums the gradient over all of them.
+    Of repeated values only the first is read, and only the first gets a gradient: the sum for all of them.
     """
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, x: Tensor, weight: Tensor, bias: Tensor, repeats: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.repeats = repeats
-        # Always a copy: upstream's tensor must not change.
+        # This is always a copy, because upstream's tensor must not change.
         made = output.transpose(1, -1).clone(memory_format=torch.contiguous_format)
         columns = made.view(len(x), len(weight), -1)
         if repeats:
@@ -141,7 +142,7 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _inner(grad: Tensor, columns: Tensor) -> Tensor:
-    """Return the sum of grad @ columns.T over the batch, without a matrix per sample."""
+    """Return the sum of grad @ columns.T over the batch, without storing one matrix per sample."""
     found = grad.new_zeros(grad.shape[1], columns.shape[1])
     for one, two in zip(grad, columns, strict=True):
         found.addmm_(one, two.T)

@@ -24,7 +24,7 @@ def shapes_example(seed: int, name: str = "vn_dgcnn_cls", **options: Any) -> Exa
 
 
 def shapes_model(name: str = "vn_dgcnn_cls", *, pooling: str = "mean", n_knn: int = NEIGHBOURS) -> nn.Module:
-    """Build a model as upstream's scripts do."""
+    """Build a model in the same way as upstream's scripts."""
     from importlib import import_module
 
     args = Namespace(n_knn=n_knn, pooling=pooling)

@@ -1,8 +1,8 @@
 """Adapter for VN-DGCNN and VN-PointNet of vnn (vector neurons).
 
-A layer ``VNLinearLeakyReLU`` has two linear maps of its vector channels: to features, and to the directions of its
-nonlinearity. Both maps are sites, and both branches read the layer's input. A branch is an affine map of all channels
-of a point, which mixes x, y and z.
+A layer ``VNLinearLeakyReLU`` applies two linear maps to its vector channels: one gives features, the other gives the
+directions of the nonlinearity. Both maps are sites, and both branches read the layer's input. A branch is an affine
+map of all channels of a point, which mixes x, y and z.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def ace_branch(site: ace.Node, model: Any) -> nn.Module:
 @ace.hookimpl
 def ace_group_action(model: Any) -> ace.GroupAction:
     points = next(iter(signature(model.forward).parameters))
-    # The outputs are logits, per shape or per point, and a second one that upstream does not use.
+    # The first output are logits, per shape or per point. Upstream does not use the second output.
     outputs = (ace.Invariant(), None)
     return ace.GroupAction(ace.SO3, {points: ace.Vectors(axis=1)}, outputs, graphs=ace.Graphs(points))
 
 
 @ace.hookimpl
 def ace_preset() -> Mapping[str, Mapping[str, Any]]:
-    # From the authors' grid for ModelNet40, with upstream's SGD.
+    # The rate is from the authors' grid for ModelNet40, where the model is trained with upstream's SGD.
     return {"paper": {"dual_optimizer": "adam", "dual_lr": 1e-4}}
 
 
