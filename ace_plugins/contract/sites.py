@@ -151,8 +151,8 @@ Node = Site | Stem
 class AddsItself(Protocol):
     """A branch that adds its output to the submodule's by itself, where this is cheaper than a separate addition.
 
-    Its site must read a `Tap` of a submodule. The host does not check the shape of the tensor: the branch must. It may
-    change the output's memory layout; the host then calls ``restore`` on the output of the tapped submodule.
+    Its site must read a `Tap` of a submodule. The host does not check the shape of the tensor: the branch must do so.
+    The branch may change the output's memory layout, since the host calls ``restore`` on the tapped submodule's output.
     """
 
     def prepare(self, read: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Attaches ACE to a model, checking everything before it changes anything, and removes ACE again."""
+"""Attaches ACE to a model, after checking everything, and removes ACE from it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, Argument]:
-    """Check an adapter's nodes against the model, and return the argument that each node's tap names.
+    """Check an adapter's nodes (sites and stems) against the model. Returns each tap's argument, by name of the node.
 
     Raises:
-        AdapterError: With all problems at once.
+        AdapterError: If anything does not fit. The error lists all problems.
     """
     who = f"adapter {adapter!r}"
     if not any(isinstance(node, Site) for node in nodes):
@@ -58,7 +58,7 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
             except AttributeError:
                 problems.append(f"site {node.name!r} names submodule {node.module!r}, which does not exist")
                 continue
-            if place in taken:  # each call of the module would add both branches
+            if place in taken:  # each call of the submodule would add both branches
                 problems.append(f"sites {taken[place]!r} and {node.name!r} name the same submodule")
             taken[place] = node.name
             if node.through is not None:
@@ -91,7 +91,7 @@ def _check_through(site: Site, stem: Stem | None) -> Iterator[str]:
 
 
 def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
-    """Build and check everything that ACE adds to a model, without changing it. Returns None in mode "off"."""
+    """Build and check everything that ACE adds to a model, without changing the model. Returns None in mode "off"."""
     if find(model) is not None:
         raise AttachError(
             f"{type(model).__name__} is attached already (model.{NAME}); call project(model) first to attach again"
@@ -111,7 +111,7 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
 
 
 def put_on(ace: Ace, model: nn.Module) -> None:
-    """Attach a prepared ACE to its model."""
+    """Attach an `Ace` that `prepare` has returned to its model."""
     install(ace, model)
     assert ace.hooks is not None
     ace.hooks.permanent.append(model.register_load_state_dict_pre_hook(CheckpointHook()))  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ def put_on(ace: Ace, model: nn.Module) -> None:
 
 
 def project(model: M) -> M:
-    """Remove ACE from a model in place, which leaves f_eq: plain upstream with its original parameters and keys.
+    """Remove ACE from a model in place. This leaves f_eq: the plain upstream model with its own parameters and keys.
 
     Args:
         model: The attached model itself, not a wrapper around it.
@@ -175,7 +175,7 @@ def _build(
 
 
 def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
-    """Return the group action for random frames; None if there are no frames."""
+    """Return the group action for random frames; None if training does not use them."""
     if not config.turns:
         return None
     action: GroupAction | None = None
@@ -203,6 +203,6 @@ def _build_branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) 
         branch = plugin.call("ace_branch", site=node, model=model, config=config)
     branch = mlp(node) if branch is None else branch
     if config.mode == "scheduled":
-        return relax(node, branch)  # penalties keep it small, so it is not bounded
+        return relax(node, branch)  # penalties keep this branch small, so it is not bounded
     bounded = config.bounds_branches and not (isinstance(node, Stem) and not node.bounded)
     return bound(branch) if bounded else branch

@@ -17,9 +17,9 @@ from .spectral_norm import Bounded
 
 
 class Flat(nn.Module):
-    """Wrapper that gives a module all features of a node in the last dimension.
+    """Wrapper that passes all features of a site or stem to a module in the last dimension, and reshapes its output.
 
-    The features of the node are its trailing dimensions, (..., *shape_in) -> (..., *shape_out), or dimension ``axis``.
+    It maps a tensor [..., *shape_in] to [..., *shape_out]; with ``axis``, it moves this dimension to the end and back.
     """
 
     def __init__(self, inner: nn.Module, node: Node) -> None:
@@ -37,10 +37,10 @@ class Flat(nn.Module):
 
 
 class Norm(nn.BatchNorm1d):
-    """Batch normalisation of the last dimension over all others, [..., width] -> [..., width].
+    """Batch normalisation of the features in the last dimension: maps [..., width] to [..., width].
 
-    A single row is normalised with the running statistics. ``num_batches_tracked`` is a float and not saved, because
-    scripts that average checkpoints expect floats.
+    A batch of one row is normalised with the running statistics. ``num_batches_tracked`` is a float and is not saved,
+    because scripts that average checkpoints expect floats.
 
     Args:
         width: Size of the last dimension.
@@ -68,12 +68,12 @@ class Norm(nn.BatchNorm1d):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)
-        # BatchNorm's own method would put the counter back.
+        # BatchNorm's own method would add the counter to the state_dict again.
         nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
 
 
 class SyncNorm(nn.SyncBatchNorm):
-    """A `Norm` with the statistics of all ranks, made by ``convert_sync_batchnorm``."""
+    """A `Norm` that uses the statistics of all ranks. ``convert_sync_batchnorm`` creates it."""
 
     def __init__(self, norm: Norm, group: Any) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, process_group=group)
@@ -90,7 +90,7 @@ class SyncNorm(nn.SyncBatchNorm):
 
 
 def convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
-    """Wrap ``SyncBatchNorm.convert_sync_batchnorm``, which would normalise dimension 1 instead of the last."""
+    """Wrap ``convert_sync_batchnorm`` to convert a `Norm`; torch's would normalise dimension 1, not the last."""
     return SyncNorm(module, process_group) if isinstance(module, Norm) else convert(cls, module, process_group)
 
 
@@ -103,16 +103,16 @@ def linear(node: Node) -> nn.Module:
     """Return one affine map of the whole feature vector.
 
     Args:
-        node: The site or stem; the map goes from ``shape_in`` to ``shape_out``, on ``axis`` for channels-first layers.
+        node: The site or stem, with the shapes of the map's input and output, and ``axis`` for channels-first layers.
 
     Returns:
-        A module [..., *shape_in] -> [..., *shape_out].
+        A module that maps [..., *shape_in] to [..., *shape_out].
     """
     return _adapt_shape(nn.Linear(node.width_in, node.width_out), node)
 
 
 def mlp(node: Node) -> nn.Module:
-    """Return the default branch: Linear(d_in, 2d) GELU Linear(2d, d) GELU Linear(d, d), with d the output's width.
+    """Return the default branch: Linear(d_in, 2d), GELU, Linear(2d, d), GELU, Linear(d, d); d is the output's width.
 
     Args:
         node: The site or stem, as for `linear`.
@@ -126,7 +126,7 @@ def mlp(node: Node) -> nn.Module:
 
 
 def norm_linear(node: Node) -> nn.Module:
-    """Return one link of a chain of branches: BatchNorm(d_in) Linear(d_in, d).
+    """Return one link of a chain of branches: BatchNorm(d_in), then Linear(d_in, d); d is the output's width.
 
     Args:
         node: The site or stem, as for `linear`.
@@ -139,9 +139,9 @@ def norm_linear(node: Node) -> nn.Module:
 
 @contextmanager
 def fork_random_stream() -> Iterator[None]:
-    """Draw initial weights without moving the script's random stream.
+    """Draw random numbers inside a ``with`` block without changing those that the script draws later.
 
-    The fork is seeded from the stream's state: the same script seed gives the same branches.
+    The block's seed is computed from the state of the script's stream, so a script seed always gives the same branches.
     """
     state = torch.random.get_rng_state()
     seed = int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:8], "little") >> 1
@@ -152,18 +152,18 @@ def fork_random_stream() -> Iterator[None]:
 
 
 class Convolution(nn.Linear):
-    """A plain convolution [B, C, H, W] -> [B, C', H', W'], stored as a linear map of patches [C, kernel, kernel].
+    """A plain convolution from [B, C, H, W] to [B, C', H', W'], stored as a linear map of patches [C, kernel, kernel].
 
     Its site has ``shape_in=(C,)``, ``shape_out=(C',)`` and ``axis=1``.
 
     Args:
-        channels_in: C.
-        channels_out: C'.
+        channels_in: Number of input channels, C.
+        channels_out: Number of output channels, C'.
         kernel: Height and width of a patch.
         stride: Distance between neighbouring patches, in pixels.
-        padding: Pixels added above and below, and to the left and right; one number for both.
+        padding: Pixels added (above and below, left and right); one number for both directions.
         dilation: Distance between neighbouring pixels of a patch.
-        circular: Continue the image periodically; by default padding is zero.
+        circular: Pad by continuing the image periodically; by default the added pixels are 0.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Convolution(nn.Linear):
 
     @property
     def overlap(self) -> int:
-        """Largest number of patches that share a pixel, along one axis."""
+        """Largest number of patches along one axis that share a pixel."""
         return math.ceil(self.kernel * math.gcd(self.stride, self.dilation) / self.stride)
 
     def matrix(self) -> Tensor:
@@ -198,15 +198,15 @@ class Convolution(nn.Linear):
         return functional.conv2d(x, weight, self.bias, self.stride, 0, self.dilation)
 
     def bounded(self) -> SNConvolution:
-        """Return the same map with spectral norm 1 or less."""
+        """Return this convolution, divided so that its spectral norm is at most 1."""
         return SNConvolution(self)
 
 
 class SNConvolution(Bounded, Convolution):
-    """A convolution of spectral norm 1 or less.
+    """A convolution whose spectral norm is at most 1.
 
-    The patches of an image, as one vector, have at most ``overlap`` times the norm of the image, so the map of one
-    patch is divided by ``overlap`` as well as by its spectral norm.
+    The patches of an image, taken as one vector, have at most ``overlap`` times the norm of the image. Therefore the
+    matrix that multiplies a patch is divided by ``overlap`` as well as by its spectral norm.
     """
 
     def matrix(self) -> Tensor:

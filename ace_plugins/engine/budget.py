@@ -1,7 +1,7 @@
-"""Determines the length of a run from the user's setting, the script, Lightning or a scheduler.
+"""Determines the length of a run from the user's setting, the script, Lightning or a learning-rate scheduler.
 
-Steps per epoch are counted between calls of ``model.train()``, which scripts make when an epoch begins. If nothing is
-known, a run of `ASSUMED` steps is assumed. That is safe: once all sites have landed, a longer run continues as
+Steps per epoch are counted between calls of ``model.train()``, which scripts make when an epoch begins. If the length
+cannot be found, `ASSUMED` steps are assumed. That is safe: once all sites have landed, a longer run continues as
 upstream's own training, and the report of a shorter run says that it was cut short.
 """
 
@@ -19,11 +19,11 @@ from ..contract.upstreams import Script
 from ..settings.config import BUDGET, Config
 
 ASSUMED = 2000
-"""Steps of a run of unknown length."""
+"""Number of steps assumed for a run of unknown length."""
 LONG = 1000
-"""Steps after which gamma no longer waits for the end of the first epoch."""
+"""Number of steps after which the length is estimated even if the first epoch, which is longer, has not ended."""
 LOOKED = 5
-"""Steps of this process after which it is clear whether a scheduler steps with the optimizer."""
+"""Number of steps in this process after which schedulers are examined: do they step once per step or per epoch?"""
 
 
 class Budget:
@@ -40,29 +40,29 @@ class Budget:
                 self.epochs, self.source = script.epochs, script.source
         self.epoch_steps: int | None = None
         self.begun: int | None = None
-        """The step at which this process began: 0, or that of the checkpoint it resumed from."""
+        """Number of steps made before this process began: 0, or the number in the checkpoint it resumed from."""
         self.watching = True
-        """False while the host itself evaluates the model: its calls of ``eval()`` do not end an epoch."""
+        """False while ACE itself evaluates the model, since its own calls of ``model.eval()`` do not end an epoch."""
         self._first: int | None = None
-        """The step at which the first epoch began."""
+        """Step count when the first epoch began; None before that."""
         self._last = 0
-        """The step at which the last epoch began."""
+        """Step count when the latest epoch began."""
         self._evaluated = False
         self._trains_every_step = False
-        """True if the script calls ``model.train()`` before every step: an epoch then ends with an evaluation."""
+        """True if the script calls ``model.train()`` before every step, so that only an evaluation ends an epoch."""
         self._single = 0
-        """Epochs of one step that ended with an evaluation."""
+        """Number of epochs that consisted of one step and ended with an evaluation."""
         self.agreed: list[int | None] | None = None
-        """The facts of rank 0, which all ranks use; None if one process trains alone."""
+        """The `facts` that rank 0 found, which all ranks use; None if one process trains alone."""
 
     @property
     def facts(self) -> list[int | None]:
-        """Facts about the length as this rank found them, None where unknown."""
+        """What this rank has found out about the length of the run, in a fixed order; None where unknown."""
         return [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
 
     @property
     def total(self) -> int | None:
-        """Steps of the whole run; None if unknown."""
+        """Number of steps in the whole run; None if unknown."""
         steps, epochs, epoch_steps, _, _ = self.agreed or self.facts
         if steps is not None:
             return steps
@@ -70,16 +70,16 @@ class Budget:
 
     @property
     def expected_steps(self) -> int:
-        """Steps of the whole run, or `ASSUMED`."""
+        """Number of steps in the whole run; `ASSUMED` if unknown."""
         return self.total or ASSUMED
 
     @property
     def planned_horizon(self) -> float:
-        """The horizon in steps, for a run of `expected_steps`."""
+        """The horizon in steps, given that the run has `expected_steps` steps."""
         return self._horizon_of(self.expected_steps)
 
     def horizon(self, count: int) -> float | None:
-        """Return the horizon in steps; None while the length of the run may become known soon."""
+        """Return the horizon in steps, after ``count`` steps; None while it is worth waiting for the run's length."""
         length = self.length(count)
         return None if length is None else self._horizon_of(length)
 
@@ -88,7 +88,7 @@ class Budget:
         return max(1.0, min(self.config.share * length, self.config.latest(epoch_steps)))
 
     def length(self, count: int) -> int | None:
-        """Return the length of the run as known after ``count`` steps; None while it may become known soon."""
+        """Return the run's length in steps, as known after ``count`` steps; None while it is worth waiting for it."""
         if self.begun is None:
             self.begun = count
         known = self.total
@@ -97,7 +97,7 @@ class Budget:
         if known is None and epochs:
             if count - begun < LONG:
                 return None
-            known = epochs * (count - (first or begun))  # at least
+            known = epochs * (count - (first or begun))  # a lower bound
         return known or ASSUMED
 
     def note_mode(self, training: bool, count: int) -> None:
@@ -121,11 +121,11 @@ class Budget:
         self._last, self._evaluated = count, False
 
     def inspect(self, optimizer: Optimizer, count: int) -> None:
-        """Read the length from Lightning or a scheduler if neither the user nor the script gives it.
+        """Look for the length in Lightning or a scheduler, if neither the user nor the script gives it.
 
         Lightning also provides the steps per epoch, which calls of ``model.train()`` do not show.
         """
-        made = 1 if self.begun is None else count - self.begun  # in this process
+        made = 1 if self.begun is None else count - self.begun  # steps made in this process
         if self.steps is not None:
             return
         if made == 1 and not sys.modules.keys().isdisjoint({"lightning.pytorch", "pytorch_lightning"}):
@@ -137,7 +137,7 @@ class Budget:
         for thing in gc.get_objects():
             kind = type(thing)
             if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
-                steps = getattr(thing, "estimated_stepping_batches", math.inf)  # sets up the data if necessary
+                steps = getattr(thing, "estimated_stepping_batches", math.inf)  # may set up the data first
                 batches = getattr(thing, "num_training_batches", math.inf)
                 if math.isfinite(batches) and batches > 0:
                     self.epoch_steps = math.ceil(batches / getattr(thing, "accumulate_grad_batches", 1))
@@ -152,13 +152,13 @@ class Budget:
                 if not isinstance(length, int) or length < 1:
                     continue
                 self.source = f"the script's {type(scheduler).__name__}"
-                if scheduler.last_epoch >= count - 1:  # it steps with the optimizer
+                if scheduler.last_epoch >= count - 1:  # the scheduler steps once per optimizer step
                     self.steps = length
                 else:
                     self.epochs = length
 
     def is_settled(self, count: int) -> bool:
-        """Return whether the length is final after ``count`` steps, known or not."""
+        """Return whether, after ``count`` steps, the length is known or it is clear that it stays unknown."""
         return self.total is not None or (self.epochs is None and count >= (self.begun or 0) + LOOKED)
 
     def __str__(self) -> str:

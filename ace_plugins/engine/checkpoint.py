@@ -24,7 +24,7 @@ from .state import NAME, Ace, find
 MANIFEST = f"{NAME}.manifest"
 NUMBERED = re.compile(r"(.*\D)(\d+)")
 BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked", "_u", "_v")
-"""Last parts of the names of branches' buffers; all other tensors of branches are parameters."""
+"""Names of the buffers in branches (the last part of a key); all other tensors of branches are parameters."""
 
 File = str | os.PathLike[str]
 State = tuple[Mapping[Any, Any], tuple[str, ...]]
@@ -32,7 +32,7 @@ State = tuple[Mapping[Any, Any], tuple[str, ...]]
 
 
 class CheckpointHook:
-    """load_state_dict pre-hook of an attached model, which refuses foreign checkpoints before anything is copied.
+    """A load_state_dict pre-hook for attached models: refuses checkpoints of other models before anything is loaded.
 
     A checkpoint of plain upstream is accepted: gamma, the duals and the branches keep their values.
     """
@@ -43,7 +43,7 @@ class CheckpointHook:
             return
         own = model.state_dict(prefix=prefix, keep_vars=True)
         mine = prefix + NAME + "."
-        # A partial checkpoint is accepted: torch does not pass the caller's argument ``strict`` on to this hook.
+        # A partial checkpoint is accepted, because torch does not tell this hook the caller's argument ``strict``.
         theirs = [name for name in state if name.startswith(prefix) and not name.startswith(mine)]
         fitting = [name for name in theirs if name in own and _shape(state[name]) == _shape(own[name])]
         if len(fitting) * 2 < len(theirs):
@@ -69,7 +69,7 @@ class CheckpointHook:
 
 def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine: str) -> None:
     if mine + "manifest" not in state:
-        return  # a part of a checkpoint, loaded on purpose
+        return  # the script loads only a part of a checkpoint, on purpose
     about = read_manifest(state[mine + "manifest"])
     sites = [site.name for site in ace.sites]
     if about is None or about["adapter"] != ace.adapter or about["sites"] != sites:
@@ -88,7 +88,7 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
 
 
 def read_manifest(stored: Tensor) -> dict[str, Any] | None:
-    """Return the adapter and the sites that a checkpoint's manifest names; None if it is unreadable."""
+    """Return a checkpoint's manifest, a dict with "adapter" and "sites"; None if it is unreadable."""
     try:
         about = json.loads(bytes(stored.round().to(torch.uint8).tolist()))
         return about if {"adapter", "sites"} <= about.keys() else None
@@ -99,27 +99,27 @@ def read_manifest(stored: Tensor) -> dict[str, Any] | None:
 def export(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Any:
     """Remove ACE from a checkpoint, so that plain upstream loads it with ``strict=True``.
 
-    Averages of the weights that are kept by number or in a list (NequIP's EMA, torch_ema) lose ACE's as well.
+    Averaged weights stored in a list or under numbered keys (NequIP's EMA, torch_ema) lose ACE's entries as well.
 
     Args:
-        source: A state_dict, dicts and lists with state_dicts inside (a Lightning checkpoint), or the path of a file
-            that ``torch.save`` wrote.
+        source: A state_dict, a dict or list with state_dicts inside (such as a Lightning checkpoint), or the path of a
+            file that ``torch.save`` wrote.
         to: The file to write, if any.
-        trust: Read files with pickled models, too. Such a file runs code when it is read.
+        trust: Also read files that contain pickled models. Such a file runs code when it is read.
 
     Returns:
         The content of the checkpoint without ACE's entries.
 
     Raises:
-        CheckpointError: If the source cannot be read or holds no ACE, if ACE's part among averaged weights is
-            ambiguous, or if ``to`` is the source or cannot be written.
+        CheckpointError: If the source cannot be read or contains no ACE, if it is ambiguous which averaged weights are
+            ACE's, or if ``to`` is the source or cannot be written.
     """
     return export_checkpoint(source, to, trust=trust).content
 
 
 @dataclass
 class Exported:
-    """A checkpoint without ACE, with counts of the tensors removed and kept."""
+    """A checkpoint from which ACE was removed, with counts of the tensors removed and kept."""
 
     content: Any = None
     kept: int = 0
@@ -128,9 +128,9 @@ class Exported:
     """Number of tensors removed."""
     gammas: list[Any] = field(default_factory=list)
     optimizers: int = 0
-    """Number of optimizer states that still hold ACE's parameters."""
+    """Number of optimizer states in the checkpoint from which ACE's parameters could not be removed."""
     states: list[State] = field(default_factory=list)
-    """All state_dicts with ACE in the checkpoint."""
+    """All state_dicts in the original checkpoint that contain ACE."""
 
     def clean(self, content: Any) -> Any:
         """Return the content without ACE, and update the counts."""
@@ -158,13 +158,13 @@ class Exported:
                 self.removed += 1
             else:
                 cleaned[renamed.get(name, name)] = self.clean(value)
-        if prefixes and hasattr(cleaned, "_metadata"):  # torch's: a version for every submodule
+        if prefixes and hasattr(cleaned, "_metadata"):  # torch keeps a version of every submodule there
             versions = cleaned._metadata.items()
             cleaned._metadata = type(cleaned._metadata)((k, v) for k, v in versions if not f"{k}.".startswith(prefixes))
         return cleaned
 
     def _places_in(self, weights: Sequence[Any]) -> Sequence[int]:
-        """Return the positions of ACE's parameters in a list, if it holds averages of an attached model's weights."""
+        """Return the positions of ACE's parameters in a list of averaged weights; empty for any other list."""
         if not weights or not all(isinstance(weight, Tensor) for weight in weights):
             return ()
         shapes = list(map(_shape, weights))
@@ -172,7 +172,7 @@ class Exported:
         return next(filter(None, found), ())
 
     def _project(self, whole: nn.Module) -> nn.Module:
-        """Remove ACE from a model that was pickled whole, and from models in its dicts (Lightning's hparams)."""
+        """Remove ACE from a pickled model, and from models in dicts that are its attributes (Lightning's hparams)."""
         before = len(whole.state_dict())
         dicts = [value for part in whole.modules() for value in vars(part).values() if isinstance(value, Mapping)]
         roots = [whole, *(each for value in dicts for each in value.values() if isinstance(each, nn.Module))]
@@ -187,13 +187,13 @@ class Exported:
 
 
 def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the prefixes of ACE's keys in a state_dict, found by the key of the manifest."""
+    """Return the prefixes of ACE's keys in a state_dict. Each ends where the key of a manifest has "manifest"."""
     marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
     return tuple(mark.removesuffix("manifest") for mark in marks)
 
 
 def _states(content: Any) -> Iterator[State]:
-    """Yield the state_dicts with ACE, at any depth."""
+    """Yield the state_dicts that contain ACE, at any depth of dicts and lists."""
     if isinstance(content, Mapping):
         if prefixes := _prefixes(content):
             yield content, prefixes
@@ -205,7 +205,7 @@ def _states(content: Any) -> Iterator[State]:
 
 
 def _renumber(state: Mapping[Any, Any], prefixes: tuple[str, ...]) -> dict[str, str | None]:
-    """Return new names for numbered averages of weights ("ema.ema_weight_0"); None for those to remove."""
+    """Return a mapping from numbered keys of averaged weights ("ema.ema_weight_0") to new keys; None means remove."""
     numbered = [match for name in state if isinstance(name, str) and (match := NUMBERED.fullmatch(name))]
     renamed: dict[str, str | None] = {}
     for stem, count in Counter(match[1] for match in numbered).items():
@@ -224,10 +224,10 @@ def _renumber(state: Mapping[Any, Any], prefixes: tuple[str, ...]) -> dict[str, 
 def _places_of_ace(
     state: Mapping[Any, Any], prefixes: tuple[str, ...], shapes: Sequence[Any], what: str
 ) -> Sequence[int]:
-    """Return the positions of ACE's parameters among weights without names; empty if there are none.
+    """Return the positions of ACE's parameters among weights known only by shape; empty if there are none.
 
-    They are consecutive, in the order of ``parameters()``. The weights before and after them must also be before and
-    after them in the state_dict.
+    ACE's parameters are consecutive, in the order of ``parameters()``. The weights before and after them must have the
+    shapes of weights that are before and after ACE's keys in the state_dict.
     """
     names = [name for name in state if isinstance(name, str)]
     mine = [name for name in names if name.startswith(prefixes[0])]
@@ -255,7 +255,7 @@ def _is_parameter(name: str) -> bool:
 
 
 def _among(shapes: Iterable[Any], others: Iterator[Any]) -> bool:
-    """Return whether the shapes are a subsequence of the others."""
+    """Return whether ``shapes`` is a subsequence of ``others``."""
     return all(any(shape == other for other in others) for shape in shapes)
 
 
@@ -269,7 +269,7 @@ def _drop_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Exported:
-    """Export a checkpoint as `export` does, and return the counts as well."""
+    """Export a checkpoint as `export` does, and return its content together with counts of tensors."""
     if isinstance(source, nn.Module):
         raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
@@ -288,7 +288,7 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
         if Path(to).is_dir() or not Path(to).parent.is_dir():
             raise CheckpointError(f"cannot write {str(to)!r}: expected a file name in a folder that exists")
         publish(to, lambda file: torch.save(result.content, file))
-    if not largest <= 1e-3:  # true for nan as well
+    if not largest <= 1e-3:  # this is also true for nan
         warnings.warn(
             f"exporting f_eq alone although max |gamma| is {largest:.3g}: the branches left out still affect the model",
             AceWarning,
@@ -305,7 +305,7 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
 
 
 def _largest(gamma: Any) -> float:
-    """Return the largest |gamma|."""
+    """Return the largest |gamma| of all sites; raise a CheckpointError if ``gamma`` is damaged."""
     if not isinstance(gamma, Tensor) or gamma.is_meta or not gamma.is_floating_point() or not gamma.numel():
         found = f"{gamma.dtype} {list(gamma.shape)}" if isinstance(gamma, Tensor) else type(gamma).__name__
         raise CheckpointError(
@@ -315,7 +315,7 @@ def _largest(gamma: Any) -> float:
 
 
 def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
-    """Read a file that ``torch.save`` wrote: tensors and containers, and pickled models if it is trusted."""
+    """Read a file that ``torch.save`` wrote: tensors and containers, and also pickled models if ``trust`` is true."""
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {str(path)!r}: expected a file that torch.save wrote")
     try:
@@ -334,9 +334,9 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
 
 
 def numpy_numbers() -> list[Any]:
-    """Return the globals that pickled NumPy numbers need, for ``torch.serialization.safe_globals``.
+    """Return what ``torch.serialization.safe_globals`` must allow so that pickled NumPy numbers can be read.
 
-    Scripts save accuracies as NumPy numbers beside the weights.
+    Scripts may save results such as accuracies as NumPy numbers, together with the weights.
 
     Returns:
         Functions and types that ``torch.load(..., weights_only=True)`` may call; empty if NumPy is not installed.

@@ -1,9 +1,9 @@
 """Keeps gamma, the duals and the budget equal on all ranks of distributed training.
 
-DistributedDataParallel averages gradients, so gamma and the duals stay equal on all ranks, with two exceptions.
-One rank alone may load a checkpoint before the model is wrapped: wrapping broadcasts parameters and buffers, but not
-the values derived from them. And each rank detects the length of the run for itself, while often only rank 0
-evaluates. So all ranks copy both from rank 0, when the model is wrapped and every ``trace_every`` steps.
+DistributedDataParallel averages gradients, so gamma and the duals stay equal on all ranks, with two exceptions. First,
+one rank alone may load a checkpoint before the model is wrapped: wrapping broadcasts parameters and buffers, but not
+the Python values derived from them. Second, each rank detects the length of the run by itself, and often only rank 0
+evaluates. So all ranks copy the duals and the budget from rank 0, at wrapping and every ``trace_every`` steps.
 
 With ``fully_shard``, ACE's parameters are not sharded, and this module averages their gradients.
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from .state import Ace
 
 SHARD = "fully_shard(model, ignored_params=set(model.ace.parameters()))"
-"""The call that shards a model and keeps ACE whole."""
+"""The call that shards a model but leaves ACE's parameters unsharded, for error messages."""
 IGNORED = "_ddp_params_and_buffers_to_ignore"
-"""The attribute in which DistributedDataParallel looks for names to ignore."""
+"""Name of the model's attribute that lists the parameters and buffers which DistributedDataParallel ignores."""
 
 
 def is_distributed() -> bool:
@@ -40,21 +40,21 @@ def is_distributed() -> bool:
 
 
 def rank() -> int:
-    """Return this process's rank; 0 where it trains alone."""
+    """Return the rank of this process; 0 if it trains alone."""
     return distributed.get_rank() if is_distributed() else int(os.environ.get("RANK", "0") or 0)
 
 
 class Ranks:
-    """The ranks that train one model, seen from one of them."""
+    """The ranks that train one model together, as an object that each rank has."""
 
     def __init__(self, group: Any = None, wrapper: DistributedDataParallel | None = None) -> None:
         self.sharded = wrapper is None
         """True if ``fully_shard`` shards the model: ACE's gradients are then averaged here."""
         self._group = group
-        # Weakly: the wrapper holds the model, and a process group must not outlive the process's end.
+        # A weak reference: the wrapper holds the model, and a process group must not be kept until the process exits.
         self._wrapper = None if wrapper is None else weakref.ref(wrapper)
         self.steps = 0
-        """Steps since the model was wrapped. The model's own count may differ: one rank may have loaded it."""
+        """Number of steps since the model was wrapped or sharded. Unlike `Duals.count`, it is equal on all ranks."""
 
     @property
     def wrapper(self) -> DistributedDataParallel | None:
@@ -66,7 +66,7 @@ class Ranks:
         return self._group if self.wrapper is None else self.wrapper.process_group
 
     def check_in(self, ace: Ace) -> None:
-        """Copy the state of rank 0 before a step, every ``trace_every`` steps. Raises an error inside ``Join``."""
+        """Copy the state of rank 0 before every ``trace_every``-th step. Raises a StepError inside torch's ``Join``."""
         wrapper = self.wrapper
         if wrapper is None and not self.sharded:
             return
@@ -95,7 +95,7 @@ class Ranks:
 
     @torch.no_grad()
     def agree(self, ace: Ace) -> None:
-        """Copy gamma, the buffers and the budget from rank 0. Waits for the device."""
+        """Copy gamma, ACE's buffers and the budget from rank 0 to all ranks. Waits for the device."""
         known = [-1 if fact is None else fact for fact in ace.budget.facts]
         facts = torch.tensor(known, dtype=torch.float64, device=ace.gamma.device)
         first = list(ace.parameters()) if self.sharded and not self.steps else [ace.gamma]
@@ -120,7 +120,7 @@ def _broadcast(tensors: list[Tensor], group: Any) -> None:
 
 @contextmanager
 def hide_buffers(module: Any, aces: Mapping[str, Ace]) -> Iterator[None]:
-    """Hide ACE's buffers from a DistributedDataParallel that is built inside the block."""
+    """Hide ACE's buffers from a DistributedDataParallel that is built inside the ``with`` block."""
     before = vars(module).get(IGNORED)
     names = [f"{prefix}.{name}" for prefix, ace in aces.items() for name, _ in ace.named_buffers()]
     vars(module)[IGNORED] = [*(before or ()), *names]
@@ -134,7 +134,7 @@ def hide_buffers(module: Any, aces: Mapping[str, Ace]) -> Iterator[None]:
 
 
 def find_shards(ace: Ace) -> None:
-    """Set the ranks of a model that ``fully_shard`` has sharded. Raises an error if ACE is sharded too."""
+    """Set the `Ranks` of a model that ``fully_shard`` has sharded. Raises a StepError if ACE itself is sharded."""
     tensor = sys.modules.get("torch.distributed.tensor")
     model = ace.root
     if tensor is None or model is None or ace.session.ranks is not None:

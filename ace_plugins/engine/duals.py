@@ -1,11 +1,12 @@
-"""lambda, the slack u and the paper's arithmetic that moves them, vectorised over sites.
+"""The duals, lambda and the slack u of all sites, and the paper's update of them, computed for all sites at once.
 
-Independent of models, optimizers and hooks. One step of the paper's loop is
+This module is independent of models, optimizers and hooks. One step of the paper's loop is
 
     gamma's gradient += duals.pull(gamma)          before the script's optimizer steps
-    duals.ascend(gamma_before, eta_p)              after it
+    duals.ascend(gamma_before, eta_p)              after the optimizer's step
 
-with ``gamma_before`` the gamma at which the gradient was computed. The paced loop is in ``paced_loop``.
+where ``gamma_before`` is the gamma at which the gradient was computed, and ``eta_p`` the learning rate of gamma's
+parameter group. The paced loop is in ``paced_loop``.
 """
 
 from __future__ import annotations
@@ -21,35 +22,36 @@ from ..settings.config import Config
 
 ADAM_EPS = 1e-8
 DIVERGED_AFTER = 3
-"""Consecutive steps with a non-finite gradient after which a run has diverged; in a very short run, half its steps."""
+"""Number of consecutive steps with a non-finite gradient after which a run counts as diverged. In a run shorter than
+twice this number, half of its steps are enough."""
 BEYOND_HALF = 65_505
-"""The smallest number of steps that half precision cannot hold."""
+"""Number of steps assumed if a half-precision checkpoint saved it as infinity: the first above float16's maximum."""
 
 
 class Duals(nn.Module):
-    """lambda and u of every site and the state that moves them, in buffers of shape [sites].
+    """lambda and u of every site, and the averages and counters used to update them, in buffers of shape [sites].
 
-    The buffers do not depend on settings, so that the keys of a checkpoint do not either.
+    The same buffers exist under all settings, so that the keys of a checkpoint do not depend on settings.
     """
 
     lambda_: Tensor
     u: Tensor
     steps: Tensor
-    """Number of steps, a scalar."""
+    """Number of steps made, a scalar."""
     mean: Tensor
-    """Running mean: of the constraint (dual optimizer adam), or of the loss's gradient at gamma (paced loop)."""
+    """Running mean of the constraint's value (paper's loop, adam), or of the loss's gradient at gamma (paced loop)."""
     square: Tensor
-    """Running mean of the square of the same quantity."""
+    """Running mean of the square of the quantity that ``mean`` averages."""
     run_square: Tensor
-    """Mean of the squared gradient over the whole run, for the price of slack (paced loop, resilient)."""
+    """Mean of the squared gradient over the whole run, from which rho is computed (paced loop, resilient mode)."""
     waited: Tensor
-    """Steps that gamma has stayed at 0 (paced loop, strict)."""
+    """Number of steps for which gamma has stayed at 0 (paced loop, strict mode)."""
     site_landed: Tensor
-    """1 where a site has landed: gamma is 0 for good (paced loop, strict and scheduled)."""
+    """1 for each site that has landed, so that its gamma is 0 for good, else 0 (paced loop; strict, scheduled mode)."""
     skipped: Tensor | None = None
-    """Number of steps with a non-finite gradient: in total, and consecutive ones up to now; stays on the device."""
+    """Two counts of steps with a non-finite gradient, on the device: all of them, and those in a row up to now."""
     warned: bool = False
-    """True once the user was warned of such steps."""
+    """True once the user was warned of steps with a non-finite gradient."""
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -61,9 +63,9 @@ class Duals(nn.Module):
         for name in ("mean", "square", "run_square", "waited", "site_landed"):
             self.register_buffer(name, zeros.clone())
         self.count = 0
-        """``steps`` as a Python number, so that no step waits for the device to read it."""
+        """``steps`` as a Python number, which can be read without waiting for the device."""
         self.landed_sites: frozenset[int] = frozenset()
-        """Indices of the sites that have landed, also kept in Python."""
+        """Indices of the sites that have landed, readable without waiting for the device."""
         self.landed = False
         """True if all sites have landed."""
         averages = ("mean", "square") if config.paced or config.dual_optimizer == "adam" else ()
@@ -72,7 +74,7 @@ class Duals(nn.Module):
         self._moving = ("lambda_", *averages, *strict, *resilient)
 
     def moving(self) -> list[Tensor]:
-        """Return the buffers that a step updates under these settings."""
+        """Return the buffers that a step changes under the current settings."""
         return [self._buffers[name] for name in self._moving]  # type: ignore[misc]
 
     def tick(self) -> None:
@@ -81,7 +83,7 @@ class Duals(nn.Module):
         self.steps.fill_(self.count)
 
     def count_skipped(self, skipped: Tensor) -> None:
-        """Count the step that ends now if ``skipped``, a scalar, is true."""
+        """Count the current step as skipped if ``skipped``, a scalar tensor, is true."""
         one = skipped.float()
         if self.skipped is None or self.skipped.device != one.device:
             self.skipped = torch.zeros(2, device=one.device)
@@ -89,7 +91,7 @@ class Duals(nn.Module):
         self.skipped += one
 
     def note_landed(self) -> None:
-        """Set ``landed_sites`` and ``landed`` from the buffers."""
+        """Set ``landed_sites`` and ``landed`` from the buffers and the number of steps."""
         if self.config.paced and self.config.lands:
             self.landed_sites = frozenset(self.site_landed.nonzero().flatten().tolist())
         else:
@@ -97,17 +99,17 @@ class Duals(nn.Module):
         self.landed = len(self.landed_sites) == len(self.lambda_)
 
     def snapshot(self, gamma: Tensor) -> Tensor:
-        """Return gamma, lambda and u of every site, [3, sites], without waiting for the device."""
+        """Return gamma, lambda and `bound` of every site, [3, sites], without waiting for the device."""
         return torch.stack([gamma.detach(), self.lambda_, self.bound])
 
     def price(self) -> Any:
-        """Return rho in units of the loss."""
+        """Return rho, the weight of the penalty on slack, on the scale of the loss."""
         return self.config.price(self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
     def normalise_lambda(self) -> Tensor:
-        """Return |lambda| of each site in units of the loss's gradient, [sites]; 0 where there is no gradient.
+        """Return |lambda| of each site divided by the size of the loss's gradient, [sites]; 0 without a gradient.
 
-        NaN where the gradient has not been finite in the last steps.
+        The result is NaN for all sites if the gradient was not finite in the last `DIVERGED_AFTER` steps.
         """
         held = torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
         if self.skipped is None:
@@ -116,18 +118,18 @@ class Duals(nn.Module):
 
     @property
     def bound(self) -> Tensor:
-        """The bound on |gamma|, [sites]: u, or epsilon, which is a setting and not saved."""
+        """The bound on |gamma|, [sites]: epsilon in bounded mode (a setting, not saved in checkpoints), otherwise u."""
         return torch.full_like(self.u, self.config.epsilon) if self.config.mode == "bounded" else self.u
 
     def slack(self, gamma: Tensor) -> Tensor:
-        """Return the constraint's value, [sites]: 0 when satisfied in strict mode, at most 0 in the others."""
+        """Return the constraint's value, [sites]. If satisfied, it is 0 in strict mode and at most 0 in other modes."""
         if self.config.mode == "strict":
             return gamma
         return gamma.abs() - (self.config.epsilon if self.config.mode == "bounded" else self.u)
 
     @torch.no_grad()
     def pull(self, gamma: Tensor) -> Tensor:
-        """Return what the constraints add to gamma's gradient, [sites]."""
+        """Return the gradient of the constraints at gamma, [sites], which is added to that of the loss."""
         c = self.config.augmented
         if self.config.mode == "strict":
             return self.lambda_ + 2 * c * gamma if c else self.lambda_
@@ -139,7 +141,7 @@ class Duals(nn.Module):
 
     @torch.no_grad()
     def ascend(self, gamma: Tensor, eta_p: float | Tensor) -> None:
-        """Move lambda, and u in resilient mode, from the gamma before the step and the live primal rate."""
+        """Update lambda, and u in resilient mode, given gamma before the step and its group's current learning rate."""
         self.tick()
         self.note_landed()
         slack = self.slack(gamma)
@@ -165,13 +167,13 @@ class Duals(nn.Module):
             self.lambda_ += rate / (1 - beta1**self.count) * (self.mean / corrected)
 
     def migrate(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Convert a checkpoint of version 0.1.0, which kept three quantities in one buffer ``error``, in place."""
+        """Convert a checkpoint of version 0.1.0 in place: it stored three quantities in one buffer, ``error``."""
         error = state.pop(f"{prefix}error", None)
         if not isinstance(error, Tensor):
             return
         kept = error if self.config.paced else torch.zeros_like(error)
         meaning = "waited" if self.config.lands else "run_square"
-        # ``error`` was -1 at landed sites: the number of steps that gamma had been at 0 there is unknown.
+        # ``error`` was -1 at landed sites, so the number of steps for which their gamma was 0 before is unknown.
         found = {"run_square": torch.zeros_like(error), "waited": torch.zeros_like(error), meaning: kept.abs()}
         found["site_landed"] = (kept < 0).to(error.dtype)
         state.update({prefix + name: value for name, value in found.items()})
@@ -185,10 +187,10 @@ class Duals(nn.Module):
         """Update the values derived from the buffers, after they were loaded or copied from another rank."""
         if not self.steps.is_meta:
             steps = float(self.steps)
-            # In a half-precision checkpoint a large number of steps overflows: use the smallest number that does.
+            # In a half-precision checkpoint a large number of steps overflows: use the smallest number that overflows.
             self.count = round(steps) if math.isfinite(steps) else BEYOND_HALF
             self.steps.fill_(self.count)
-            if self.config.paced and not self.config.lands:  # a checkpoint of strict mode: landed sites train again
+            if self.config.paced and not self.config.lands:  # sites that landed in strict mode train again
                 self.run_square.copy_(torch.where(self.site_landed > 0, self.square, self.run_square))
                 self.site_landed.zero_()
                 self.waited.zero_()

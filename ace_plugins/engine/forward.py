@@ -2,10 +2,10 @@
 
 Upstream's own code runs unchanged. The model's pre-hook opens a `Forward`, pre-hooks of submodules store the inputs of
 branches before the submodule runs, and each site's hook adds ``gamma * branch`` to its module's output. Hooks are
-picklable objects.
+objects, not closures, so that models can be pickled.
 
-With random frames, a training pass applies a random group element to its batch, and the inverse to its outputs. f_eq is
-unchanged up to rounding. For the branches this is data augmentation, without changes to the script, targets or loss.
+With random frames, a training pass applies a random group element to its batch, and the inverse to its outputs. This
+leaves f_eq unchanged up to rounding. For the branches it is data augmentation that needs no change of script or loss.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from .state import LIVE, NAME, Ace
 
 
 class Forward:
-    """One forward pass: the inputs and outputs of its branches so far."""
+    """One forward pass in progress: the inputs and outputs of its branches so far."""
 
     __slots__ = ("ace", "alone", "bounded", "fired", "frame", "gammas", "prepared", "tapped", "values")
 
     def __init__(self, ace: Ace, *, frame: Element | None = None, alone: bool = False) -> None:
         self.ace = ace
         self.frame = frame
-        """The group element that was applied to the inputs."""
+        """The group element that was applied to the inputs; None without random frames."""
         self.alone = alone
         """True if a submodule was called outside its model's forward pass."""
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
         self.fired: set[str] = set()
-        """Sites that have added their branch."""
+        """Names of the sites that have added their branch."""
         self.tapped: dict[str, Any] = {}
         self.values: dict[str, Tensor] = {}
         self.prepared: dict[str, Any] = {}
@@ -60,7 +60,7 @@ class Forward:
             bounded.divided = weight
 
     def take(self, name: str, read: Any) -> None:
-        """Store the input of a site or stem, replacing that of an earlier call of the same module."""
+        """Store the input of a site or stem. It replaces the input from an earlier call of the module in this pass."""
         self.tapped[name] = read
         self.prepared.pop(name, None)
 
@@ -84,14 +84,14 @@ class Forward:
         return replace_output(output, site, torch.addcmul(selected, value, gamma))
 
     def _compute(self, name: str) -> Tensor:
-        """Return the output of a stem or of a site's branch, computed once in a pass."""
+        """Return the output of a stem or of a site's branch. It is computed only once per pass."""
         if name not in self.values:
             node = self.ace.nodes[name]
             self.values[name] = self._apply(node, self._read(node))
         return self.values[name]
 
     def _prepare(self, site: Site) -> Any:
-        """Return the prepared input of an `AddsItself` branch. Sites that read the same tensor share it."""
+        """Return the prepared input of an `AddsItself` branch, which is shared by all sites that read this tensor."""
         first = self.ace.prepared_by[site.name]
         if first not in self.prepared:
             self.prepared[first] = self.ace.branch(first).prepare(self._read(site))  # type: ignore[operator]
@@ -111,7 +111,7 @@ class Forward:
         )
 
     def _apply(self, node: Node, read: Any) -> Tensor:
-        """Return the output of the node's branch for an input, which must have features of ``shape_in``."""
+        """Return the output of the branch of a site or stem for an input, whose features must have ``shape_in``."""
         if isinstance(node, Site) and node.through is not None:
             read = self._apply(self.ace.nodes[node.through], read)
         found: Any = node.sizes(read.shape, node.shape_in) if isinstance(read, Tensor) else type(read).__name__
@@ -127,7 +127,7 @@ class Forward:
 
 
 def select_output(output: Any, site: Site) -> Any:
-    """Return the tensor of the module's output that the site adds to."""
+    """Return the tensor, within the module's output, to which the site adds its branch."""
     selected = output if site.output is None else get_part(output, str(site.output), f"output of {site.module}")
     if isinstance(selected, Tensor):
         return selected
@@ -140,14 +140,14 @@ def select_output(output: Any, site: Site) -> Any:
 
 
 def replace_output(output: Any, site: Site, tensor: Tensor) -> Any:
-    """Return the module's output with the tensor that the site adds to replaced."""
+    """Return the module's output with ``tensor`` in place of the tensor to which the site adds its branch."""
     if site.output is None:
         return tensor
     return replace_part(output, str(site.output), tensor, f"output of {site.module}")
 
 
 class OpenForwards(threading.local):
-    """The forward passes under way in this thread, the innermost last.
+    """The forward passes in progress in this thread, the innermost last.
 
     Hooks look a pass up here, because replicas of a model (nn.DataParallel) share hook objects but not parameters.
     """
@@ -158,7 +158,7 @@ class OpenForwards(threading.local):
     def of(self, ace: Ace) -> Forward | None:
         """Return the innermost pass of a model."""
         for forward in reversed(self.stack):
-            # A replica's hook holds the original ace; the two share the nodes object.
+            # A replica's hook refers to the original Ace, which shares the object ``nodes`` with the replica's Ace.
             if forward.ace is ace or forward.ace.nodes is ace.nodes:
                 return forward
         return None
@@ -170,7 +170,7 @@ class OpenForwards(threading.local):
             bounded.divided = None
 
     def end_all(self, ace: Ace) -> None:
-        """Close passes that were interrupted by Ctrl-C or an error."""
+        """Close passes of a model that Ctrl-C or an error has interrupted."""
         for forward in [forward for forward in self.stack if forward.ace is ace]:
             self.end(forward)
 
@@ -179,12 +179,12 @@ OPEN = OpenForwards()
 
 
 def outside_graphs(reason: str) -> Callable[[Any], Any]:
-    """Return a decorator that excludes functions from torch.compile; its errors give the reason."""
+    """Return a decorator that excludes functions from torch.compile. Errors of torch.compile then state the reason."""
     options = {"reason": reason} if "reason" in inspect.signature(torch.compiler.disable).parameters else {}
     return functools.partial(torch.compiler.disable, **options)
 
 
-# torch.compile would treat the random matrices as constants.
+# Reasons for `outside_graphs`. Inside a graph, torch.compile would treat the random matrices as constants.
 NO_FRAMES = "for fullgraph=True: set frames = 'off'; random frames are drawn outside of graphs"
 NO_BATCH = "for fullgraph=True: set error_every = 0; the measured batch is copied outside of graphs"
 
@@ -193,7 +193,7 @@ NO_BATCH = "for fullgraph=True: set error_every = 0; the measured batch is copie
 def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Draw a random frame, and return it with the arguments of a training pass transformed by it."""
     assert ace.action is not None
-    # Reproducible, but different on every rank, and independent of the script's random stream.
+    # The seed is reproducible, differs between ranks, and does not use the script's random stream.
     ace.passes.count += 1
     seed = random.Random(f"{torch.initial_seed()} {ace.duals.count} {ace.passes.count} {rank()}").getrandbits(63)
     generator = torch.Generator().manual_seed(seed)
@@ -209,7 +209,7 @@ def _turn_back(action: Any, frame: Element, output: Any) -> Any:
 
 @outside_graphs(NO_BATCH)
 def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Copy the batch if this step ends with a measurement, since the script may overwrite it until then."""
+    """Copy the batch if the error is measured after this step, since the script may overwrite the batch before."""
     due = ace.learning and not ace.landed and ace.gamma.requires_grad and torch.is_grad_enabled()
     if due and ace.config.measures(ace.duals.count + 1):
         try:
@@ -233,8 +233,8 @@ class OpenHook:
                 LIVE.add(ace)
             hooks = ace.hooks
             assert hooks is not None
-            # A compiled pass cannot update hooks: landings, train(), eval() and loading do, and the next step
-            # checks those that are not verified.
+            # A compiled pass cannot update hooks. Landings, train(), eval() and loading update them, and the next
+            # optimizer step checks hooks that are not verified.
             compiling = torch.compiler.is_compiling()
             if not compiling and (hooks.state != hooks.describe(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
@@ -259,7 +259,7 @@ class OpenHook:
 class CloseHook:
     """Forward hook of the model: closes the `Forward`, and transforms outputs back to the caller's frame.
 
-    It is called after an error too, with output None.
+    It is also called after an error, with None as the output.
     """
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -275,7 +275,7 @@ class CloseHook:
 
 
 class _Touch(torch.autograd.Function):
-    """Identity on a tensor that makes parameters part of the autograd graph, without giving them a gradient."""
+    """The identity function, which also makes parameters part of the autograd graph without giving them a gradient."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
@@ -307,18 +307,18 @@ class TouchHook:
 
 @dataclass(eq=False)
 class BranchHook:
-    """Hook of a submodule, for one site or stem."""
+    """Base class of the hooks of a submodule. Each hook works for one site or stem of one model."""
 
     ace: Ace
     name: str
 
     def matches(self, other: Any) -> bool:
-        """Return whether another hook does the same for the same model."""
+        """Return whether another hook has this hook's type, model and site or stem."""
         return type(other) is type(self) and other.ace is self.ace and other.name == self.name
 
 
 class TapHook(BranchHook):
-    """Forward pre-hook of a submodule: stores an argument for a branch before the submodule can overwrite it."""
+    """Forward pre-hook of a submodule: stores the argument that a branch reads, before the submodule can change it."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         forward = OPEN.of(self.ace)
@@ -332,7 +332,7 @@ class TapHook(BranchHook):
 
 
 class SiteHook(BranchHook):
-    """Forward hook of a site's module: adds ``gamma * branch`` to the output the site names."""
+    """Forward hook of a site's module: adds ``gamma * branch`` to the output that the site names."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not self.ace.active():
@@ -355,9 +355,9 @@ class SiteHook(BranchHook):
 
 
 class RestoreHook(BranchHook):
-    """Forward hook of a layer with branches that add themselves: restores the memory order of its output.
+    """Forward hook of a layer with `AddsItself` branches: restores the memory layout of the layer's output.
 
-    Its name is that of the first site among those with the same input.
+    Sites with the same input need one such hook; its ``name`` is the name of the first of these sites.
     """
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -373,25 +373,25 @@ class ModelHooks:
 
     def __init__(self, model: nn.Module) -> None:
         self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
-        """Handles of hooks that stay while the model is attached."""
+        """Handles of hooks that stay registered as long as the model is attached."""
         self.handles: list[Any] = []
         """Handles of hooks that are registered only while they are needed."""
         self.verified = False
-        """True if every site is known to have its hooks."""
+        """True if it was checked that every site has its hooks."""
         self.state: Any = None
         """Result of `describe` when the hooks were last registered or removed."""
         self.landed: frozenset[int] = frozenset()
-        """Indices of sites with parameters that were freed."""
+        """Indices of the landed sites when parameters were last freed."""
 
     def describe(self, ace: Ace) -> Any:
-        """Return everything that the registered hooks depend on."""
+        """Return all values that determine which hooks must be registered."""
         return ace.active(), ace.passes.forced, _needs_touch(ace), ace.duals.landed_sites
 
     def sync(self, ace: Ace) -> None:
-        """Register hooks on the sites if the branches are active, otherwise remove them.
+        """Register hooks on the sites' modules if the branches are active, otherwise remove these hooks.
 
-        PyTorch calls modules with hooks on a slower path, so f_eq is evaluated without them. Submodules that were
-        replaced also get their hooks here.
+        PyTorch calls modules with hooks more slowly, so f_eq alone is evaluated without hooks. Submodules that the
+        script has put in place of others also get their hooks here.
         """
         model = ace.root
         if model is None:
@@ -422,7 +422,7 @@ class ModelHooks:
         self.verified = False
 
     def _in_place(self, ace: Ace, model: nn.Module) -> bool:
-        """Return whether all submodules have this ace's hooks, not ones that were copied with a module."""
+        """Return whether all submodules have the hooks of this Ace, as opposed to hooks copied with a module."""
         return all(
             any(map(hook.matches, (module._forward_pre_hooks | module._forward_hooks).values()))
             for hook, module in _plan(ace, model)
@@ -433,7 +433,7 @@ class ModelHooks:
 
 
 def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
-    """Return the hooks that the branches need now, with their modules."""
+    """Return the hooks that the branches need now, each with the module to register it on."""
     live = ace.live()
     needed = ace.needed_by(live)
     plan: list[tuple[BranchHook, str]] = []
@@ -455,7 +455,7 @@ def _register(ace: Ace, model: nn.Module) -> list[Any]:
     """Register the hooks that are needed now, and return their handles."""
     handles: list[Any] = []
     if ace.active() or (ace.action is not None and not ace.landed):
-        # First, so that the script's own hooks see outputs in the caller's frame.
+        # This hook runs first, so that the script's own hooks see outputs in the caller's frame.
         handles.append(model.register_forward_hook(CloseHook(), prepend=True, always_call=True))
     for hook, module in _plan(ace, model):
         pre = isinstance(hook, TapHook)
@@ -467,14 +467,14 @@ def _register(ace: Ace, model: nn.Module) -> list[Any]:
 
 
 def _needs_touch(ace: Ace) -> bool:
-    """Return whether freed parameters must appear in the backward, for DistributedDataParallel."""
+    """Return whether freed parameters must be in the autograd graph, because DistributedDataParallel expects them."""
     return bool(ace.freed) and ace.training and is_distributed()
 
 
 def install(ace: Ace, model: nn.Module) -> None:
-    """Make ``ace`` a submodule of the model and register its hooks. `prepare` has checked that this cannot fail."""
+    """Make ``ace`` a submodule of the model and register its hooks. `attach.prepare` has done all checks before."""
     ace.train(model.training)
-    nn.Module.add_module(model, NAME, ace)  # a container's own add_module may refuse it
+    nn.Module.add_module(model, NAME, ace)  # the add_module of a container class may refuse it
     ace.belong_to(model)
     hooks = ace.hooks = ModelHooks(model)
     hooks.sync(ace)
@@ -483,7 +483,7 @@ def install(ace: Ace, model: nn.Module) -> None:
 
 
 def uninstall(ace: Ace, model: nn.Module) -> None:
-    """Undo `install`."""
+    """Remove ``ace`` and its hooks from the model, which undoes `install`."""
     LIVE.discard(ace)
     if ace.hooks is not None:
         ace.hooks.remove()

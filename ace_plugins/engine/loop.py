@@ -1,8 +1,8 @@
-"""One model's training in this process: the session, and the loop that moves gamma in an optimizer's steps.
+"""One model's training in this process: its session, and the loop that moves gamma whenever an optimizer steps.
 
 Steps with a non-finite gradient move neither gamma nor the duals, just as GradScaler skips updates of weights. `Guard`
-restores the values by arithmetic on the device, so that no step waits for the device. The loss of a step is the tensor
-that ``backward`` was last called on; only a reference to it is kept.
+restores their values by arithmetic on the device, so that no step waits for it. The loss of a step is the tensor on
+which ``backward`` was last called; only a reference to this tensor is kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .state import Ace
 
 FORWARDS = 200
-"""Training forward passes without a step of gamma after which the session checks whether weights have changed."""
+"""Number of training forward passes without a step of gamma after which the session checks if weights changed."""
 
 
 @dataclass
@@ -38,21 +38,21 @@ class Observed:
     gradient: Tensor | None = None
     """Gradient of the loss at gamma, [sites]."""
     rates: tuple[Any, ...] = ()
-    """Learning rate of every parameter group, a number or a tensor."""
+    """Learning rates of the optimizer's parameter groups, each a number or a tensor."""
 
 
 class Losses:
-    """The loss of the last backward of this process, recorded by wrappers of ``backward`` and ``GradScaler.scale``."""
+    """The loss of this process's last backward pass, recorded by wrappers of ``backward`` and ``GradScaler.scale``."""
 
     def __init__(self) -> None:
         self.last: Tensor | None = None
         self._scaled: tuple[int, Tensor] | None = None
-        """Identity of the tensor that a GradScaler returned last, and the loss it was computed from."""
+        """Identity of the tensor that a GradScaler returned last, and the loss from which that tensor was computed."""
         self.idle: Callable[[], None] | None = None
-        """Called by the next backward, when no optimizer is iterating over its step hooks."""
+        """Function that the next backward pass calls, at a time when no optimizer is iterating over its step hooks."""
 
     def backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        """Wrap ``torch.autograd.backward``."""
+        """Wrap ``torch.autograd.backward`` to record the loss."""
         if self.idle is not None:
             self.idle()
         elif isinstance(tensors, Tensor) and tensors.numel() == 1 and not torch.compiler.is_compiling():
@@ -61,7 +61,7 @@ class Losses:
         backward(tensors, *args, **kwargs)
 
     def scale(self, scale: Any, scaler: Any, outputs: Any) -> Any:
-        """Wrap ``GradScaler.scale``."""
+        """Wrap ``GradScaler.scale`` to record the loss before it is scaled."""
         made = scale(scaler, outputs)
         self._scaled = (id(made), outputs.detach()) if isinstance(outputs, Tensor) and made is not outputs else None
         return made
@@ -83,18 +83,18 @@ class Session:
         self.ranks: Ranks | None = None
         """The processes that train the model together, under DistributedDataParallel or ``fully_shard``."""
         self.running: tuple[Loop, Optimizer] | None = None
-        """The optimizer step under way, between its two hooks."""
+        """The loop and the optimizer whose step is in progress; None between steps."""
         self.observed = Observed()
         self.stepped = False
         """True once gamma has made a step."""
         self.adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None
-        """The optimizer that `adopt` added ACE's parameters to, and their group in it."""
+        """The optimizer to which `adopt` added ACE's parameters, and the parameter group it added."""
         self._forwards = 0
         self._weight: tuple[Tensor, Tensor] | None = None
-        """One of the model's weights, and its value at the first training forward."""
+        """One of the model's weights, and a copy of its value at the first training forward pass."""
 
     def count_forward(self, model: nn.Module) -> None:
-        """Count a training forward before gamma's first step. Warns once if weights move without a step."""
+        """Count a training forward pass before gamma's first step. Warns once if weights change without such a step."""
         self._forwards += 1
         if self._forwards == 1:
             weights = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("ace.")]
@@ -111,7 +111,7 @@ class Session:
 
 
 def is_finite(gradient: Tensor) -> Tensor:
-    """Return whether every entry, and its square, is finite: a scalar on the gradient's device."""
+    """Return a scalar tensor, on the gradient's device: true if every entry and its square are finite."""
     return gradient.square().isfinite().all()
 
 
@@ -125,7 +125,7 @@ class Guard:
         self._before = torch.stack([before, *self._moving[1:]])
 
     def put_back(self) -> None:
-        """Restore everything after a step with a gradient that was not finite."""
+        """Restore gamma and the duals if the gradient of the step was not finite, and count such a step."""
         kept = torch.where(self.finite, torch.stack(self._moving), self._before)
         for tensor, value in zip(self._moving, kept.unbind(0), strict=True):
             tensor.copy_(value)
@@ -149,7 +149,7 @@ def warn_of_skipped(duals: Duals) -> None:
 
 @dataclass
 class Loop(ABC):
-    """gamma's place in an optimizer, and the state of a step under way."""
+    """The dual loop of one model: gamma's place in an optimizer, and the state of the step in progress."""
 
     ace: Ace
     group: int
@@ -157,7 +157,7 @@ class Loop(ABC):
     before: Tensor | None = None
     """gamma at the beginning of the step; None between steps."""
     gradient: Tensor | None = None
-    """The gradient that the script computed."""
+    """Gradient at gamma that the script computed; None between steps."""
 
     @abstractmethod
     def prepare(self, optimizer: Optimizer) -> None:
@@ -169,7 +169,7 @@ class Loop(ABC):
 
     @abstractmethod
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
-        """Move the duals, and gamma if the optimizer does not. Not called after gamma has landed."""
+        """Update the duals, and gamma if the optimizer does not move it. Not called after all sites have landed."""
 
     def holds(self, optimizer: Optimizer) -> bool:
         """Return whether gamma is still at its place in the optimizer."""
@@ -177,7 +177,7 @@ class Loop(ABC):
         return self.index < len(params) and params[self.index] is self.ace.gamma
 
     def begin(self, optimizer: Optimizer) -> None:
-        """Begin a step, once its gradients are computed."""
+        """Begin a step. Called when the gradients of the step have been computed."""
         ace, session, gamma = self.ace, self.ace.session, self.ace.gamma
         if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
@@ -188,7 +188,7 @@ class Loop(ABC):
         elif session.ranks is not None:
             session.ranks.reduce(ace)
         if ace.hooks is not None and not ace.hooks.verified:
-            ace.sync()  # a compiled forward pass does not
+            ace.sync()  # a compiled forward pass does not update the hooks
         self.before = gamma.detach().clone()
         self.gradient = gamma.grad
         session.running = (self, optimizer)
@@ -213,7 +213,7 @@ class Loop(ABC):
         session.observed = LOSSES.take(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
-            return False  # the fused kernel skipped the step, so the duals do too
+            return False  # the fused kernel skipped the update, so the duals skip it as well
         moves = not ace.landed
         with torch.no_grad():
             if moves:

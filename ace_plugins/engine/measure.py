@@ -1,4 +1,4 @@
-"""Evaluates a model with and without its branches, and measures how far it is from equivariant."""
+"""Evaluates a model with or without its branches, and measures how far the model is from being equivariant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from .state import NAME, Ace, find, unwrap
 
 
 def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """Return a copy of the model and the batch in float64; if that fails, both unchanged and the reason."""
+    """Return the model and the batch in float64 and "", or both unchanged and the reason if this fails.
+
+    If ``copied`` is true, the model is copied and converted; otherwise only the batch is converted.
+    """
     try:
         judged = _copy(model).double() if copied else model
         args, kwargs = (map_tensors(part, _widen) for part in as_call(batch))
@@ -56,7 +59,7 @@ def _copy(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def hide_from_budget(model: nn.Module) -> Iterator[None]:
-    """Hide the host's own evaluations from the budget, which would take them for ends of epochs."""
+    """Hide evaluations that ACE itself makes from the budget, which would take them for ends of epochs."""
     aces = [module for module in model.modules() if isinstance(module, Ace)]
     before = [(ace.budget.watching, ace.passes.evaluates) for ace in aces]
     for ace in aces:
@@ -69,7 +72,7 @@ def hide_from_budget(model: nn.Module) -> Iterator[None]:
 
 
 def get_ace(model: nn.Module) -> Ace:
-    """Return the model's ACE, or raise an AttachError."""
+    """Return the model's `Ace`, or raise an AttachError if it has none."""
     ace = find(model)
     if ace is None:
         hint = "call attach(model) first" if unwrap(model) is model else "pass the model inside the wrapper"
@@ -79,10 +82,10 @@ def get_ace(model: nn.Module) -> Ace:
 
 @contextmanager
 def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
-    """Turn the branches on or off inside a ``with`` block, whatever the mode and ``model.training`` say.
+    """Switch the branches on or off inside a ``with`` block, regardless of the mode and of ``model.training``.
 
     Args:
-        model: The attached model, also inside DataParallel, DDP, AveragedModel or ``torch.compile``.
+        model: The attached model. It may be wrapped in DataParallel, DDP, AveragedModel or ``torch.compile``.
         on: True evaluates f_eq + gamma f_neq, False evaluates f_eq.
 
     Raises:
@@ -95,7 +98,7 @@ def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        if find(model) is ace:  # it may have been projected inside
+        if find(model) is ace:  # the model may have been projected inside the block
             _force(ace, model, before)
 
 
@@ -107,7 +110,7 @@ def _force(ace: Ace, model: nn.Module, on: bool | None) -> None:
 
 
 def adapter_of(model: nn.Module) -> Plugin:
-    """Return the adapter that attached this model, or else the one that claims it."""
+    """Return the adapter with which this model was attached, or else the adapter that claims it."""
     ace = find(model)
     return registry().adapter(ace.adapter) if ace is not None else registry().find_adapter(model)
 
@@ -133,15 +136,16 @@ class Averaged(nn.Module):
 def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
     """Return a module that averages the model's outputs over random frames.
 
-    For inference with branches: f_eq is unchanged, and f_eq + gamma f_neq comes closer to equivariant.
+    Use it for inference with branches: averaging leaves f_eq unchanged and brings f_eq + gamma f_neq closer to
+    equivariance.
 
     Args:
-        model: A model that an adapter has attached or claims. It is shared, not copied.
-        samples: Number of random group elements, and so of forward passes per call.
+        model: A model that is attached or that an adapter claims. It is shared, not copied.
+        samples: Number of random group elements, which is also the number of forward passes per call.
         seed: Seed of the group elements, the same in every call.
 
     Returns:
-        A module with the model's arguments and outputs, in the caller's frame.
+        A module that takes the model's arguments and returns the model's outputs, in the caller's frame.
 
     Raises:
         ConfigError: If ``samples`` is below 1.
@@ -158,11 +162,13 @@ def equivariance_error(
 ) -> EquivarianceError:
     """Measure the mean of ||rho_Y(g) f(x) - f(rho_X(g) x)|| over random group elements g, in eval mode.
 
+    rho_X and rho_Y are the actions of the group on the inputs x and on the outputs of the model f.
+
     Args:
-        model: A model that an adapter has attached or claims.
+        model: A model that is attached or that an adapter claims.
         batch: A tuple of positional arguments, a dict of keyword arguments, or a single argument of the forward pass.
         samples: Number of group elements.
-        branches_on: Measure f_eq + gamma f_neq (True) or f_eq (False); by default what the mode deploys.
+        branches_on: True measures f_eq + gamma f_neq, False measures f_eq, None what ``model.eval()`` computes.
         seed: Seed of the group elements.
 
     Returns:

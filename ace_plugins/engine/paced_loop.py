@@ -1,17 +1,18 @@
-"""The paced loop: gamma moves at a pace set by the run's budget, in units of the loss's gradient.
+"""The paced loop: the run's budget sets the pace of gamma, and lambda is measured in units of the loss's gradient.
 
 In the paper's loop the script's optimizer moves gamma, so the learning rate sets the pace, and lambda is compared with
-a loss of unknown scale. Here the loop moves gamma itself. With g the loss's gradient at gamma, m its running mean, s
-its running root mean square, and H the horizon in steps, one step is
+a loss of unknown scale. Here the loop moves gamma itself. Let m be the running mean of the loss's gradient at gamma, s
+the gradient's running root mean square, and H the horizon: the steps within which gamma reaches its target. One step is
 
-    lambda / s += GROWTH * slack / H                         slack: gamma (strict), |gamma| - u (the others)
-    gamma      -= SPEED * clip((m + lambda) / s, -1, 1) / H  in strict mode in units of gamma's initial value
-    u          += GROWTH * (lambda / rho - u) / H            resilient
+    lambda / s += GROWTH * slack / H                         slack: gamma (strict), |gamma| - bound (other modes)
+    gamma      -= SPEED * clip((m + lambda) / s, -1, 1) / H
+    u          += GROWTH * (lambda / rho - u) / H            in resilient mode only
 
-So the result depends neither on the scale of the loss nor on optimizer, learning rate and schedule. |m| is at most s,
-so lambda exceeds the gradient of any branch after a sixth of the horizon. In strict mode gamma reaches 0 after 0.8 to 1
-horizons, later if its branch is useful, and stays there. In the other modes DAMPING * slack is added to lambda / s, and
-lambda is constant while gamma moves at full speed, so that gamma settles at its bound instead of oscillating about it.
+So the result depends neither on the loss's scale nor on the optimizer, its learning rate or schedule. |m| is at most s,
+so lambda exceeds the gradient of any branch after a sixth of the horizon. In strict mode gamma is measured in units of
+its initial value. It reaches 0 after 0.8 to 1 horizons, later if its branch is useful, and stays at 0. In the other
+modes DAMPING * slack is added to lambda / s, and lambda is constant while gamma moves at full speed, so that gamma
+comes to rest at its bound instead of oscillating about it.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from .duals import Duals
 from .loop import Guard, Loop
 
 SPEED = 1.2
-"""The largest change of gamma in a horizon."""
+"""Largest change of gamma over one horizon; in strict mode as a multiple of gamma's initial value."""
 GROWTH = 12.0
-"""Growth of lambda, in units of the gradient's scale, over one horizon with a constant slack of 1. The time constant
-of u is the horizon divided by this number."""
+"""Amount by which lambda / s grows over one horizon if the slack is constantly 1; s is the size of the gradient.
+The time constant with which u follows lambda / rho is the horizon divided by this number."""
 DAMPING = 4.0
-"""Weight of the slack that is added to lambda / s, outside strict mode."""
+"""Factor of the slack in the term that is added to lambda / s in all modes but strict, to damp oscillations."""
 MOST = 2.0
-"""The largest |lambda| / s: twice the largest |m| / s."""
+"""Limit of |lambda| / s, where s is the size of the gradient: twice the largest possible mean gradient."""
 MEMORY = 0.04
-"""The share of the horizon over which gradients are averaged."""
+"""Number of steps over which gradients are averaged, as a fraction of the horizon."""
 SHORTEST = 5.0
-"""The smallest number of steps over which gradients are averaged."""
+"""Smallest number of steps over which gradients are averaged, however short the horizon is."""
 
 
 @torch.no_grad()
 def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None) -> Tensor:
-    """Return the next gamma, [sites], from the current one and the loss's gradient at it. Moves lambda and u too.
+    """Return the next gamma, [sites], given gamma and the loss's gradient at it. Updates lambda and u in ``duals``.
 
-    While the horizon is None, because the length of the run is not known yet, it only averages gradients.
+    While the horizon is None, because the length of the run is not known yet, gradients are only averaged.
     """
     config, waited, square = duals.config, duals.waited, duals.square
     duals.tick()
@@ -53,7 +54,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
     live = 1 - duals.site_landed
     usual = live / min(duals.count, averaging_steps(horizon or 0.0))
     square.lerp_(gradient.square(), usual)
-    # When gamma reaches 0 the mean starts again: lambda has to balance the mean gradient at 0.
+    # When gamma reaches 0, a new mean begins: lambda has to balance the mean gradient at gamma = 0.
     waiting = waited * live
     duals.mean.lerp_(gradient, torch.where(waiting > 0, 1 / waiting.clamp_min(1), usual))
     size = square.sqrt()
@@ -70,7 +71,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         force = drive + hold * gamma.sign()
         # lambda is constant while gamma moves at full speed; otherwise gamma would overshoot.
         push = torch.where(force.abs() >= 1, push, push + GROWTH / horizon * slack).clamp(0, MOST)
-        # gamma leaves 0 only if the gradient of the loss exceeds lambda: the subgradient of |gamma|.
+        # gamma leaves 0 only if the gradient of the loss exceeds lambda (the subgradient of lambda |gamma| at 0).
         away = drive.sign() * (drive.abs() - hold.clamp_min(0)).clamp_min(0)
         force = torch.where(gamma == 0, away, force)
     # A branch without a gradient does not reduce the loss, so its gamma moves to 0.
@@ -83,8 +84,8 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         moved = torch.where(arrived, 0.0, moved)
         waited.add_(arrived)
     elif config.mode == "resilient":
-        # One price for all sites, so that their slacks are comparable. It is computed from all gradients of the run:
-        # late gradients vanish, and slack would cost nothing.
+        # One price (rho) for all sites, so that their slacks are comparable. It is computed from all gradients of
+        # the run: late gradients vanish, so that with these alone slack would cost nothing.
         duals.run_square.lerp_(gradient.square(), 1 / duals.count)
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
     return moved
@@ -92,12 +93,12 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
 
 @torch.no_grad()
 def land(duals: Duals, horizon: float) -> bool:
-    """Land the sites at which gamma has stayed at 0 long enough. Returns whether there are any.
+    """Mark the sites at which gamma has stayed at 0 long enough as landed. Returns whether there are any.
 
-    Their lambda is set to minus the mean gradient at 0, which balances the loss.
+    Their lambda is set to minus the mean gradient at gamma = 0, so that it balances the loss.
     """
     if duals.config.mode != "strict" or duals.count % max(1, round(MEMORY * horizon / 4)):
-        return False  # not every step, since reading the result waits for the device
+        return False  # checked only from time to time, since reading the result waits for the device
     ready = (duals.waited > averaging_steps(horizon)) & (duals.site_landed == 0)
     if not bool(ready.any()):
         return False
@@ -108,12 +109,12 @@ def land(duals: Duals, horizon: float) -> bool:
 
 
 def averaging_steps(horizon: float) -> float:
-    """Return the steps over which gradients are averaged, and for which gamma stays at 0 before its site lands."""
+    """Return the number of steps over which gradients are averaged; a site also lands after so long at gamma = 0."""
     return max(SHORTEST, MEMORY * horizon)
 
 
 def _ratio(one: Tensor, other: Tensor) -> Tensor:
-    """Return one / other, and 0 where other is 0: no gradient has reached that branch."""
+    """Return one / other, and 0 where ``other`` is 0 because no gradient has reached that branch."""
     return torch.where(other == 0, 0.0, one / other)
 
 
@@ -125,14 +126,14 @@ class PacedLoop(Loop):
         self.ace.gamma.grad = None
 
     def undo(self, optimizer: Optimizer, *, stepped: bool) -> None:
-        if self.ace.gamma.grad is None:  # otherwise the script has computed another
+        if self.ace.gamma.grad is None:  # otherwise the script has computed a new gradient, which is kept
             self.ace.gamma.grad = self.gradient
 
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         ace, duals = self.ace, self.ace.duals
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
-            gradient = gradient / scale  # a fused optimizer divides by it inside its kernel
+            gradient = gradient / scale  # a fused optimizer divides gradients by the scale inside its kernel
         if optimizer.param_groups[self.group].get("maximize"):
             gradient = -gradient
         ace.budget.inspect(optimizer, duals.count + 1)

@@ -1,4 +1,4 @@
-"""The paper's loop: adds the gradient of the constraints to gamma's gradient; the script's optimizer moves gamma."""
+"""The paper's loop: the gradient of the constraints is added to gamma's, and the script's optimizer moves gamma."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class PaperLoop(Loop):
     """A loop in which the script's optimizer moves gamma."""
 
     pulled: Tensor | None = None
-    """gamma's gradient during the step: the script's with the constraints' pull added."""
+    """gamma's gradient during the step: the script's gradient plus that of the constraints."""
     version: int = 0
-    """Version of ``pulled`` at the beginning of the step, to detect writes to it."""
+    """PyTorch's version counter of ``pulled`` at the beginning of the step, to detect writes to this tensor."""
     params: list[Any] | None = None
-    """The group's list of parameters, while gamma is in a separate group."""
+    """The original parameter list of gamma's group, kept while gamma is in a separate group; otherwise None."""
     separate: dict[str, Any] | None = None
-    """gamma's separate group, during the step."""
+    """The parameter group that contains only gamma, during the step; otherwise None."""
 
     def prepare(self, optimizer: Optimizer) -> None:
         assert self.before is not None
@@ -33,14 +33,14 @@ class PaperLoop(Loop):
             pull = -pull  # the optimizer negates every gradient, but the constraints are minimised
         scale = getattr(optimizer, "grad_scale", None)
         if scale is not None:
-            pull = pull * scale  # a fused optimizer divides by it inside its kernel
+            pull = pull * scale  # a fused optimizer divides gradients by the scale inside its kernel
         # The optimizer's running averages would never recover from a gradient that is not finite.
         self.ace.gamma.grad = self.pulled = torch.where(is_finite(self.gradient), self.gradient + pull, 0.0)
         self.version = self.pulled._version
         self._separate(optimizer)
 
     def _separate(self, optimizer: Optimizer) -> None:
-        """Move gamma into a separate group for this step, if its learning rate or weight decay differ.
+        """Move gamma into a separate group for this step, if its learning rate or weight decay differs.
 
         Schedulers, saved optimizer states and the script never see that group. This is exact for every optimizer,
         unlike a correction of gamma after the step.
@@ -50,7 +50,7 @@ class PaperLoop(Loop):
         if not decays and config.gamma_lr == 1:
             return
         if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
-            return  # a wrapper of another optimizer, which moves gamma
+            return  # this optimizer wraps another one, which moves gamma
         self.separate = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
         if decays:
             self.separate["weight_decay"] = 0.0
@@ -60,8 +60,8 @@ class PaperLoop(Loop):
 
     def undo(self, optimizer: Optimizer, *, stepped: bool) -> None:
         gamma = self.ace.gamma
-        # After a step that raised, the script may have zeroed or recomputed the gradient: then it is kept.
-        # In a successful step only the optimizer can have written to it (fused ones unscale in place).
+        # If the step raised an error, the script may since have zeroed or recomputed the gradient, which is then kept.
+        # In a successful step only the optimizer can have written to it (fused optimizers unscale in place).
         if gamma.grad is self.pulled and (stepped or self.pulled is None or self.pulled._version == self.version):
             gamma.grad = self.gradient
         if self.params is not None:

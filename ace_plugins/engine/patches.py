@@ -1,7 +1,7 @@
-"""Everything that ACE patches in PyTorch: installed with the first attached model, undone after the last.
+"""All patches that ACE makes to PyTorch. They are installed for the first attached model and undone after the last.
 
-A process without an attached model runs unpatched PyTorch. Where another library has wrapped one of our wrappers, its
-wrapper stays in place and ours passes every call through.
+A process without an attached model runs unpatched PyTorch. If another library has wrapped one of our wrappers, both
+stay in place when the patches are undone, and our wrapper passes every call through.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Patches:
         self._watches_fsdp = False
 
     def update(self, *, now: bool = False) -> None:
-        """Install the patches if a model is attached, otherwise undo them: now, or when no step is in progress."""
+        """Install the patches if a model is attached, otherwise undo them: at once if ``now``, else outside steps."""
         if next(iter(LIVE.aces), None) is not None:
             LOSSES.idle = None
             if not self.undo:
@@ -52,7 +52,7 @@ class Patches:
         elif self.undo:
             LOSSES.idle = LOSSES.last = None
             for optimizer in list(STEPS.ownership):
-                STEPS.recover(optimizer)  # after a step that raised
+                STEPS.recover(optimizer)  # in case its last step raised an error
             STEPS.ownership.clear()
             while self.undo:
                 self.undo.pop()()
@@ -82,7 +82,7 @@ class Patches:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Replace a function by ``around(function, *args, **kwargs)``. Returns the function that undoes it."""
+    """Replace calls of a function by ``around(function, *args, **kwargs)``. Returns a function that undoes this."""
     original = vars(owner)[name]
     function = original.__func__ if isinstance(original, classmethod) else original
     active = True
@@ -103,10 +103,10 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
 
 
 def _is_stepping() -> bool:
-    """Return whether any thread is in an optimizer step, where torch may be iterating over its hooks."""
+    """Return whether any thread is inside an optimizer's step, where torch may be iterating over its step hooks."""
     frame: FrameType | None
     others = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
-    for frame in (sys._getframe(1), *others):  # without this function's own frame, which would refer to itself
+    for frame in (sys._getframe(1), *others):  # not this function's own frame: it would refer to itself
         while frame is not None:
             if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == optimizers.__file__:
                 return True
@@ -115,13 +115,13 @@ def _is_stepping() -> bool:
 
 
 def _construct(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-    """Wrap ``Optimizer.__init__``."""
+    """Wrap ``Optimizer.__init__`` to add ACE's parameters to a new optimizer."""
     init(optimizer, *args, **kwargs)
     adopt(optimizer)
 
 
 def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Wrap ``DistributedDataParallel.__init__``."""
+    """Wrap ``DistributedDataParallel.__init__`` to hide ACE's buffers from it, and to set the model's ranks."""
     aces = _find_aces(module)
     with hide_buffers(module, aces) if aces else nullcontext():
         init(wrapper, module, *args, **kwargs)
@@ -131,7 +131,7 @@ def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs
 
 
 def _refuse_fsdp(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Wrap ``FullyShardedDataParallel.__init__``."""
+    """Wrap ``FullyShardedDataParallel.__init__`` to refuse models with ACE."""
     if _find_aces(module):
         raise AttachError(
             "FullyShardedDataParallel shards gamma, so the dual loop would run on one rank only; use "

@@ -1,12 +1,13 @@
 """Relaxation by schedule (Pertigkiozoglou et al., NeurIPS 2024): gamma follows a schedule instead of being learned.
 
-gamma is the same at all sites, 2 t / T in the first half of the run and 2 - 2 t / T in the second. Branches start close
-to 0, and two penalties keep them small and close to equivariant: with W a branch's matrix, x its input, and A, A' the
-generators of the group on its input and on its output,
+At step t of T, gamma is 2 t / T in the first half of the run and 2 - 2 t / T in the second, at all sites. Branches
+start close to 0, and two penalties keep them small and close to equivariant. With W the matrix of a branch, x its
+input, and A and A' the generators of the group on its input and on its output, the penalties
 
     WEIGHT * (sqrt(sum |W A x - A' W x|^2) + sqrt(sum |W x|^2))
 
-at every site with one linear map as its branch. The first penalty needs the site's actions (`Site.acts`).
+are minimised along with the loss, at every site whose branch is one linear map. The first penalty needs the site's
+actions (`Site.acts`).
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ WEIGHT = 0.01
 INITIAL = 1e-4
 """Standard deviation of a branch's initial weights."""
 ANGLE = 1e-4
-"""Angle of the rotations from which a generator is computed: the error, ANGLE^2 / 6, is below float32's precision."""
+"""Angle, in radians, of the rotations from which a generator is computed as a difference quotient. The error,
+ANGLE^2 / 6, is below float32's precision."""
 
 
 def gamma_at(step: int, length: int) -> float:
-    """Return gamma after ``step`` of a run's ``length`` steps."""
+    """Return gamma after ``step`` steps of a run that has ``length`` steps."""
     return max(0.0, min(2 * step / length, 2 - 2 * step / length))
 
 
 def relax(site: Node, branch: nn.Module) -> nn.Module:
-    """Return the branch to use in scheduled mode instead of ACE's.
+    """Return the branch that replaces a site's usual branch in scheduled mode.
 
-    It is one linear map without a bias if the site reads the model's own features. The links of a chain, branches
-    that add themselves and branches on another axis (convolutions) are returned unchanged.
+    If the site reads a `Tap`, this is one linear map without a bias. Links of a chain of branches, `AddsItself`
+    branches and branches on another axis (convolutions) are returned unchanged.
     """
     if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through or isinstance(branch, AddsItself):
         return branch  # a chain of maps that all start near 0 would have vanishing gradients
@@ -52,15 +54,15 @@ def relax(site: Node, branch: nn.Module) -> nn.Module:
 
 
 class PenalisedLinear(nn.Linear):
-    """One linear map of a site's whole feature vector, with its penalty."""
+    """One linear map of a site's whole feature vector, which also computes its penalty."""
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.width_in, site.width_out, bias=False)
         self.shapes = site.shape_in, site.shape_out
         self.read: Tensor | None = None
-        """Its input in the last training forward, [rows, width], detached."""
+        """Input of the map in the last training forward pass, [rows, width], detached."""
         self.generators: list[tuple[Tensor, Tensor]] = []
-        """Generators of the group on its input and on its output; empty if the adapter does not give the actions."""
+        """Generators of the group on the map's input and output, in pairs; empty if the site has no actions."""
         if site.acts is not None:
             action_in, action_out = site.acts
             sides = _generators(action_in, site.shape_in), _generators(action_out, site.shape_out)
@@ -74,7 +76,7 @@ class PenalisedLinear(nn.Linear):
         return super().forward(flat).reshape(*flat.shape[:-1], *shape_out)
 
     def penalty(self) -> Tensor | None:
-        """Return the penalty for its last input, a scalar; None if it has read nothing since the last call."""
+        """Return the penalty, a scalar, for the map's last input; None if there was no input since the last call."""
         x, self.read = self.read, None
         if x is None:
             return None
@@ -87,12 +89,12 @@ class PenalisedLinear(nn.Linear):
 
 
 def _norm(x: Tensor) -> Tensor:
-    # The gradient of the square root is infinite at 0, where it should be 0.
+    # At 0 the gradient of the square root is infinite; the small number makes it 0.
     return (x.square().sum() + torch.finfo(x.dtype).tiny).sqrt()
 
 
 def _generators(action: Action, shape: tuple[int, ...]) -> list[Tensor]:
-    """Return the three generators of rotations, as matrices [width, width] in float64."""
+    """Return the three generators of rotations under this action, as float64 matrices of shape [width, width]."""
     if not isinstance(action, Action):
         raise AdapterError(f"Site.acts: expected two actions, found {type(action).__name__}")
     basis = torch.eye(int(torch.Size(shape).numel()), dtype=torch.float64)
@@ -112,7 +114,7 @@ def _rotation(axis: int, angle: float) -> Rigid:
 
 @dataclass
 class ScheduledLoop(PacedLoop):
-    """A loop that sets gamma by schedule, and adds the gradients of the penalties before the optimizer's step."""
+    """A loop that sets gamma by schedule, and adds the penalties' gradients to the weights' before each step."""
 
     def prepare(self, optimizer: Optimizer) -> None:
         super().prepare(optimizer)
@@ -123,7 +125,7 @@ class ScheduledLoop(PacedLoop):
                 return
             weights, penalties = zip(*found, strict=True)
             gradients = torch.autograd.grad(torch.stack(penalties).sum(), weights)
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides by it inside its kernel
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides gradients by it
         sign = -1 if optimizer.param_groups[self.group].get("maximize") else 1
         for weight, gradient in zip(weights, gradients, strict=True):
             if is_distributed():  # each rank has its own part of the batch

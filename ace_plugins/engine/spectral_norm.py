@@ -1,8 +1,9 @@
 """Spectral normalisation: divides every linear map of a branch by its largest singular value.
 
-A map keeps its weight W and a unit vector v, ``direction``, close to the leading right singular vector: sigma = |W v|.
-One power iteration after each optimizer step, v <- W^T W v, updates v (`follow`); evaluation makes none. Maps of the
-same shape, transposed or not, are computed in one batch: branches are small, so the number of calls sets the cost.
+A map stores its weight W and a unit vector v, ``direction``, close to the leading right singular vector, so that the
+largest singular value is |W v|. After each optimizer step, `follow` updates v by one power iteration: to W^T W v,
+scaled to length 1. Evaluation does not update v. Maps of equal shape, transposed or not, are computed in one batch:
+branches are small, so the number of calls determines the cost.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 SQUARINGS = 12
-"""Squarings of W^T W for a weight that was set, not trained: equal to 4,096 iterations, exact to about 1e-5."""
+"""Number of times that W^T W is squared for a weight that was set and not trained. This equals 4,096 power
+iterations and is exact to about 1e-5."""
 UNIT = 1e-5
-"""Largest deviation of a direction's length from 1, in single precision."""
+"""Deviation from length 1 below which a loaded direction counts as a unit vector, given single precision."""
 
 
 class Bounded(nn.Module):
@@ -28,7 +30,7 @@ class Bounded(nn.Module):
     in place of ``self.weight``, and its plain class returns ``SNMyLinear(self)`` from a method ``bounded()``.
 
     Args:
-        plain: The plain map. Its weight, bias and attributes are taken over.
+        plain: The plain map. The new map uses its weight, bias and attributes.
     """
 
     weight: Tensor
@@ -41,43 +43,44 @@ class Bounded(nn.Module):
         self.begin()
 
     def begin(self) -> None:
-        """Register the direction. Called once, when ``weight`` exists."""
-        # Any start will do that is not orthogonal to the result. A new generator leaves the script's stream alone.
+        """Register the buffer ``direction``. Called once, after ``weight`` is set."""
+        # Any start works that is not orthogonal to the result. A new generator leaves the script's stream unchanged.
         start = torch.randn(min(self.weight.shape), generator=torch.Generator().manual_seed(0))
         self.register_buffer("direction", (start / start.norm()).to(self.weight))
         self.divided: Tensor | None = None
-        """The divided weight, during a forward pass of the model."""
+        """The weight divided by its spectral norm, during a forward pass of the model; otherwise None."""
         self.known: tuple[int, ...] | None = None
-        """Identity of the weight that the direction was last computed for."""
+        """Result of `_identity` when the direction was last computed; None if the direction must be computed."""
 
     def matrix(self) -> Tensor:
-        """Return the divided weight, [outputs, inputs]."""
+        """Return the weight divided by its spectral norm, [outputs, inputs]."""
         return divide([self])[0] if self.divided is None else self.divided
 
     @property
     def flat(self) -> bool:
-        """True if the matrix is wider than high: computations use the transposed map."""
+        """True if the weight has more columns than rows. Computations then use its transpose."""
         return self.weight.shape[1] > self.weight.shape[0]
 
     @property
     def changed(self) -> bool:
-        """True if the weight has changed other than by the steps that `follow` handled."""
+        """True if the weight has changed since the direction was last computed or updated by `follow`."""
         if self.weight.is_inference() or self.weight.is_meta or getattr(self, "_is_replica", False):
             return False  # cannot be detected, or is handled in the original (replica of nn.DataParallel)
         return self.known != self._identity()
 
     def mark_seen(self) -> None:
-        """Note that the direction fits the weight."""
+        """Record that the direction belongs to the current weight."""
         self.known = None if self.weight.is_inference() else self._identity()
 
     def _identity(self) -> tuple[int, ...]:
-        """Return numbers that change with the tensor, its memory or its values."""
+        """Return numbers that change if the weight is replaced, moved in memory or written to."""
         return id(self.weight), self.weight.data_ptr(), self.weight._version
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if {prefix + "weight", prefix + "direction"} <= state_dict.keys() and not self.direction.is_meta:
-            # A resumed run continues exactly. In averaged checkpoints v is not a unit vector: it is computed again.
+            # The loaded direction is used, so that a resumed run continues exactly. In averaged checkpoints it is not a
+            # unit vector and is computed again.
             if abs(float(self.direction.double().norm()) - 1) < UNIT:
                 self.mark_seen()
             else:
@@ -100,7 +103,7 @@ class SNLinear(Bounded, nn.Linear):
 
 
 def bound(branch: nn.Module) -> nn.Module:
-    """Bound the linear maps of a branch in place, and return it; a branch that is one linear map is replaced."""
+    """Bound the linear maps of a branch in place, and return the branch, or its replacement if it is one linear map."""
     made: dict[nn.Module, nn.Module] = {}
     for parent in list(branch.modules()):
         for name, child in list(parent._modules.items()):
@@ -130,7 +133,7 @@ def _uses_weights(parent: nn.Module | None) -> bool:
 
 
 def is_bounded(module: nn.Module) -> bool:
-    """Return whether the module's weight is spectrally normalised, by this module or by torch."""
+    """Return whether a module's weight is spectrally normalised, by `Bounded` or by torch's parametrization."""
     if isinstance(module, (Bounded, parametrize.ParametrizationList)):
         return True
     names = getattr(module, "parametrizations", {})
@@ -138,7 +141,7 @@ def is_bounded(module: nn.Module) -> bool:
 
 
 def find_unbounded(branch: nn.Module) -> list[str]:
-    """Return the class names of modules in a branch that hold an unbounded matrix."""
+    """Return the class names of those modules in a branch that have an unbounded matrix, sorted."""
     found = {
         type(module).__name__
         for module in branch.modules()
@@ -154,7 +157,7 @@ def find_bounded(branches: nn.Module) -> list[Bounded]:
 
 @torch.no_grad()
 def follow(bounded: Iterable[Bounded]) -> None:
-    """Make one power iteration, after a step has moved the weights."""
+    """Update the directions by one power iteration, after an optimizer step has changed the weights."""
     for group in _group(bounded):
         weights, directions = _stack(group)
         image = torch.bmm(weights.mT, torch.bmm(weights, directions[:, :, None]))[:, :, 0]
@@ -163,7 +166,7 @@ def follow(bounded: Iterable[Bounded]) -> None:
 
 @torch.no_grad()
 def settle(bounded: Iterable[Bounded]) -> None:
-    """Compute the directions of weights that were set by something other than a step, by repeated squaring."""
+    """Compute the directions of all maps that have ``changed`` other than by a step, by squaring W^T W repeatedly."""
     for group in _group(m for m in bounded if m.changed):
         weights, directions = _stack(group)
         power = weights.mT @ weights
@@ -199,9 +202,9 @@ def _group(bounded: Iterable[Bounded]) -> list[list[Bounded]]:
 
 
 def _stack(group: Sequence[Bounded]) -> tuple[Tensor, Tensor]:
-    """Return weights [maps, high, wide] and directions [maps, wide], at least in single precision.
+    """Return the stacked weights [maps, rows, columns] and directions [maps, columns], at least in single precision.
 
-    They are copies, so that a graph that holds them survives the next iteration.
+    They are copies, so that an autograd graph that holds them stays valid after the next power iteration.
     """
     weights = torch.stack([m.weight.T if m.flat else m.weight for m in group])
     directions = torch.stack([m.direction for m in group])
@@ -209,7 +212,7 @@ def _stack(group: Sequence[Bounded]) -> tuple[Tensor, Tensor]:
 
 
 def _store_unit(group: Sequence[Bounded], vectors: Tensor, before: Tensor) -> None:
-    """Store the vectors, scaled to length 1, as directions. A zero map keeps the direction it had."""
+    """Store the vectors, scaled to length 1, as directions. The direction of a zero map is kept."""
     directions = _normalise(vectors, torch.linalg.vector_norm(vectors, dim=1, keepdim=True), before)
     for m, direction in zip(group, directions.unbind(0), strict=True):
         m.direction.copy_(direction)

@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from .forward import ModelHooks
 
 NAME = "ace"
-"""The attribute of the model, and so the prefix of ACE's keys in its state_dict."""
+"""Name of the model's attribute that holds its `Ace`, and thus the prefix of ACE's keys in the state_dict."""
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a submodule's forward method: its position, its name and attributes to follow."""
+    """An argument of a submodule's forward method: its position and name, and attributes that lead to a part."""
 
     index: int
     name: str
     attributes: tuple[str, ...] = ()
     default: Any = field(default=inspect.Parameter.empty, compare=False)
     module: str = ""
-    """Path of the submodule; "" is the model."""
+    """Dotted path of the submodule; "" is the model itself."""
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the argument's value in a call."""
+        """Return the value that the argument has in a call with ``args`` and ``kwargs``."""
         value = args[self.index] if 0 <= self.index < len(args) else kwargs.get(self.name, self.default)
         if value is inspect.Parameter.empty:
             raise AdapterError(f"argument {self.name!r} was not given")
@@ -54,7 +54,7 @@ class Argument:
 
 
 def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument:
-    """Return the argument of the model's submodule that a tap names, checked against the forward method's signature."""
+    """Return the argument that a tap names, of the submodule at ``path``. Raises an AdapterError if there is none."""
     parameters = inspect.signature(model.get_submodule(path).forward).parameters
     names, kinds = list(parameters), {parameter.kind for parameter in parameters.values()}
     rest: list[str] = []
@@ -73,18 +73,18 @@ def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument
 
 
 class Live:
-    """The attached models of this process, including copies and unpickled ones."""
+    """The attached models of this process, including copied and unpickled models."""
 
     def __init__(self) -> None:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0
-        """Number of changes. When it grows, optimizers are searched again for ACE's parameters."""
+        """Number of times a model was added or removed. When it grows, optimizers are searched again."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when a model is added or removed, to patch PyTorch with the first and unpatch it after the last."""
+        """Function called after a model is added or removed. It patches PyTorch while there is any attached model."""
 
     def parameters(self, ace: Ace) -> frozenset[int]:
-        """Return the identities of the model's parameters, including ACE's, as of the last change."""
+        """Return the identities (``id``) of the model's parameters, including ACE's, as of when it was added."""
         if ace not in self._parameters:
             self._parameters[ace] = frozenset(map(id, (ace.root or ace).parameters()))
         return self._parameters[ace]
@@ -92,7 +92,7 @@ class Live:
     def add(self, ace: Ace) -> None:
         self._parameters.pop(ace, None)
         self.aces.add(ace)
-        # The ace itself may outlive its model, since an optimizer holds its parameters.
+        # An Ace may outlive its model, since an optimizer holds its parameters.
         weakref.finalize(ace.root or ace, self._discard_dead).atexit = False
         self.changes += 1
         self.changed()
@@ -118,13 +118,13 @@ class PassState:
     """State of one model's forward passes in this process; neither saved nor copied."""
 
     forced: bool | None = None
-    """Branches on or off inside `use_branches`; None leaves it to the mode."""
+    """Inside `use_branches`: True if the branches are on, False if off. None elsewhere: the settings decide."""
     evaluates: bool = False
-    """True if the last pass was no training pass, according to its arguments."""
+    """True if the arguments of the last pass marked it as an evaluation (see `Upstream.evaluating`)."""
     count: int = 0
-    """Training passes in random frames since the last step of gamma."""
+    """Number of training passes with random frames since the last step of gamma."""
     batch: Call | Exception | None = None
-    """Batch of a step that ends with a measurement, or the reason why it could not be copied."""
+    """Copy of the batch on which the equivariance error is measured after the step, or the error in copying it."""
 
 
 class Ace(nn.Module):
@@ -135,7 +135,7 @@ class Ace(nn.Module):
 
     manifest: Tensor
     repaired: int = 0
-    """Number of times hooks were missing because a submodule had been replaced."""
+    """Number of times that hooks were registered again because a submodule had been replaced."""
 
     def __init__(
         self,
@@ -157,49 +157,49 @@ class Ace(nn.Module):
         self.sites = tuple(node for node in nodes if isinstance(node, Site))
         self.arguments = dict(arguments)
         self.model_taps = tuple(name for name, argument in arguments.items() if not argument.module)
-        """Sites and stems that read an argument of the model."""
+        """Names of the sites and stems that read an argument of the model."""
         self.module_taps = {name: argument.module for name, argument in arguments.items() if argument.module}
-        """Sites and stems that read an argument of a submodule -> path of the submodule."""
+        """Mapping from sites and stems that read an argument of a submodule to the path of this submodule."""
         adding = {name: branch for name, branch in branches.items() if isinstance(branch, AddsItself)}
         inputs = {n: (arguments[n], type(branch).prepare) for n, branch in adding.items() if n in self.module_taps}
         first = {read: name for name, read in reversed(inputs.items())}
         self.prepared_by = {name: first[read] for name, read in inputs.items()}
-        """Sites with a branch that adds itself -> the first site with the same input."""
+        """Mapping from each site whose branch is an `AddsItself` to the first such site with the same input."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.bounds = bool(find_bounded(self.branches))
-        """True if branches have bounded maps."""
+        """True if any linear map of a branch is divided by its spectral norm."""
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=self.gamma.device)
         self.budget = Budget(config, script)
         about = {"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]}
         text = json.dumps(about).encode()
-        # As floats, because scripts that average checkpoints average every entry.
+        # Stored as floats, because scripts that average checkpoints average every entry.
         self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32))
         self.in_eval = config.branches_in_eval
         self.action = action
-        """The group's action on the model, if training passes use random frames."""
+        """The group's action on the model; None if training passes do not use random frames."""
         self.evaluating = evaluating
-        """Arguments and their values in evaluation, for upstreams that do not call ``model.eval()``."""
+        """Pairs of an argument and its value in evaluation, for upstreams that do not call ``model.eval()``."""
         self.passes = PassState()
         self.session = Session()
-        """Steps and ranks in this process."""
+        """State of the model's training in this process; neither saved nor copied."""
         self.freed: list[nn.Parameter] = []
-        """Parameters that only landed sites use: no longer part of forward passes or of training."""
+        """Parameters that only landed sites use, and which forward passes and training therefore leave out."""
         self.hooks: ModelHooks | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self.register_load_state_dict_post_hook(_finish_load)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any) -> Any:
-        """Return the input unchanged: an ``nn.Sequential`` calls every submodule, so also ``ace``."""
+        """Return the input unchanged, because an ``nn.Sequential`` calls all its submodules, including ``ace``."""
         return args[0] if len(args) == 1 else args
 
     @property
     def landed(self) -> bool:
-        """True if gamma is 0 for good: from then on the model computes exactly what plain upstream does."""
+        """True if gamma is 0 for good at all sites. The model then computes exactly what plain upstream does."""
         return self.duals.landed
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Detect from its arguments whether a pass trains. A change counts as ``model.train()`` or ``eval()``."""
+        """Detect from a pass's arguments if it is an evaluation. A change counts as ``model.eval()`` or ``train()``."""
         values = self.evaluating
         evaluates = bool(values) and all(argument.pick(args, kwargs) == value for argument, value in values)
         if evaluates != self.passes.evaluates:
@@ -208,29 +208,29 @@ class Ace(nn.Module):
 
     @property
     def learning(self) -> bool:
-        """True if the model is in training mode, by its flag and by the arguments of its last pass."""
+        """True if the model is in training mode, according to its flag and to the arguments of its last pass."""
         return self.training and not self.passes.evaluates
 
     def active(self) -> bool:
-        """Return whether a forward pass now would add the branches."""
+        """Return whether a forward pass made now would add the branches."""
         assert self.repaired >= 0  # torch.compile recompiles if this number changes, but not if hooks change
         if self.passes.forced is not None:
             return self.passes.forced
         return (self.learning or self.in_eval) and not self.landed
 
     def trains(self) -> bool:
-        """Return whether a forward pass now is a training pass."""
+        """Return whether a forward pass made now would be a training pass."""
         return self.learning and self.passes.forced is None and torch.is_grad_enabled()
 
     def live(self) -> tuple[Site, ...]:
-        """Return the sites that a forward pass now would add branches to."""
+        """Return the sites at which a forward pass made now would add branches."""
         if not self.active():
             return ()
         landed = self.duals.landed_sites if self.passes.forced is None else ()
         return tuple(site for number, site in enumerate(self.sites) if number not in landed)
 
     def needed_by(self, sites: Iterable[Site]) -> set[str]:
-        """Return the names of these sites and of all sites and stems that they read, directly or indirectly."""
+        """Return the names of these sites and of all sites and stems whose output they use, directly or indirectly."""
         found: set[str] = set()
         ahead = [site.name for site in sites]
         while ahead:
@@ -243,7 +243,7 @@ class Ace(nn.Module):
         return found
 
     def free_landed(self) -> None:
-        """Exclude the parameters that only landed sites use from training."""
+        """Stop training the parameters that only landed sites use (``freed``)."""
         for parameter in self.freed:
             parameter.requires_grad_(True)
         self.freed = []
@@ -260,7 +260,7 @@ class Ace(nn.Module):
                 parameter.requires_grad_(False)
 
     def forget_gradients(self) -> None:
-        """Remove gradients of freed parameters, made by DistributedDataParallel, so that optimizers skip them."""
+        """Remove gradients that DistributedDataParallel gave to freed parameters, so that optimizers skip these."""
         for parameter in self.freed:
             parameter.grad = None
 
@@ -270,7 +270,7 @@ class Ace(nn.Module):
 
     @property
     def root(self) -> nn.Module | None:
-        """The model. After a copy or a load it is unknown until the first forward pass."""
+        """The attached model; None if it is not known, as after copying or unpickling until the first forward pass."""
         return None if self._root is None else self._root()
 
     def is_orphan(self) -> bool:
@@ -278,7 +278,7 @@ class Ace(nn.Module):
         return self._root is not None and self._root() is None
 
     def belong_to(self, model: nn.Module | None) -> None:
-        """Set the model that this state belongs to."""
+        """Set the model to which this Ace belongs."""
         self._root = None if model is None else weakref.ref(model)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ace:
@@ -300,13 +300,13 @@ class Ace(nn.Module):
         steps, gamma = (state_dict.get(prefix + name) for name in ("duals.steps", "gamma"))
         if not isinstance(steps, Tensor) or not isinstance(gamma, Tensor) or steps.dtype.itemsize >= 4:
             return
-        # Half precision rounds the number of steps, or overflows. If every gamma is 0, the sites have landed.
+        # In half precision the number of steps is rounded or overflows. If every gamma is 0, the sites have landed.
         if self.config.land_at and not steps.is_meta and float(steps) > 0 and not gamma.any():
             known = steps.float().nan_to_num(posinf=BEYOND_HALF)
             state_dict[prefix + "duals.steps"] = known.clamp_min(self.config.land_at)
 
     def train(self, mode: bool = True) -> Ace:
-        """Set the training mode, update the hooks, and let the budget count epochs."""
+        """Set the training mode, report it to the budget, which counts epochs, and update the hooks."""
         super().train(mode)
         self._settle()
         self.budget.note_mode(mode, self.duals.count)
@@ -314,12 +314,12 @@ class Ace(nn.Module):
         return self
 
     def _settle(self) -> None:
-        """Update directions before evaluation: torch.compile would trace a later update as a constant."""
+        """Update the directions of bounded maps before evaluation: torch.compile would trace later ones as constant."""
         if not self.training:
             settle(find_bounded(self.branches))
 
     def sync(self) -> None:
-        """Register the hooks that are needed now, and remove the others."""
+        """Register the forward hooks that are needed now, and remove the others."""
         if self.hooks is not None:
             self.hooks.sync(self)
 
@@ -346,19 +346,19 @@ def _finish_load(ace: nn.Module, keys: Any) -> None:
 
 
 def key(name: str) -> str:
-    """Return a site's name as a key of a ModuleDict, which allows no dots."""
+    """Return a site's name with dots replaced, since keys of a ModuleDict must not contain dots."""
     return name.replace(".", "_")
 
 
 def find(model: nn.Module) -> Ace | None:
-    """Return the model's ACE; None if it is not attached."""
-    # The parts of a scripted module are not a dict, so there is no get().
+    """Return the model's `Ace`; None if the model is not attached."""
+    # In a scripted module, _modules is not a dict and has no get().
     ace = model._modules[NAME] if isinstance(model, nn.Module) and NAME in model._modules else None
     return ace if isinstance(ace, Ace) else None
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the attached model inside DataParallel, DDP, AveragedModel or torch.compile; else the model itself."""
+    """Return the attached model inside wrappers (DataParallel, DDP, AveragedModel, torch.compile), else ``model``."""
     inner = model
     while find(inner) is None:
         within = getattr(inner, "_orig_mod", getattr(inner, "module", None))

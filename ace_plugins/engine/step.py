@@ -1,6 +1,6 @@
-"""The dual loop in the script's optimizer steps, through PyTorch's global step hooks.
+"""Runs the dual loop in the steps of the script's optimizer, through PyTorch's global hooks for optimizer steps.
 
-Before a step of the optimizer that owns gamma, the loop prepares gamma's gradient; after it, gamma, lambda and u move.
+Before a step of the optimizer that owns gamma, the loop prepares gamma's gradient; after it, the duals move.
 The script's gradients, parameter groups and schedulers are unchanged when the step is over. An optimizer without
 parameters of an attached model costs one dictionary look-up.
 """
@@ -32,18 +32,18 @@ from .spectral_norm import find_bounded, follow
 from .state import LIVE, NAME, Ace
 
 Places = dict[int, tuple[int, int]]
-"""Identity of a parameter -> its group and its index in an optimizer."""
+"""Mapping from the identity (``id``) of a parameter to its group in an optimizer and its index in this group."""
 
 
 @dataclass
 class Ownership:
-    """Models with parameters in an optimizer, valid while `_describe` of the optimizer returns ``seen``."""
+    """The attached models with parameters in an optimizer. Valid while `_describe(optimizer)` returns ``seen``."""
 
     seen: tuple[int, ...]
     loops: list[Loop]
-    """One loop per model with its gamma in this optimizer."""
+    """One loop for each model whose gamma is in this optimizer."""
     bounded: list[Ace]
-    """Models with bounded branches in this optimizer."""
+    """Models with weights of bounded branches in this optimizer."""
 
 
 class Steps:
@@ -52,10 +52,10 @@ class Steps:
     def __init__(self) -> None:
         self.ownership: weakref.WeakKeyDictionary[Optimizer, Ownership] = weakref.WeakKeyDictionary()
         self.process = os.getpid()
-        """Id of the process that attached the models: the exit of a forked child does not end their runs."""
+        """Id of the process that attached the models. The exit of a forked child process does not end their runs."""
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Prepare gamma's gradient: now, or after the closure that computes the gradients."""
+        """Prepare gamma's gradient: now, or after the closure that computes gradients, if the script passes one."""
         if not LIVE.aces:
             return None
         known = self.ownership.get(optimizer)
@@ -71,7 +71,7 @@ class Steps:
         for loop in loops:
             ace = loop.ace
             ace.forget_gradients()
-            # Not inside another optimizer's step, since other ranks may not make that inner step.
+            # Not if this step is inside another optimizer's step, since other ranks may not make the inner step.
             if ace.session.ranks is not None and ace.session.running is None:
                 ace.session.ranks.check_in(ace)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -122,16 +122,16 @@ class Steps:
                 notify("ace_finished", model=model)
 
     def recover(self, optimizer: Optimizer) -> None:
-        """Undo the changes that a step left behind when it raised an error."""
+        """Undo the changes that the loops made for a step, if this step raised an error."""
         known = self.ownership.get(optimizer)
         for loop in reversed(known.loops if known else ()):
             loop.restore(optimizer)
 
     def _look(self, optimizer: Optimizer, *, first: bool) -> Ownership:
         found = self.ownership[optimizer] = _find_ownership(optimizer)
-        # Wrappers that skip Optimizer.__init__ (schedule-free) have no such hooks: they save the inner optimizer.
+        # Wrappers that skip Optimizer.__init__ (schedule-free) lack these hooks: they save the inner optimizer's state.
         if found.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
-            # Between a step that raised and the next one, a saved state must not contain the loop's changes.
+            # If a step raised an error, a state that is saved before the next step must not contain the loop's changes.
             optimizer.register_state_dict_pre_hook(_recover)
             optimizer.register_load_state_dict_pre_hook(_recover)
         return found
@@ -141,7 +141,7 @@ STEPS = Steps()
 
 
 def _recover(optimizer: Optimizer, state: Any = None) -> None:
-    """Undo the changes of a failed step. A plain function, because optimizers with this hook are pickled."""
+    """Undo the changes of a failed step. This is a plain function so that optimizers with this hook can be pickled."""
     STEPS.recover(optimizer)
 
 
@@ -155,7 +155,7 @@ def _several_gradients(optimizer: Optimizer) -> StepError:
 def _is_nested(optimizer: Optimizer) -> bool:
     """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``.
 
-    If not, a gradient that is still prepared was left by a step that raised an error.
+    If it was not, a gradient that is still prepared was left behind by a step that raised an error.
     """
     steps = 0
     frame: FrameType | None = sys._getframe()
@@ -170,7 +170,7 @@ def _describe(optimizer: Optimizer) -> tuple[int, ...]:
 
 
 def _find_ownership(optimizer: Optimizer) -> Ownership:
-    """Return the models with parameters in this optimizer. Raises if it trains a model but no optimizer owns gamma."""
+    """Return the models with parameters in this optimizer. Raises a StepError if no optimizer owns a model's gamma."""
     places = _find_places(optimizer)
     live = _find_models(places)
     loops = [_choose_loop(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
@@ -180,7 +180,7 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
             raise StepError(f"{name} has no 'lr' in its parameter groups: set preset 'fit', or use another optimizer")
         find_shards(loop.ace)
         _check_branches(loop.ace, places)
-    # Weights shared with a model that has its gamma here belong to that model.
+    # Weights that two models share count only for the model whose gamma is in this optimizer.
     shared = {id(p) for loop in loops if loop.ace.root is not None for p in loop.ace.root.parameters()}
     for ace in live:
         weights = [] if id(ace.gamma) in places else _find_weights(ace, places.keys() - shared)
@@ -202,7 +202,7 @@ def _choose_loop(ace: Ace) -> type[Loop]:
 
 
 def adopt(optimizer: Optimizer) -> None:
-    """Add ACE's parameters to a new optimizer that was built from a part of the model's parameters.
+    """Add ACE's parameters to a new optimizer that was built from only some of the model's parameters.
 
     Scripts build optimizers from named submodules (MACE) or from lists of parameters. Such an optimizer gets one more
     parameter group at construction, before a scheduler sees it. If a later optimizer is built with gamma in it, the
@@ -225,7 +225,7 @@ def adopt(optimizer: Optimizer) -> None:
 
 
 def _withdraw(ace: Ace) -> None:
-    """Remove the adopted group before its first step, which would leave state behind."""
+    """Remove the parameter group that `adopt` added, unless a step has already given its parameters a state."""
     if ace.session.adopted is None:
         return
     reference, adopted = ace.session.adopted
@@ -241,13 +241,13 @@ def _find_places(optimizer: Optimizer) -> Places:
 
 
 def _find_models(places: Places) -> list[Ace]:
-    """Return the attached models with parameters in these places."""
+    """Return the attached models that have parameters among these places of an optimizer."""
     here = places.keys()
     return [ace for ace in LIVE.aces if not here.isdisjoint(LIVE.parameters(ace))]
 
 
 def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
-    """Return upstream's weights in these places; empty if gamma is frozen, since it needs no optimizer then."""
+    """Return upstream's weights among these ids; empty if gamma is frozen, since it then needs no optimizer."""
     model = ace.root
     if model is None or not ace.gamma.requires_grad:
         return []
@@ -267,7 +267,7 @@ def _check_branches(ace: Ace, places: Places) -> None:
 
 
 def _is_owned(parameter: Tensor) -> bool:
-    """Return whether any optimizer owns a parameter. Slow: visits all objects, so called only to confirm an error."""
+    """Return whether any optimizer owns a parameter. Slow, since it visits all objects: used only before an error."""
     optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
     groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
     return any(p is parameter for group in groups for p in group["params"])

@@ -35,7 +35,7 @@ class AnswerError(AdapterError):
 
 
 def _instance(module: str, name: str) -> Callable[[Any], bool]:
-    """Return a test for instances of a class. It does not import the class's module: until then there are none."""
+    """Return a test for instances of a class. The class's module is not imported: without it, none exist."""
 
     def test(value: Any) -> bool:
         found: Any = sys.modules.get(module)
