@@ -147,7 +147,7 @@ class Kit:
         return found
 
     def loss(self, model: nn.Module, example: Example) -> Tensor:
-        """Return the mean squared distance from 1 of each output tensor (see `run`), summed over the tensors."""
+        """Return the loss of a model on an example: the mean squared distance from 1, summed over `run`'s tensors."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
     def train(self, model: nn.Module, example: Example, steps: int = 3, lr: float = 1e-3) -> list[float]:

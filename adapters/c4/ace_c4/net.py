@@ -18,7 +18,7 @@ TURNS = 4
 class C4Conv(nn.Module):
     """C_4-equivariant convolution to regular fields [B, 4 fields_out, H, W].
 
-    Its input are regular fields [B, 4 fields_in, H, W]; if ``lifts``, plain images [B, fields_in, H, W].
+    The input consists of regular fields [B, 4 fields_in, H, W]; if ``lifts``, of plain images [B, fields_in, H, W].
     """
 
     def __init__(self, fields_in: int, fields_out: int, kernel_size: int, *, lifts: bool = False) -> None:

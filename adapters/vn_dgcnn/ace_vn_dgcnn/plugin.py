@@ -51,7 +51,7 @@ def ace_branch(site: ace.Node, model: Any) -> nn.Module:
 @ace.hookimpl
 def ace_group_action(model: Any) -> ace.GroupAction:
     points = next(iter(signature(model.forward).parameters))
-    # The first output are logits, per shape or per point. Upstream does not use the second output.
+    # The first output contains logits, per shape or per point. Upstream does not use the second output.
     outputs = (ace.Invariant(), None)
     return ace.GroupAction(ace.SO3, {points: ace.Vectors(axis=1)}, outputs, graphs=ace.Graphs(points))
 
