@@ -143,7 +143,7 @@ class Exported:
         if not isinstance(content, Mapping):
             self.kept += isinstance(content, Tensor)
             return content
-        if {"state", "param_groups"} <= content.keys():
+        if _is_optimizer(content):
             plain = _drop_adopted(content)
             if plain is not None:
                 return plain
@@ -257,6 +257,16 @@ def _is_parameter(name: str) -> bool:
 def _among(shapes: Iterable[Any], others: Iterator[Any]) -> bool:
     """Return whether ``shapes`` is a subsequence of ``others``."""
     return all(any(shape == other for other in others) for shape in shapes)
+
+
+def _is_optimizer(content: Mapping[Any, Any]) -> bool:
+    """Return whether this is the state of an optimizer: param_groups with parameters, and a state for each of them."""
+    state, groups = content.get("state"), content.get("param_groups")
+    return isinstance(state, Mapping) and isinstance(groups, list) and all(map(_is_group, groups))
+
+
+def _is_group(group: Any) -> bool:
+    return isinstance(group, Mapping) and isinstance(group.get("params"), list)
 
 
 def _drop_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -32,7 +32,12 @@ from ace_plugins.settings.sources import VARIABLES, resolve
 from ace_plugins.settings.toml_file import read
 
 EXAMPLES = int(os.environ.get("ACE_FUZZ") or 15)
-fuzzed = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=False)
+fuzzed = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=not os.environ.get("ACE_FUZZ"),
+)
 
 numbers = st.one_of(st.integers(), st.floats(), st.booleans(), st.none())
 words = st.one_of(
