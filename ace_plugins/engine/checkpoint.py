@@ -187,7 +187,7 @@ class Exported:
 
 
 def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the prefixes of ACE's keys in a state_dict. Each ends where the key of a manifest has "manifest"."""
+    """Return the prefixes of ACE's keys in a state_dict: the keys of manifests without "manifest"."""
     marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
     return tuple(mark.removesuffix("manifest") for mark in marks)
 

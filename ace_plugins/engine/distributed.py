@@ -45,7 +45,7 @@ def rank() -> int:
 
 
 class Ranks:
-    """The ranks that train one model together, as an object that each rank has."""
+    """The ranks that train one model together. Each rank has its own instance of this class."""
 
     def __init__(self, group: Any = None, wrapper: DistributedDataParallel | None = None) -> None:
         self.sharded = wrapper is None

@@ -109,7 +109,7 @@ def land(duals: Duals, horizon: float) -> bool:
 
 
 def averaging_steps(horizon: float) -> float:
-    """Return the number of steps over which gradients are averaged; a site also lands after so long at gamma = 0."""
+    """Return the number of steps over which gradients are averaged, and after which a site with gamma = 0 lands."""
     return max(SHORTEST, MEMORY * horizon)
 
 

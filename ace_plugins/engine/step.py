@@ -1,8 +1,9 @@
 """Runs the dual loop in the steps of the script's optimizer, through PyTorch's global hooks for optimizer steps.
 
-Before a step of the optimizer that owns gamma, the loop prepares gamma's gradient; after it, the duals move.
-The script's gradients, parameter groups and schedulers are unchanged when the step is over. An optimizer without
-parameters of an attached model costs one dictionary look-up.
+Before a step of the optimizer that owns gamma, the loop prepares gamma's gradient. After the step, the loop
+updates lambda and u, and also gamma if the optimizer does not. The script's gradients, parameter groups and schedulers
+are unchanged when the step is over. For an optimizer without parameters of an attached model, a step costs one
+dictionary look-up more.
 """
 
 from __future__ import annotations
