@@ -230,7 +230,7 @@ class Config:
         return 0.25 if self.horizon == "auto" else float(self.horizon)
 
     def latest(self, epoch_steps: int | None) -> float:
-        """Return the last step at which gamma may reach its target, given the steps per epoch (None if unknown).
+        """Return the last step at which gamma may reach its target; ``epoch_steps`` is the steps per epoch, or None.
 
         In strict mode this is the end of epoch 100, before the model overfits with its branches, or step 1000 if later.
         """
