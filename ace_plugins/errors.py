@@ -35,7 +35,7 @@ class AdapterError(AceError):
 
 
 class AttachError(AceError):
-    """Raised for a model that ACE cannot be attached to, or that should have ACE attached and has not."""
+    """Raised if ACE cannot be attached to a model, or if a model needs ACE attached and it is not."""
 
 
 class CheckpointError(AceError, RuntimeError):

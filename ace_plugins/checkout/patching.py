@@ -211,7 +211,7 @@ def _read_script_state(path: Path) -> str:
 
 
 def _find_adapter(root: Path) -> Plugin:
-    """Return the one adapter whose expected layout a checkout has."""
+    """Return the only adapter whose expected layout matches a checkout."""
     known = registry().with_checkouts
     fitting = [p for p in known if fits(root, require_checkout(p))]
     if len(fitting) == 1:

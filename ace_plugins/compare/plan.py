@@ -76,7 +76,7 @@ class Contents:
         return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
     def lay_out(self, target: Path) -> None:
-        """Create a folder with copies and links of the files."""
+        """Create the folder of a run, with copies of the code and links to the data."""
         try:
             for name in (*self.copied, *self.linked):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)

@@ -26,8 +26,9 @@ UNIT = 1e-5
 class Bounded(nn.Module):
     """Mixin for a linear map that is divided by its spectral norm.
 
-    Put it before the class of the map: ``class SNMyLinear(Bounded, MyLinear)``. The map computes with ``self.matrix()``
-    in place of ``self.weight``, and its plain class returns ``SNMyLinear(self)`` from a method ``bounded()``.
+    Put it before the class of the map: ``class SNMyLinear(Bounded, MyLinear)``. You write two things: a ``forward`` of
+    ``SNMyLinear`` that uses ``self.matrix()`` instead of ``self.weight``, and a method ``MyLinear.bounded()`` that
+    returns ``SNMyLinear(self)``.
 
     Args:
         plain: The plain map. The new map uses its weight, bias and attributes.

@@ -270,7 +270,7 @@ class Ace(nn.Module):
 
     @property
     def root(self) -> nn.Module | None:
-        """The attached model; None if it is not known, as after copying or unpickling until the first forward pass."""
+        """The attached model; None while it is unknown: after copying or unpickling, until the first forward pass."""
         return None if self._root is None else self._root()
 
     def is_orphan(self) -> bool:

@@ -1,4 +1,4 @@
-"""Builds the examples of adapters for doctor, audit and the test kit. Upstream is importable and has its shims."""
+"""Builds adapters' examples for doctor, audit and the test kit, with upstream importable and its shims applied."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Trajectories:
-    """One part of the data set, in upstream's layout."""
+    """One split of the data set (training, validation or test), as arrays in the layout that upstream expects."""
 
     loc: Array
     """[n, frames, 3, particles]"""
