@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, distributed
 from toy import Layered
 
-from ace_plugins import AceError, attach
-from ace_plugins.engine.distributed import Ranks, find_shards
+from ace_plugins import attach
+from ace_plugins.engine.distributed import Ranks
 
 
 @pytest.fixture
@@ -95,42 +95,3 @@ def test_agreeing_leaves_equal_parameters_alone(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(distributed, "broadcast", lambda flat, source, group: None)
     Ranks().agree(model.ace)
     assert [parameter._version for parameter in model.ace.parameters()] == versions
-
-
-def test_a_sharded_model_trains_as_a_whole_one() -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    whole = layered(0)
-    sharded = copy.deepcopy(whole)
-    x = torch.randn(8, 3)
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
-        fully_shard(sharded, mesh=mesh, ignored_params=set(sharded.ace.parameters()))
-        for model in (whole, sharded):
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            for _ in range(3):
-                optimizer.zero_grad()
-                model(x).square().mean().backward()
-                optimizer.step()
-        assert whole.ace.session.ranks is None
-        ranks = sharded.ace.session.ranks
-        assert ranks.sharded
-        assert ranks.group is mesh.get_group()
-        assert ranks.steps == 3
-        torch.testing.assert_close(sharded.ace.state_dict(), whole.ace.state_dict())
-    finally:
-        distributed.destroy_process_group()
-
-
-def test_a_model_with_ace_sharded_is_refused() -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    model = layered(0)
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        fully_shard(model, mesh=distributed.device_mesh.init_device_mesh("cpu", (1,)))
-        with pytest.raises(AceError, match="sharded ACE's parameters"):
-            find_shards(model.ace)
-    finally:
-        distributed.destroy_process_group()

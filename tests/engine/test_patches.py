@@ -157,28 +157,6 @@ def test_a_wrapped_function_is_called_through_ours_until_it_is_undone() -> None:
     assert vars(Owner)["double"] is original
 
 
-@pytest.mark.parametrize("ignored", [None, ["theirs"]])
-def test_distributed_data_parallel_sees_no_buffers_and_the_ranks_are_known(ignored: list[str] | None) -> None:
-    model: Any = attach(Layered(), trace=False)
-    if ignored is not None:
-        model._ddp_params_and_buffers_to_ignore = ignored
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        wrapper = DistributedDataParallel(model)
-        assert {f"ace.{name}" for name, _ in model.ace.named_buffers()} <= set(wrapper.parameters_to_ignore)
-        assert vars(model).get("_ddp_params_and_buffers_to_ignore") is ignored
-        ranks = model.ace.session.ranks
-        assert ranks.wrapper is wrapper
-        assert ranks.group is wrapper.process_group
-        train(wrapper)
-        assert ranks.steps == 2
-    finally:
-        torch.distributed.destroy_process_group()
-    del wrapper
-    gc.collect()
-    assert ranks.wrapper is None
-
-
 @pytest.mark.parametrize("when", ["pre", "post", "closure"])
 def test_a_model_that_goes_during_a_step(when: str) -> None:
     """torch iterates over its hooks then, so they stay until the next backward."""
