@@ -27,8 +27,6 @@ BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked", "_
 """Names of the buffers in branches (the last part of a key); all other tensors of branches are parameters."""
 
 File = str | os.PathLike[str]
-State = tuple[Mapping[Any, Any], tuple[str, ...]]
-"""A state_dict with ACE in it, and the prefixes of ACE's keys ("ace.", "module.ace.")."""
 
 
 class CheckpointHook:
@@ -55,7 +53,8 @@ class CheckpointHook:
             )
         if any(name.startswith(mine) for name in state):
             ace.duals.migrate(state, f"{mine}duals.")
-            _check_ace(ace, own, state, mine)
+            if mine + "manifest" in state:  # otherwise the script loads only a part of a checkpoint, on purpose
+                _check_ace(ace, own, state, mine)
             return
         state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
         deployed = "; with branches, model.eval() differs from the checkpoint's model" if ace.in_eval else ""
@@ -68,15 +67,15 @@ class CheckpointHook:
 
 
 def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine: str) -> None:
-    if mine + "manifest" not in state:
-        return  # the script loads only a part of a checkpoint, on purpose
-    about = read_manifest(state[mine + "manifest"])
-    sites = [site.name for site in ace.sites]
-    if about is None or about["adapter"] != ace.adapter or about["sites"] != sites:
-        found = "an unreadable manifest" if about is None else f"{about['adapter']}: {', '.join(about['sites'])}"
+    expected = f"{ace.adapter}: {', '.join(site.name for site in ace.sites)}"
+    try:
+        about = json.loads(bytes(state[mine + "manifest"].round().to(torch.uint8).tolist()))
+        found = f"{about['adapter']}: {', '.join(about['sites'])}"
+    except (AttributeError, KeyError, TypeError, ValueError):
+        found = "an unreadable manifest"
+    if found != expected:
         raise CheckpointError(
-            f"checkpoint holds ACE of other sites ({found}), expected {ace.adapter}: {', '.join(sites)}; "
-            "nothing of it was loaded"
+            f"checkpoint holds ACE of other sites ({found}), expected {expected}; nothing of it was loaded"
         )
     wrong = [n for n, value in own.items() if n.startswith(mine) and _shape(state.get(n)) != _shape(value)]
     extra = [n for n in state if n.startswith(mine) and n not in own]
@@ -85,15 +84,6 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
             f"checkpoint holds ACE with other branches: missing or of another shape {_some(wrong)}, not expected "
             f"{_some(extra)}; attach with the settings it was trained with; nothing of it was loaded"
         )
-
-
-def read_manifest(stored: Tensor) -> dict[str, Any] | None:
-    """Return a checkpoint's manifest, a dict with "adapter" and "sites"; None if it is unreadable."""
-    try:
-        about = json.loads(bytes(stored.round().to(torch.uint8).tolist()))
-        return about if {"adapter", "sites"} <= about.keys() else None
-    except (ValueError, AttributeError, TypeError):
-        return None
 
 
 def export(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Any:
@@ -117,167 +107,6 @@ def export(source: Mapping[str, Any] | File, to: File | None = None, *, trust: b
     return export_checkpoint(source, to, trust=trust).content
 
 
-@dataclass
-class Exported:
-    """A checkpoint from which ACE was removed, with counts of the tensors removed and kept."""
-
-    content: Any = None
-    kept: int = 0
-    """Number of tensors kept."""
-    removed: int = 0
-    """Number of tensors removed."""
-    gammas: list[Any] = field(default_factory=list)
-    optimizers: int = 0
-    """Number of optimizer states in the checkpoint from which ACE's parameters could not be removed."""
-    states: list[State] = field(default_factory=list)
-    """All state_dicts in the original checkpoint that contain ACE."""
-
-    def clean(self, content: Any) -> Any:
-        """Return the content without ACE, and update the counts."""
-        if type(content) in (list, tuple):
-            gone = self._places_in(content)
-            self.removed += len(gone)
-            return type(content)(self.clean(item) for place, item in enumerate(content) if place not in gone)
-        if isinstance(content, nn.Module):
-            return self._project(content)
-        if not isinstance(content, Mapping):
-            self.kept += isinstance(content, Tensor)
-            return content
-        if _is_optimizer(content):
-            plain = _drop_adopted(content)
-            if plain is not None:
-                return plain
-            self.optimizers += 1
-        prefixes = _prefixes(content)
-        self.gammas.extend(content.get(prefix + "gamma") for prefix in prefixes)
-        renamed = _renumber(content, prefixes) if prefixes else {}
-        cleaned: Any = copy.copy(content)  # keeps the type and torch's _metadata
-        cleaned.clear()
-        for name, value in content.items():
-            if (isinstance(name, str) and name.startswith(prefixes or "\0")) or renamed.get(name, "") is None:
-                self.removed += 1
-            else:
-                cleaned[renamed.get(name, name)] = self.clean(value)
-        if prefixes and hasattr(cleaned, "_metadata"):  # torch keeps a version of every submodule there
-            versions = cleaned._metadata.items()
-            cleaned._metadata = type(cleaned._metadata)((k, v) for k, v in versions if not f"{k}.".startswith(prefixes))
-        return cleaned
-
-    def _places_in(self, weights: Sequence[Any]) -> Sequence[int]:
-        """Return the positions of ACE's parameters in a list of averaged weights; empty for any other list."""
-        if not weights or not all(isinstance(weight, Tensor) for weight in weights):
-            return ()
-        shapes = list(map(_shape, weights))
-        found = (_places_of_ace(*state, shapes, f"a list of {len(weights)} weights") for state in self.states)
-        return next(filter(None, found), ())
-
-    def _project(self, whole: nn.Module) -> nn.Module:
-        """Remove ACE from a pickled model, and from models in dicts that are its attributes (Lightning's hparams)."""
-        before = len(whole.state_dict())
-        dicts = [value for part in whole.modules() for value in vars(part).values() if isinstance(value, Mapping)]
-        roots = [whole, *(each for value in dicts for each in value.values() if isinstance(each, nn.Module))]
-        for model in [part for root in roots for part in root.modules()]:
-            ace = find(model)
-            if ace is not None:
-                self.gammas.append(ace.gamma)
-                uninstall(ace, model)
-        left = len(whole.state_dict())
-        self.kept, self.removed = self.kept + left, self.removed + before - left
-        return whole
-
-
-def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the prefixes of ACE's keys in a state_dict: the keys of manifests without "manifest"."""
-    marks = [k for k in content if isinstance(k, str) and (k == MANIFEST or k.endswith("." + MANIFEST))]
-    return tuple(mark.removesuffix("manifest") for mark in marks)
-
-
-def _states(content: Any) -> Iterator[State]:
-    """Yield the state_dicts that contain ACE, at any depth of dicts and lists."""
-    if isinstance(content, Mapping):
-        if prefixes := _prefixes(content):
-            yield content, prefixes
-        content = content.values()
-    elif type(content) not in (list, tuple):
-        return
-    for each in content:
-        yield from _states(each)
-
-
-def _renumber(state: Mapping[Any, Any], prefixes: tuple[str, ...]) -> dict[str, str | None]:
-    """Return a mapping from numbered keys of averaged weights ("ema.ema_weight_0") to new keys; None means remove."""
-    numbered = [match for name in state if isinstance(name, str) and (match := NUMBERED.fullmatch(name))]
-    renamed: dict[str, str | None] = {}
-    for stem, count in Counter(match[1] for match in numbered).items():
-        family = [f"{stem}{number}" for number in range(count)]
-        if not all(name in state for name in family):
-            continue
-        others = {name: value for name, value in state.items() if name not in family}
-        shapes = [_shape(state[name]) for name in family]
-        gone = _places_of_ace(others, prefixes, shapes, f"{family[0]} to {family[-1]}")
-        kept = [name for place, name in enumerate(family) if place not in gone]
-        renamed.update({family[place]: None for place in gone})
-        renamed.update({name: f"{stem}{number}" for number, name in enumerate(kept) if gone})
-    return renamed
-
-
-def _places_of_ace(
-    state: Mapping[Any, Any], prefixes: tuple[str, ...], shapes: Sequence[Any], what: str
-) -> Sequence[int]:
-    """Return the positions of ACE's parameters among weights known only by shape; empty if there are none.
-
-    ACE's parameters are consecutive, in the order of ``parameters()``. The weights before and after them must have the
-    shapes of weights that are before and after ACE's keys in the state_dict.
-    """
-    names = [name for name in state if isinstance(name, str)]
-    mine = [name for name in names if name.startswith(prefixes[0])]
-    block = [_shape(state[name]) for name in mine if _is_parameter(name.removeprefix(prefixes[0]))]
-    found = [place for place in range(len(shapes)) if shapes[place : place + len(block)] == block]
-    if not found:
-        return ()
-    before, after = names[: names.index(mine[0])], names[names.index(mine[-1]) + 1 :]
-    fitting = [
-        place
-        for place in found
-        if _among(shapes[:place], (_shape(state[name]) for name in before))
-        and _among(shapes[place + len(block) :], (_shape(state[name]) for name in after))
-    ]
-    if len(fitting) != 1 or len(prefixes) > 1:
-        raise CheckpointError(
-            f"{what}: expected averages of the weights of one model with ACE, found {len(fitting)} places that fit "
-            "the shapes of ACE's parameters; nothing was exported"
-        )
-    return range(fitting[0], fitting[0] + len(block))
-
-
-def _is_parameter(name: str) -> bool:
-    return name == "gamma" or (name.startswith("branches.") and name.rpartition(".")[2] not in BUFFERS)
-
-
-def _among(shapes: Iterable[Any], others: Iterator[Any]) -> bool:
-    """Return whether ``shapes`` is a subsequence of ``others``."""
-    return all(any(shape == other for other in others) for shape in shapes)
-
-
-def _is_optimizer(content: Mapping[Any, Any]) -> bool:
-    """Return whether this is the state of an optimizer: param_groups with parameters, and a state for each of them."""
-    state, groups = content.get("state"), content.get("param_groups")
-    return isinstance(state, Mapping) and isinstance(groups, list) and all(map(_is_group, groups))
-
-
-def _is_group(group: Any) -> bool:
-    return isinstance(group, Mapping) and isinstance(group.get("params"), list)
-
-
-def _drop_adopted(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return an optimizer's state without the group that `adopt` added for ACE; None if there is no such group."""
-    *groups, last = state["param_groups"] or [{}]
-    if last.get("name") != NAME:
-        return None
-    values = {number: value for number, value in state["state"].items() if number not in last["params"]}
-    return {**state, "param_groups": groups, "state": values}
-
-
 def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Exported:
     """Export a checkpoint as `export` does, and return its content together with counts of tensors."""
     if isinstance(source, nn.Module):
@@ -286,7 +115,7 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
     if to is not None and path is not None and Path(to).resolve() == path.resolve():
         raise CheckpointError(f"{str(to)!r} is the checkpoint itself: ACE's part would be lost; choose another name")
     content: Any = source if path is None else read_checkpoint(path, trust=trust)
-    result = Exported(states=list(_states(content)))
+    result = Exported(blocks=list(_find_blocks(content)))
     result.content = result.clean(content)
     if not result.removed:
         raise CheckpointError(
@@ -314,6 +143,129 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
     return result
 
 
+@dataclass
+class Exported:
+    """A checkpoint from which ACE was removed, with counts of the tensors removed and kept."""
+
+    blocks: list[list[Any]]
+    """For every model with ACE, the shapes of ACE's parameters in the order of ``parameters()``."""
+    content: Any = None
+    kept: int = 0
+    removed: int = 0
+    gammas: list[Any] = field(default_factory=list)
+    optimizers: int = 0
+    """Number of optimizer states in the checkpoint from which ACE's parameters could not be removed."""
+
+    def clean(self, content: Any) -> Any:
+        """Return the content without ACE, and update the counts."""
+        if type(content) in (list, tuple):
+            gone = self._find_averages(content, f"a list of {len(content)} tensors")
+            self.removed += len(gone)
+            return type(content)(self.clean(item) for place, item in enumerate(content) if place not in gone)
+        if isinstance(content, nn.Module):
+            return self._project(content)
+        if not isinstance(content, Mapping):
+            self.kept += isinstance(content, Tensor)
+            return content
+        if _is_optimizer(content):
+            *groups, last = content["param_groups"] or [{}]
+            if last.get("name") == NAME:  # the group that `adopt` added
+                values = {number: value for number, value in content["state"].items() if number not in last["params"]}
+                return {**content, "param_groups": groups, "state": values}
+            self.optimizers += 1
+        prefixes = _prefixes(content)
+        self.gammas += [content.get(prefix + "gamma") for prefix in prefixes]
+        renamed = self._renumber(content)
+        cleaned: Any = copy.copy(content)  # keeps the type and torch's _metadata
+        cleaned.clear()
+        for name, value in content.items():
+            if str(name).startswith(prefixes) or renamed.get(name, "") is None:
+                self.removed += 1
+            else:
+                cleaned[renamed.get(name, name)] = self.clean(value)
+        return cleaned
+
+    def _renumber(self, state: Mapping[Any, Any]) -> dict[str, str | None]:
+        """Return a mapping from numbered keys of averaged weights ("ema_weight_0") to new keys; None means remove."""
+        stems = Counter(match[1] for name in state if (match := NUMBERED.fullmatch(str(name))))
+        renamed: dict[str, str | None] = {}
+        for stem, count in stems.items():
+            family = [f"{stem}{number}" for number in range(count)]
+            if all(name in state for name in family):
+                gone = self._find_averages([state[name] for name in family], f"{family[0]} to {family[-1]}")
+                kept = [name for place, name in enumerate(family) if place not in gone]
+                renamed |= dict.fromkeys(family) | dict(zip(kept, family, strict=False))
+        return renamed
+
+    def _find_averages(self, weights: Sequence[Any], what: str) -> range:
+        """Return the places of ACE's parameters among averaged weights, known only by shape; empty if there are none.
+
+        ACE's parameters are consecutive there, because averages are stored in the order of ``parameters()``.
+        """
+        shapes = list(map(_shape, weights))
+        found = {
+            range(place, place + len(block))
+            for block in self.blocks
+            for place in range(len(shapes))
+            if shapes[place : place + len(block)] == block
+        }
+        if len(found) > 1:
+            raise CheckpointError(
+                f"cannot tell which of the averaged weights ({what}) are ACE's: they are stored without names, and "
+                f"{len(found)} parts of them have the shapes of ACE's parameters, expected 1; copy the averages into "
+                "the model and export its state_dict(); nothing was exported"
+            )
+        return found.pop() if found else range(0)
+
+    def _project(self, whole: nn.Module) -> nn.Module:
+        """Remove ACE from a pickled model, and from models in dicts that are its attributes (Lightning's hparams)."""
+        before = len(whole.state_dict())
+        dicts = [value for part in whole.modules() for value in vars(part).values() if isinstance(value, Mapping)]
+        roots = [whole, *(each for value in dicts for each in value.values() if isinstance(each, nn.Module))]
+        for model in [part for root in roots for part in root.modules()]:
+            ace = find(model)
+            if ace is not None:
+                self.gammas.append(ace.gamma)
+                uninstall(ace, model)
+        left = len(whole.state_dict())
+        self.kept, self.removed = self.kept + left, self.removed + before - left
+        return whole
+
+
+def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
+    """Return the prefixes of ACE's keys in a state_dict ("ace.", "module.ace."): keys of manifests without the name."""
+    keys = [str(name) for name in content]
+    return tuple(key.removesuffix("manifest") for key in keys if key == MANIFEST or key.endswith("." + MANIFEST))
+
+
+def _find_blocks(content: Any) -> Iterator[list[Any]]:
+    """Yield the `Exported.blocks` of all state_dicts that contain ACE, at any depth of dicts and lists."""
+    if isinstance(content, Mapping):
+        for prefix in _prefixes(content):
+            names = [name for name in content if _is_parameter(str(name), prefix)]
+            if names:
+                yield [_shape(content[name]) for name in names]
+        content = list(content.values())
+    if isinstance(content, (list, tuple)):
+        for each in content:
+            yield from _find_blocks(each)
+
+
+def _is_parameter(name: str, prefix: str) -> bool:
+    in_branch = name.startswith(f"{prefix}branches.") and name.rpartition(".")[2] not in BUFFERS
+    return in_branch or name == f"{prefix}gamma"
+
+
+def _is_optimizer(content: Mapping[Any, Any]) -> bool:
+    """Return whether this is the state of an optimizer: param_groups with parameters, and a state for each of them."""
+    groups = content.get("param_groups")
+    return (
+        isinstance(content.get("state"), Mapping)
+        and isinstance(groups, list)
+        and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
+    )
+
+
 def _largest(gamma: Any) -> float:
     """Return the largest |gamma| of all sites; raise a CheckpointError if ``gamma`` is damaged."""
     if not isinstance(gamma, Tensor) or gamma.is_meta or not gamma.is_floating_point() or not gamma.numel():
@@ -332,14 +284,13 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
         with torch.serialization.safe_globals(numpy_numbers()):
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:
+        kind = type(error).__name__
         if trust:
-            raise CheckpointError(
-                f"cannot read {path}: {type(error).__name__}: {' '.join(f'{error}'.split())}"
-            ) from None
+            raise CheckpointError(f"cannot read {path}: {kind}: {' '.join(f'{error}'.split())}") from None
         raise CheckpointError(
-            f"cannot read {path} as a checkpoint ({type(error).__name__} in torch.load): expected tensors and "
-            "containers, as torch.save(model.state_dict(), path) writes; a whole model runs code when it is read: if "
-            "you trust it, add --trust (trust=True)"
+            f"cannot read {path} as a checkpoint ({kind} in torch.load): expected tensors and containers, as "
+            "torch.save(model.state_dict(), path) writes; if the file contains a whole model and you trust it, add "
+            "--trust (trust=True): reading it then runs code"
         ) from None
 
 
