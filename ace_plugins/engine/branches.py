@@ -72,26 +72,9 @@ class Norm(nn.BatchNorm1d):
         nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
 
 
-class SyncNorm(nn.SyncBatchNorm):
-    """A `Norm` that uses the statistics of all ranks. ``convert_sync_batchnorm`` creates it."""
-
-    def __init__(self, norm: Norm, group: Any) -> None:
-        super().__init__(norm.num_features, norm.eps, norm.momentum, process_group=group)
-        self.weight, self.bias = norm.weight, norm.bias
-        self.running_mean, self.running_var = norm.running_mean, norm.running_var
-        self.register_buffer("num_batches_tracked", norm.num_batches_tracked, persistent=False)
-        self.train(norm.training)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = super().forward(x.reshape(-1, x.shape[-1]))
-        return result.reshape(x.shape)
-
-    _load_from_state_dict = Norm._load_from_state_dict  # type: ignore[assignment]
-
-
 def convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
-    """Wrap ``convert_sync_batchnorm`` to convert a `Norm`; torch's would normalise dimension 1, not the last."""
-    return SyncNorm(module, process_group) if isinstance(module, Norm) else convert(cls, module, process_group)
+    """Wrap ``convert_sync_batchnorm`` to skip a `Norm`, whose dimension 1 torch would normalise instead of the last."""
+    return module if isinstance(module, Norm) else convert(cls, module, process_group)
 
 
 def _adapt_shape(inner: nn.Module, node: Node) -> nn.Module:

@@ -23,7 +23,7 @@ from .state import NAME, Ace, find
 
 MANIFEST = f"{NAME}.manifest"
 NUMBERED = re.compile(r"(.*\D)(\d+)")
-BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked", "_u", "_v")
+BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked")
 """Names of the buffers in branches (the last part of a key); all other tensors of branches are parameters."""
 
 File = str | os.PathLike[str]

@@ -1,14 +1,9 @@
 """Keeps gamma, the duals and the budget equal on all ranks of distributed training.
 
-DistributedDataParallel averages gradients, so gamma and the duals stay equal on all ranks, with two exceptions. First,
-one rank alone may load a checkpoint before the model is wrapped: wrapping broadcasts parameters and buffers, but not
-the Python values derived from them. Second, each rank detects the length of the run by itself, and often only rank 0
-evaluates. So all ranks copy the duals and the budget from rank 0, at wrapping and every ``trace_every`` steps.
-
-With ``fully_shard``, ACE's parameters are not sharded, and this module averages their gradients.
-
-ACE's buffers are hidden from DistributedDataParallel, which broadcasts buffers before every forward pass: a pass that
-only rank 0 makes would hang.
+DistributedDataParallel averages gradients, so gamma and the duals stay equal by themselves, except that one rank alone
+may load a checkpoint before the model is wrapped, and that each rank detects the length of the run by itself. So all
+ranks copy the duals and the budget from rank 0, at wrapping and every ``trace_every`` steps. With ``fully_shard``,
+ACE's parameters are not sharded, and this module averages their gradients.
 """
 
 from __future__ import annotations
@@ -16,8 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,8 +25,6 @@ if TYPE_CHECKING:
 
 SHARD = "fully_shard(model, ignored_params=set(model.ace.parameters()))"
 """The call that shards a model but leaves ACE's parameters unsharded, for error messages."""
-IGNORED = "_ddp_params_and_buffers_to_ignore"
-"""Name of the model's attribute that lists the parameters and buffers which DistributedDataParallel ignores."""
 
 
 def is_distributed() -> bool:
@@ -79,21 +71,12 @@ class Ranks:
             self.agree(ace)
         self.steps += 1
 
-    @torch.no_grad()
     def reduce(self, ace: Ace) -> None:
         """Average the gradients of ACE's parameters over the ranks if the model is sharded."""
-        if not self.sharded:
-            return
         gradients = [parameter.grad for parameter in ace.parameters() if parameter.grad is not None]
-        if not gradients:
-            return
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        distributed.all_reduce(flat, group=self.group)
-        flat /= distributed.get_world_size(self.group)
-        for gradient, mean in zip(gradients, torch.split(flat, [g.numel() for g in gradients]), strict=True):
-            gradient.copy_(mean.view_as(gradient))
+        if self.sharded and gradients:
+            _exchange(gradients, self._average)
 
-    @torch.no_grad()
     def agree(self, ace: Ace) -> None:
         """Copy gamma, ACE's buffers and the budget from rank 0 to all ranks. Waits for the device."""
         known = [-1 if fact is None else fact for fact in ace.budget.facts]
@@ -101,36 +84,29 @@ class Ranks:
         first = list(ace.parameters()) if self.sharded and not self.steps else [ace.gamma]
         tensors = [facts, *(parameter.detach() for parameter in first), *ace.buffers()]
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            _broadcast([tensor for tensor in tensors if tensor.dtype == dtype], self.group)
+            _exchange([tensor for tensor in tensors if tensor.dtype == dtype], self._broadcast)
         ace.budget.agreed = [None if fact < 0 else round(fact) for fact in facts.tolist()]
         ace.duals.read_buffers()
         ace.sync()
 
+    def _average(self, flat: Tensor) -> None:
+        distributed.all_reduce(flat, group=self.group)
+        flat /= distributed.get_world_size(self.group)
 
-def _broadcast(tensors: list[Tensor], group: Any) -> None:
-    """Broadcast tensors of one dtype from rank 0 in one message."""
+    def _broadcast(self, flat: Tensor) -> None:
+        distributed.broadcast(flat, distributed.get_global_rank(self.group, 0), group=self.group)
+
+
+@torch.no_grad()
+def _exchange(tensors: list[Tensor], send: Callable[[Tensor], None]) -> None:
+    """Send tensors to the other ranks in one message, at least in single precision, and store what comes back."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     flat = flat.float() if flat.is_floating_point() and flat.dtype.itemsize < 4 else flat
-    distributed.broadcast(flat, distributed.get_global_rank(group, 0), group=group)
-    for tensor, sent in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
-        sent = sent.to(tensor.dtype)
-        if not torch.equal(tensor.flatten(), sent):  # a write would make bounded branches recompute their directions
-            tensor.copy_(sent.view_as(tensor))
-
-
-@contextmanager
-def hide_buffers(module: Any, aces: Mapping[str, Ace]) -> Iterator[None]:
-    """Hide ACE's buffers from a DistributedDataParallel that is built inside the ``with`` block."""
-    before = vars(module).get(IGNORED)
-    names = [f"{prefix}.{name}" for prefix, ace in aces.items() for name, _ in ace.named_buffers()]
-    vars(module)[IGNORED] = [*(before or ()), *names]
-    try:
-        yield
-    finally:
-        if before is None:
-            del vars(module)[IGNORED]
-        else:
-            vars(module)[IGNORED] = before
+    send(flat)
+    for tensor, received in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        value = received.to(tensor.dtype).view_as(tensor)
+        if not torch.equal(tensor, value):  # a write would make bounded branches recompute their directions
+            tensor.copy_(value)
 
 
 def find_shards(ace: Ace) -> None:

@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -25,12 +24,14 @@ from torch.optim import optimizer as optimizers
 
 from ..errors import AttachError
 from .branches import convert_norm
-from .distributed import SHARD, Ranks, hide_buffers
+from .distributed import SHARD, Ranks
 from .loop import LOSSES
 from .state import LIVE, Ace
 from .step import STEPS, adopt
 
 FSDP = "torch.distributed.fsdp"
+IGNORED = "_ddp_params_and_buffers_to_ignore"
+"""Name of the model's attribute that lists the parameters and buffers which DistributedDataParallel ignores."""
 
 
 class Patches:
@@ -39,7 +40,6 @@ class Patches:
     def __init__(self) -> None:
         self.undo: list[Callable[[], object]] = []
         """Functions that each undo one installed patch; empty while PyTorch is unpatched."""
-        self._watches_fsdp = False
 
     def update(self, *, now: bool = False) -> None:
         """Install the patches if a model is attached, otherwise undo them: at once if ``now``, else outside steps."""
@@ -70,15 +70,12 @@ class Patches:
             wrap(DistributedDataParallel, "__init__", _distribute),
             wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", convert_norm),
         ]
-        if not self._watches_fsdp:  # importing FSDP takes a second, and a hook of wrapt cannot be removed
-            self._watches_fsdp = True
-            wrapt.register_post_import_hook(self._wrap_fsdp, FSDP)
-        elif FSDP in sys.modules:
-            self._wrap_fsdp(sys.modules[FSDP])
+        self.wrap_fsdp()
 
-    def _wrap_fsdp(self, fsdp: Any) -> None:
-        if self.undo:
-            self.undo.append(wrap(fsdp.FullyShardedDataParallel, "__init__", _refuse_fsdp))
+    def wrap_fsdp(self, *imported: Any) -> None:
+        """Refuse FSDP1. Called after its import as well, because importing it here would take a second."""
+        if self.undo and FSDP in sys.modules:
+            self.undo.append(wrap(sys.modules[FSDP].FullyShardedDataParallel, "__init__", _refuse_fsdp))
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
@@ -121,10 +118,18 @@ def _construct(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> No
 
 
 def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Wrap ``DistributedDataParallel.__init__`` to hide ACE's buffers from it, and to set the model's ranks."""
-    aces = _find_aces(module)
-    with hide_buffers(module, aces) if aces else nullcontext():
+    """Wrap ``DistributedDataParallel.__init__`` to hide ACE's buffers from it, and to set the model's ranks.
+
+    The wrapper broadcasts buffers before every forward pass, so that a pass which only rank 0 makes would hang.
+    """
+    aces = {name: inner for name, inner in module.named_modules() if isinstance(inner, Ace)}
+    ignored = getattr(module, IGNORED, [])
+    hidden = [f"{prefix}.{name}" for prefix, ace in aces.items() for name, _ in ace.named_buffers()]
+    vars(module)[IGNORED] = [*ignored, *hidden]
+    try:
         init(wrapper, module, *args, **kwargs)
+    finally:
+        vars(module)[IGNORED] = ignored
     for ace in aces.values():
         ace.session.ranks = Ranks(wrapper=wrapper)
         ace.session.ranks.agree(ace)
@@ -132,7 +137,7 @@ def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs
 
 def _refuse_fsdp(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
     """Wrap ``FullyShardedDataParallel.__init__`` to refuse models with ACE."""
-    if _find_aces(module):
+    if any(isinstance(inner, Ace) for inner in module.modules()):
         raise AttachError(
             "FullyShardedDataParallel shards gamma, so the dual loop would run on one rank only; use "
             f"{SHARD}, or DistributedDataParallel"
@@ -140,11 +145,7 @@ def _refuse_fsdp(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwarg
     init(wrapper, module, *args, **kwargs)
 
 
-def _find_aces(module: object) -> dict[str, Ace]:
-    modules = module.named_modules() if isinstance(module, nn.Module) else ()
-    return {name: inner for name, inner in modules if isinstance(inner, Ace)}
-
-
 PATCHES = Patches()
 LIVE.changed = PATCHES.update
+wrapt.register_post_import_hook(PATCHES.wrap_fsdp, FSDP)
 PATCHES.update()  # a model may have been unpickled before this module was imported

@@ -8,13 +8,12 @@ branches are small, so the number of calls determines the cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
 
 SQUARINGS = 12
 """Number of times that W^T W is squared for a weight that was set and not trained. This equals 4,096 power
@@ -41,10 +40,6 @@ class Bounded(nn.Module):
         nn.Module.__init__(self)
         vars(self).update({name: value for name, value in vars(plain).items() if not name.startswith("_")})
         self.weight, self.bias = plain.weight, plain.bias
-        self.begin()
-
-    def begin(self) -> None:
-        """Register the buffer ``direction``. Called once, after ``weight`` is set."""
         # Any start works that is not orthogonal to the result. A new generator leaves the script's stream unchanged.
         start = torch.randn(min(self.weight.shape), generator=torch.Generator().manual_seed(0))
         self.register_buffer("direction", (start / start.norm()).to(self.weight))
@@ -104,41 +99,27 @@ class SNLinear(Bounded, nn.Linear):
 
 
 def bound(branch: nn.Module) -> nn.Module:
-    """Bound the linear maps of a branch in place, and return the branch, or its replacement if it is one linear map."""
-    made: dict[nn.Module, nn.Module] = {}
+    """Bound the linear maps of a branch in place, and return the branch, or its replacement if it is one linear map.
+
+    Some maps stay as they are, and `find_unbounded` lists them: subclasses of Linear without a method ``bounded``, and
+    maps inside other layers of torch, such as attention, which use the weights directly.
+    """
+    plain = [m for m in branch.modules() if isinstance(m, nn.Linear) and not isinstance(m, Bounded)]
+    made: dict[nn.Module | None, nn.Module] = {m: _bound_one(m) for m in plain}
     for parent in list(branch.modules()):
-        for name, child in list(parent._modules.items()):
-            if child is not None:
-                if child not in made:
-                    made[child] = _bound_one(child, parent)
-                setattr(parent, name, made[child])
-    return _bound_one(branch, None)
+        container = isinstance(parent, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+        if container or not type(parent).__module__.startswith("torch."):
+            for name, child in list(parent._modules.items()):
+                if child in made:
+                    setattr(parent, name, made[child])
+    return made.get(branch, branch)
 
 
-def _bound_one(module: nn.Module, parent: nn.Module | None) -> nn.Module:
-    if not isinstance(module, nn.Linear) or is_bounded(module) or parametrize.is_parametrized(module):
-        return module
-    convert: Any = getattr(module, "bounded", None)
+def _bound_one(linear: nn.Linear) -> nn.Module:
+    convert: Callable[[], nn.Module] | None = getattr(linear, "bounded", None)
     if convert is not None:
-        made: nn.Module = convert()
-        return made
-    # Layers of torch and subclasses of Linear may use the weight directly, so they get torch's own parametrization.
-    if type(module) is nn.Linear and not _uses_weights(parent):
-        return SNLinear(module)
-    return parametrizations.spectral_norm(module)
-
-
-def _uses_weights(parent: nn.Module | None) -> bool:
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    return parent is not None and type(parent).__module__.startswith("torch.") and type(parent) not in containers
-
-
-def is_bounded(module: nn.Module) -> bool:
-    """Return whether a module's weight is spectrally normalised, by `Bounded` or by torch's parametrization."""
-    if isinstance(module, (Bounded, parametrize.ParametrizationList)):
-        return True
-    names = getattr(module, "parametrizations", {})
-    return any(type(p).__name__ == "_SpectralNorm" for name in names for p in names[name])
+        return convert()
+    return SNLinear(linear) if type(linear) is nn.Linear else linear
 
 
 def find_unbounded(branch: nn.Module) -> list[str]:
@@ -146,7 +127,7 @@ def find_unbounded(branch: nn.Module) -> list[str]:
     found = {
         type(module).__name__
         for module in branch.modules()
-        if not is_bounded(module) and any(p.dim() > 1 for p in module.parameters(recurse=False))
+        if not isinstance(module, Bounded) and any(p.dim() > 1 for p in module.parameters(recurse=False))
     }
     return sorted(found)
 

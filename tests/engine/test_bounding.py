@@ -270,13 +270,12 @@ def test_another_weight_and_another_memory_are_seen() -> None:
     assert norm(divide([m])[0]) < 1 + 1e-4
 
 
-def test_torchs_layers_that_reach_for_weights_get_the_divided_ones() -> None:
-    torch.manual_seed(0)
-    layer = bound(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)).eval()
-    x = torch.randn(2, 3, 8)
-    expected = layer(x)
-    with torch.no_grad():  # where torch takes a path of its own
-        assert torch.allclose(layer(x), expected, atol=1e-5)
+def test_torchs_layers_that_reach_for_weights_are_left_alone_and_listed() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    keys = list(layer.state_dict())
+    assert bound(layer) is layer
+    assert list(layer.state_dict()) == keys
+    assert find_unbounded(layer) == ["Linear", "MultiheadAttention", "NonDynamicallyQuantizableLinear"]
 
 
 def test_a_map_that_is_there_twice_is_one_map() -> None:
@@ -362,13 +361,11 @@ class Own(nn.Linear):
 def test_what_is_bounded_and_what_is_not() -> None:
     assert find_unbounded(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Conv1d(2, 2, 1))) == ["Conv1d", "Linear"]
     assert find_unbounded(bound(nn.Linear(2, 2))) == []
-    assert find_unbounded(bound(nn.Sequential(nn.Sequential(Own(2, 2)), nn.ReLU()))) == []
-    assert find_unbounded(spectral_norm(nn.Linear(2, 2))) == []
-    assert find_unbounded(bound(Own(2, 2))) == []
+    assert find_unbounded(bound(nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU()))) == []
+    assert find_unbounded(bound(nn.Sequential(nn.Sequential(Own(2, 2)), nn.ReLU()))) == ["Own"]
+    assert find_unbounded(bound(Own(2, 2))) == ["Own"]
     twice = bound(branch(2, 3, 2))
     assert len(find_bounded(twice)) == 2
-    done = nn.Sequential(spectral_norm(nn.Linear(2, 2)))
-    assert bound(done)[0].parametrizations.weight[0].n_power_iterations == 1, "torch's own stays"
 
 
 class Unbound(ADAPTERS["layered"]):  # type: ignore[name-defined,misc]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from toy import Layered
@@ -47,22 +45,14 @@ def test_norm_has_what_lightnings_weight_averaging_reads() -> None:
     assert torch.allclose(norm.running_mean, torch.stack([x.mean(0) for x in loader]).mean(0), atol=1e-5)
 
 
-def test_statistics_over_all_processes() -> None:
-    """``convert_sync_batchnorm``, as Lightning's ``sync_batchnorm=True`` calls it, on features in three dimensions."""
-    torch.manual_seed(0)
+def test_conversion_to_sync_batchnorm_leaves_the_norms_of_branches_alone() -> None:
+    """``convert_sync_batchnorm``, as Lightning's ``sync_batchnorm=True`` calls it."""
     attached = attach(Layered())  # an attached model keeps the conversion patched
     model = nn.ModuleDict({"ours": nn.Sequential(Norm(4), nn.Linear(4, 4)), "theirs": nn.BatchNorm1d(4)})
-    twin = copy.deepcopy(model)
-    keys = [name for name in model.state_dict() if "ours" in name]
+    ours = model["ours"][0]  # type: ignore[index]
     converted = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert isinstance(converted["ours"][0], nn.SyncBatchNorm)
+    assert converted["ours"][0] is ours
     assert type(converted["theirs"]) is nn.SyncBatchNorm
-    assert [name for name in converted.state_dict() if "ours" in name] == keys
-    for mode in (True, False):
-        x = torch.randn(5, 7, 4)
-        assert torch.allclose(converted["ours"].train(mode)(x), twin["ours"].train(mode)(x), atol=1e-6)
-    converted.load_state_dict(twin.state_dict())
-    twin["ours"].load_state_dict(converted["ours"].state_dict())
     assert hasattr(attached, "ace")
 
 
