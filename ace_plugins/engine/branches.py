@@ -31,9 +31,8 @@ class Flat(nn.Module):
         if self.axis != -1:
             moved: Tensor = self.inner(x.movedim(self.axis, -1))
             return moved.movedim(-1, self.axis)
-        lead = x.shape[: x.dim() - len(self.shape_in)]
         result: Tensor = self.inner(x.flatten(-len(self.shape_in)))
-        return result.reshape(*lead, *self.shape_out)
+        return torch.unflatten(result, -1, self.shape_out)
 
 
 class Norm(nn.BatchNorm1d):

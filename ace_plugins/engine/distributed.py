@@ -43,23 +43,19 @@ class Ranks:
         self.sharded = wrapper is None
         """True if ``fully_shard`` shards the model: ACE's gradients are then averaged here."""
         self._group = group
-        # A weak reference: the wrapper holds the model, and a process group must not be kept until the process exits.
-        self._wrapper = None if wrapper is None else weakref.ref(wrapper)
+        self._wrapper: Callable[[], Any] = (lambda: None) if wrapper is None else weakref.ref(wrapper)
+        """Weak, because the wrapper holds the model, and a process group must not be kept until the process exits."""
         self.steps = 0
         """Number of steps since the model was wrapped or sharded. Unlike `Duals.count`, it is equal on all ranks."""
 
     @property
-    def wrapper(self) -> DistributedDataParallel | None:
-        """The wrapper; None if the model is sharded, or after the wrapper was garbage collected."""
-        return None if self._wrapper is None else self._wrapper()
-
-    @property
     def group(self) -> Any:
-        return self._group if self.wrapper is None else self.wrapper.process_group
+        wrapper = self._wrapper()
+        return self._group if wrapper is None else wrapper.process_group
 
     def check_in(self, ace: Ace) -> None:
         """Copy the state of rank 0 before every ``trace_every``-th step. Raises a StepError inside torch's ``Join``."""
-        wrapper = self.wrapper
+        wrapper = self._wrapper()
         if wrapper is None and not self.sharded:
             return
         if wrapper is not None and wrapper._join_config.enable:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import AceError, AttachError, ConfigError
 from ..plugins.plugin import Plugin
@@ -33,8 +33,10 @@ def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn
     If ``copied`` is true, the model is copied and converted; otherwise only the batch is converted.
     """
     try:
-        judged = _copy(model).double() if copied else model
-        args, kwargs = (map_tensors(part, _widen) for part in as_call(batch))
+        judged = copy.deepcopy(model).double() if copied else model
+        for original, twin in zip(_find_aces(model), _find_aces(judged), strict=True):
+            twin.passes.forced = original.passes.forced  # deepcopy drops it
+        args, kwargs = map_tensors(as_call(batch), lambda x: x.double() if x.is_floating_point() else x)
         with torch.inference_mode(False), hide_from_budget(judged), preserve_state(judged):
             evaluate(judged, args, kwargs, 0)
         return judged, Call(args, kwargs), ""
@@ -44,23 +46,14 @@ def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn
         return model, batch, f"not converted to float64: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _widen(tensor: Tensor) -> Tensor:
-    wide = torch.complex128 if tensor.is_complex() else torch.float64
-    return tensor.to(wide) if tensor.is_floating_point() or tensor.is_complex() else tensor
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    copied = copy.deepcopy(model)
-    for original, twin in zip(model.modules(), copied.modules(), strict=True):
-        if isinstance(original, Ace) and isinstance(twin, Ace):
-            twin.passes.forced = original.passes.forced  # deepcopy drops it
-    return copied
+def _find_aces(model: nn.Module) -> list[Ace]:
+    return [module for module in model.modules() if isinstance(module, Ace)]
 
 
 @contextmanager
 def hide_from_budget(model: nn.Module) -> Iterator[None]:
     """Hide evaluations that ACE itself makes from the budget, which would take them for ends of epochs."""
-    aces = [module for module in model.modules() if isinstance(module, Ace)]
+    aces = _find_aces(model)
     before = [(ace.budget.watching, ace.passes.evaluates) for ace in aces]
     for ace in aces:
         ace.budget.watching = False

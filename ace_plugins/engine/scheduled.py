@@ -12,6 +12,7 @@ actions (`Site.acts`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,9 +45,9 @@ def relax(site: Node, branch: nn.Module) -> nn.Module:
     If the site reads a `Tap`, this is one linear map without a bias. Links of a chain of branches, `AddsItself`
     branches and branches on another axis (convolutions) are returned unchanged.
     """
-    if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through or isinstance(branch, AddsItself):
+    if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through:
         return branch  # a chain of maps that all start near 0 would have vanishing gradients
-    if site.axis != -1:
+    if site.axis != -1 or isinstance(branch, AddsItself):
         return branch
     made = PenalisedLinear(site)
     nn.init.normal_(made.weight, std=INITIAL)
@@ -72,14 +73,13 @@ class PenalisedLinear(nn.Linear):
         shape_in, shape_out = self.shapes
         flat = x.flatten(-len(shape_in))
         if self.training and torch.is_grad_enabled():
-            self.read = flat.detach().reshape(-1, flat.shape[-1])
-        return super().forward(flat).reshape(*flat.shape[:-1], *shape_out)
+            self.read = flat.detach().reshape(-1, self.in_features)
+        return torch.unflatten(super().forward(flat), -1, shape_out)
 
-    def penalty(self) -> Tensor | None:
-        """Return the penalty, a scalar, for the map's last input; None if there was no input since the last call."""
+    def penalty(self) -> Tensor:
+        """Return the penalty, a scalar, for the input ``read``, which is then forgotten."""
         x, self.read = self.read, None
-        if x is None:
-            return None
+        assert x is not None
         weight = self.weight
         found = _norm(x @ weight.T)
         if self.generators:
@@ -97,19 +97,16 @@ def _generators(action: Action, shape: tuple[int, ...]) -> list[Tensor]:
     """Return the three generators of rotations under this action, as float64 matrices of shape [width, width]."""
     if not isinstance(action, Action):
         raise AdapterError(f"Site.acts: expected two actions, found {type(action).__name__}")
-    basis = torch.eye(int(torch.Size(shape).numel()), dtype=torch.float64)
+    basis = torch.eye(math.prod(shape), dtype=torch.float64).view(-1, *shape)
     found = []
     for axis in range(3):
-        there, back = (action(_rotation(axis, sign * ANGLE), basis.view(-1, *shape)).flatten(1) for sign in (1, -1))
+        cross = torch.zeros(3, 3, dtype=torch.float64)
+        one, two = (axis + 1) % 3, (axis + 2) % 3
+        cross[one, two], cross[two, one] = -ANGLE, ANGLE
+        turns = [Rigid(torch.linalg.matrix_exp(each), torch.zeros(3, dtype=torch.float64)) for each in (cross, -cross)]
+        there, back = (action(turn, basis).flatten(1) for turn in turns)
         found.append(((there - back) / (2 * ANGLE)).T)  # rows of the basis become columns of the matrix
     return found
-
-
-def _rotation(axis: int, angle: float) -> Rigid:
-    cross = torch.zeros(3, 3, dtype=torch.float64)
-    one, two = (axis + 1) % 3, (axis + 2) % 3
-    cross[one, two], cross[two, one] = -angle, angle
-    return Rigid(torch.linalg.matrix_exp(cross), torch.zeros(3, dtype=torch.float64))
 
 
 @dataclass
@@ -118,21 +115,21 @@ class ScheduledLoop(PacedLoop):
 
     def prepare(self, optimizer: Optimizer) -> None:
         super().prepare(optimizer)
-        maps = [module for module in self.ace.branches.modules() if isinstance(module, PenalisedLinear)]
+        modules = self.ace.branches.modules()
+        maps = [module for module in modules if isinstance(module, PenalisedLinear) and module.read is not None]
+        if not maps:
+            return
         with torch.enable_grad():
-            found = [(module.weight, penalty) for module in maps if (penalty := module.penalty()) is not None]
-            if not found:
-                return
-            weights, penalties = zip(*found, strict=True)
-            gradients = torch.autograd.grad(torch.stack(penalties).sum(), weights)
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides gradients by it
+            total = torch.stack([module.penalty() for module in maps]).sum()
         sign = -1 if optimizer.param_groups[self.group].get("maximize") else 1
-        for weight, gradient in zip(weights, gradients, strict=True):
+        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides gradients by it
+        gradients = torch.autograd.grad(total, [module.weight for module in maps])
+        for module, gradient in zip(maps, gradients, strict=True):
             if is_distributed():  # each rank has its own part of the batch
                 distributed.all_reduce(gradient)
                 gradient /= distributed.get_world_size()
-            if weight.grad is not None:
-                weight.grad.add_(sign * gradient if scale is None else sign * scale * gradient)
+            if module.weight.grad is not None:
+                module.weight.grad.add_(sign * gradient if scale is None else sign * scale * gradient)
 
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         ace, duals = self.ace, self.ace.duals

@@ -124,12 +124,8 @@ def _bound_one(linear: nn.Linear) -> nn.Module:
 
 def find_unbounded(branch: nn.Module) -> list[str]:
     """Return the class names of those modules in a branch that have an unbounded matrix, sorted."""
-    found = {
-        type(module).__name__
-        for module in branch.modules()
-        if not isinstance(module, Bounded) and any(p.dim() > 1 for p in module.parameters(recurse=False))
-    }
-    return sorted(found)
+    plain = [module for module in branch.modules() if not isinstance(module, Bounded)]
+    return sorted({type(m).__name__ for m in plain if any(p.dim() > 1 for p in m.parameters(recurse=False))})
 
 
 def find_bounded(branches: nn.Module) -> list[Bounded]:

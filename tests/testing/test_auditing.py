@@ -38,7 +38,7 @@ def test_a_model_with_branches(tmp_path: Path) -> None:
 
 def test_refusals(tmp_path: Path) -> None:
     path = saved(VectorMaps(), tmp_path)
-    with pytest.raises(CheckpointError, match="if you trust it, add --trust"):
+    with pytest.raises(CheckpointError, match="you trust it, add --trust"):
         audit_example("vector_maps", checkpoint=path)
     with pytest.raises(AdapterError, match="'layered' does not claim toy:VectorMaps"):
         audit_example("layered", checkpoint=path, trust=True)
