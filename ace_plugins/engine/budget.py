@@ -34,10 +34,8 @@ class Budget:
         self.steps, self.epochs = BUDGET.split(config.budget)
         self.source = "the setting budget"
         """Origin of ``steps`` or ``epochs``, for messages."""
-        if self.steps is None and self.epochs is None:
-            self.source = ""
-            if script is not None and script.epochs:
-                self.epochs, self.source = script.epochs, script.source
+        if self.steps is None and self.epochs is None and script is not None and script.epochs:
+            self.epochs, self.source = script.epochs, script.source
         self.epoch_steps: int | None = None
         self.begun: int | None = None
         """Number of steps made before this process began: 0, or the number in the checkpoint it resumed from."""
@@ -125,9 +123,9 @@ class Budget:
 
         Lightning also provides the steps per epoch, which calls of ``model.train()`` do not show.
         """
-        made = 1 if self.begun is None else count - self.begun  # steps made in this process
         if self.steps is not None:
             return
+        made = 1 if self.begun is None else count - self.begun  # steps made in this process
         if made == 1 and not sys.modules.keys().isdisjoint({"lightning.pytorch", "pytorch_lightning"}):
             self._read_lightning()
         elif made == LOOKED and self.epochs is None:
@@ -145,12 +143,10 @@ class Budget:
                     self.steps, self.source = int(steps), "Lightning's trainer"
 
     def _read_schedulers(self, optimizer: Optimizer, count: int) -> None:
-        for thing in gc.get_objects():
-            if issubclass(type(thing), LRScheduler) and getattr(thing, "optimizer", None) is optimizer:
-                scheduler: Any = thing
-                length = getattr(scheduler, "total_steps", None) or getattr(scheduler, "T_max", None)
-                if not isinstance(length, int) or length < 1:
-                    continue
+        schedulers: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
+        for scheduler in schedulers:
+            length = getattr(scheduler, "total_steps", None) or getattr(scheduler, "T_max", None)
+            if getattr(scheduler, "optimizer", None) is optimizer and isinstance(length, int) and length > 0:
                 self.source = f"the script's {type(scheduler).__name__}"
                 if scheduler.last_epoch >= count - 1:  # the scheduler steps once per optimizer step
                     self.steps = length
