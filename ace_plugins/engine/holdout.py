@@ -1,0 +1,235 @@
+"""Held-out judging: a share of the training samples judges gamma, and the other samples train the branches.
+
+A branch has free parameters, so it always helps on the samples that it was fitted to. Therefore a sample either trains
+the branches, and then gives gamma no gradient, or judges gamma, and then gives the branches' parameters no gradient.
+Upstream's weights learn from all samples, and gradients with respect to a branch's input are complete.
+
+A hash of a sample's inputs decides, so a sample keeps its part in every epoch and order, on every rank and after
+resuming. Inputs that the script augments at random get a new hash, and thus a new part, in every epoch.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import AceWarning
+from ..symmetry.graphs import Rows
+
+if TYPE_CHECKING:
+    from .state import Ace
+
+BITS = 20
+"""Number of bits of a sample's draw, a whole number that is compared with the share of judges."""
+
+
+class _Fit(threading.local):
+    """The rows of the branch that this thread computes now."""
+
+    rows: Tensor | None = None
+    """1 for each row that trains the branch, 0 for each row that judges gamma, [rows]; None: all rows train it."""
+
+
+FIT = _Fit()
+
+
+@contextmanager
+def fit_rows(rows: Tensor | None) -> Iterator[None]:
+    """Let only some rows train the parameters that are used in the ``with`` block; see `_Fit.rows`."""
+    before, FIT.rows = FIT.rows, rows
+    try:
+        yield
+    finally:
+        FIT.rows = before
+
+
+def align(rows: Tensor, like: Tensor) -> Tensor:
+    """Return a value per row, [rows], with as many dimensions as ``like`` has, in its dtype."""
+    return rows.view(-1, *[1] * (like.dim() - 1)).to(like.dtype)
+
+
+class _Linear(torch.autograd.Function):
+    """Computes x @ weight.T + bias. Rows with ``fit`` = 0 give weight and bias no gradient.
+
+    The backward pass uses this function too, so the same holds for the second derivatives of models with forces.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, fit: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, fit)
+        return functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight, fit = ctx.saved_tensors
+        (gradient,) = gradients
+        into_x = into_weight = into_bias = None
+        if ctx.needs_input_grad[0]:
+            into_x = _Linear.apply(gradient, weight.T, None, fit)  # type: ignore[no-untyped-call]
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            kept = (gradient * fit).flatten(0, -2)
+            into_weight = kept.T @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+            into_bias = kept.sum(0) if ctx.needs_input_grad[2] else None
+        return into_x, into_weight, into_bias, None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x @ weight.T + bias, which only the rows in `FIT` train."""
+    if FIT.rows is None:
+        return functional.linear(x, weight, bias)
+    if torch.is_autocast_enabled(x.device.type):  # autocast ends at the edge of an autograd function
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    made: Tensor = _Linear.apply(x, weight, bias, align(FIT.rows, x))  # type: ignore[no-untyped-call]
+    return made
+
+
+def train_with_rows(parameter: Tensor, like: Tensor) -> Tensor:
+    """Return a parameter that is multiplied with or added to ``like``, so that only the rows in `FIT` train it."""
+    if FIT.rows is None:
+        return parameter
+    return torch.where(align(FIT.rows, like) > 0, parameter, parameter.detach())
+
+
+class FitLinear(nn.Linear):
+    """An ``nn.Linear`` that only the rows in `FIT` train."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = plain.in_features, plain.out_features
+        self.weight, self.bias = plain.weight, plain.bias
+        self.train(plain.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+class FitTwice(nn.Module):
+    """A branch of any modules that only the rows in `FIT` train. It is computed once more with constant parameters."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.inner(x)
+        if FIT.rows is None:
+            return made
+        constant = {name: parameter.detach() for name, parameter in self.inner.named_parameters()}
+        # Without buffers of its own the second call would update running statistics twice.
+        buffers = {name: buffer.clone() for name, buffer in self.inner.named_buffers()}
+        again: Tensor = torch.func.functional_call(self.inner, {**constant, **buffers}, (x,))
+        return torch.where(align(FIT.rows, made) > 0, made, again)
+
+
+def separate(branch: nn.Module, separable: tuple[type[nn.Module], ...]) -> nn.Module:
+    """Return the branch, changed so that only the rows in `FIT` train it.
+
+    Modules of the types ``separable`` do this themselves. A branch with other parameters is computed twice.
+    """
+    for parent in list(branch.modules()):
+        for name, child in list(parent._modules.items()):
+            if type(child) is nn.Linear and not type(parent).__module__.startswith("torch.nn.modules.transformer"):
+                setattr(parent, name, FitLinear(child))
+    branch = FitLinear(branch) if type(branch) is nn.Linear else branch
+    known = (*separable, FitLinear)
+    alone = all(isinstance(m, known) for m in branch.modules() if any(True for _ in m.parameters(recurse=False)))
+    return branch if alone else FitTwice(branch)
+
+
+def draw(tensors: Sequence[Tensor], samples: Tensor) -> Tensor:
+    """Return a whole number from 0 to 2^BITS - 1 for every sample, computed from its rows in these tensors.
+
+    Args:
+        tensors: Floating point tensors with one row per entry of ``samples``.
+        samples: Number of the sample that each row belongs to, [rows].
+
+    Returns:
+        The numbers, [rows]: entry i belongs to sample i, and the entries beyond the last sample mean nothing. Their
+        distribution is uniform, and neither the order of the rows nor the other samples change them.
+    """
+    total = torch.zeros(len(samples), dtype=torch.int64, device=samples.device)
+    for number, tensor in enumerate(tensors):
+        flat = tensor.detach().reshape(len(tensor), -1).contiguous()
+        bits = flat.view(_INTEGERS[flat.dtype.itemsize]).to(torch.int64)
+        factors = torch.arange(1, bits.shape[1] + 1, device=bits.device) * (2 * number + 1) * 0x9E3779B97F4A7C1 | 1
+        total.index_add_(0, samples, _mix((bits * factors).sum(1)))  # sums of integers do not depend on the order
+    return _mix(total) >> 12 & (2**BITS - 1)
+
+
+_INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+
+
+def _mix(value: Tensor) -> Tensor:
+    for shift, factor in ((31, 0x7FB5D329728EA185), (29, -0x61C8864680B583EB), (32, 0x2545F4914F6CDD1D)):
+        value = (value ^ (value >> shift)) * factor
+    return value ^ (value >> 31)
+
+
+class Parts:
+    """The parts that the samples of one forward pass have: judges of gamma, or samples that train the branches."""
+
+    def __init__(self, ace: Ace, rows: Rows | None, drawn: Tensor | None) -> None:
+        evidence = ace.duals.evidence
+        gamma = ace.gamma
+        self.rows = rows
+        self.columns = {site.name: number for number, site in enumerate(ace.sites)}
+        # A whole batch is one sample if its rows cannot be assigned to samples.
+        drawn = evidence.batch_draw.expand(1) if drawn is None else drawn
+        self.fit = drawn[:, None] >= evidence.share * 2**BITS
+        """True if a sample trains the branch of a site, [samples, sites]."""
+        self.judging = gamma - gamma.detach() * evidence.probing
+        """gamma for judges, [sites]: in a probe its value is 0, which leaves the branch out."""
+        self.gammas = torch.where(self.fit, gamma.detach(), self.judging)
+        self._cache: dict[tuple[str, int], Tensor] = {}
+
+    def select(self, values: Tensor, count: int) -> Tensor | None:
+        """Return the values of ``count`` rows, given those of all samples; None if the rows cannot be assigned."""
+        if self.rows is None:
+            return values.expand(count, -1)
+        index = self.rows.find(count)
+        return None if index is None else values[index]
+
+    def rows_that_fit(self, name: str, count: int) -> Tensor | None:
+        """Return 1 for each of ``count`` rows that trains the branch of a site or stem, 0 for the others, [count]."""
+        fit = self.select(self.fit, count)
+        if fit is None:
+            return None
+        # A stem that several sites share is trained by rows that judge none of them.
+        return fit[:, self.columns[name]] if name in self.columns else fit.all(1)
+
+    def gamma_of_rows(self, name: str, like: Tensor) -> Tensor | None:
+        """Return the gamma of a site for each row of ``like``, with as many dimensions as ``like`` has."""
+        gammas = self.select(self.gammas, len(like))
+        return None if gammas is None else gammas[:, self.columns[name]].view(-1, *[1] * (like.dim() - 1))
+
+
+def warn_of_whole_batches(ace: Ace, reason: str) -> None:
+    """Warn once per model that whole batches judge gamma, because rows cannot be assigned to samples."""
+    if not ace.passes.warned:
+        ace.passes.warned = True
+        warnings.warn(
+            f"whole batches judge gamma, because the samples of a batch are unknown: {reason}; the adapter can name "
+            "them (Graphs in ace_group_action)",
+            AceWarning,
+            stacklevel=4,
+        )
+
+
+def split(ace: Ace, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parts:
+    """Return the parts of the samples of a training forward pass, given the model's arguments."""
+    rows, tensors = None, []
+    if ace.samples is None:
+        warn_of_whole_batches(ace, f"adapter {ace.adapter!r} does not define the group action")
+    else:
+        rows, tensors = ace.samples.find_samples(names, args, kwargs)
+        if rows is None:
+            warn_of_whole_batches(ace, f"adapter {ace.adapter!r} names no samples for these inputs")
+    return Parts(ace, rows, None if rows is None else draw(tensors, rows.nodes))
