@@ -64,7 +64,7 @@ BROKEN = {
         GOOD + "@hookimpl\ndef ace_layers(net): pass\n",
         "could not be registered: PluginValidationError: .*net",
     ),
-    "dotted": (GOOD.replace("goodnet:Net", "goodnet.Net"), "ace_upstream failed: ValueError: .*found 'goodnet.Net'"),
+    "dotted": (GOOD.replace("goodnet:Net", "goodnet.Net"), "ace_upstream failed: ValueError: .*found .*'goodnet.Net'"),
     "string": (GOOD.replace('("goodnet:Net",)', '"goodnet:Net"'), "ace_upstream failed: .*expected a tuple of"),
     "answers": (GOOD.replace("Upstream(title", "dict(title"), "ace_upstream returned dict .*expected Upstream"),
     "silent": (GOOD.replace("return Upstream", "Upstream"), "ace_upstream returned NoneType, expected Upstream"),
@@ -72,13 +72,13 @@ BROKEN = {
     "interrupts": ("raise GeneratorExit('no')", "could not be imported: GeneratorExit: no"),
     "checkout": (
         GOOD.replace('",))', '",), checkout="me/net")'),
-        "ace_upstream failed: ValueError: Upstream: checkout: expected a Checkout or None, found 'me/net'",
+        "ace_upstream failed: ValueError: Upstream: checkout: expected Checkout or None, found 'me/net'",
     ),
     "outside": (
         GOOD.replace("Upstream\n@", "Upstream, Checkout\n@").replace(
             '",))', '",), checkout=Checkout("me/net", ("../main.py",), {"net.py": ""}))'
         ),
-        "ace_upstream failed: ValueError: Checkout: scripts: expected a tuple of files in the clone.*'../main.py'",
+        "ace_upstream failed: ValueError: Checkout: scripts: expected files in the clone.*'../main.py'",
     ),
     "wrapper": (
         GOOD + "@hookimpl(wrapper=True)\ndef ace_layers(model):\n    return (yield)\n",
