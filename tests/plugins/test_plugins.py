@@ -57,7 +57,7 @@ BROKEN = {
     "needs": ("import no_such_module", "could not be imported: ModuleNotFoundError: No module named 'no_such_module'"),
     "misspelt": (
         GOOD + "@hookimpl\ndef ace_layer(model): pass\n",
-        "unknown hook 'ace_layer'.*did you mean 'ace_layers'",
+        "unknown hook ace_layer: the hooks of ace-plugins .* ace_layers",
     ),
     "unmarked": (GOOD + "def ace_layers(model): pass\n", "ace_layers not marked with @hookimpl"),
     "arguments": (
@@ -67,7 +67,7 @@ BROKEN = {
     "dotted": (GOOD.replace("goodnet:Net", "goodnet.Net"), "ace_upstream failed: ValueError: .*found .*'goodnet.Net'"),
     "string": (GOOD.replace('("goodnet:Net",)', '"goodnet:Net"'), "ace_upstream failed: .*expected a tuple of"),
     "answers": (GOOD.replace("Upstream(title", "dict(title"), "ace_upstream returned dict .*expected Upstream"),
-    "silent": (GOOD.replace("return Upstream", "Upstream"), "ace_upstream returned NoneType, expected Upstream"),
+    "silent": (GOOD.replace("return Upstream", "Upstream"), "ace_upstream returned NoneType None, expected Upstream"),
     "quits": (GOOD.replace("return Upstream", "raise SystemExit(7) or dict"), "ace_upstream failed: SystemExit: 7"),
     "interrupts": ("raise GeneratorExit('no')", "could not be imported: GeneratorExit: no"),
     "checkout": (
