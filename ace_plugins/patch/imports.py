@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from ..plugins.claims import is_file
 
@@ -20,9 +21,8 @@ class ImportHook:
     """An import finder that asks the other finders for a module, and makes its loader run the callbacks afterwards."""
 
     def __init__(self) -> None:
-        self.names: dict[str, list[Callback]] = {}
-        self.files: dict[str, list[Callback]] = {}
-        """Mapping from a file's path relative to any root ("models/net.py") to the callbacks for that file."""
+        self.watched: list[tuple[str, str, Callback]] = []
+        """The callbacks, each with a module's name, or with its file relative to any root ("models/net.py")."""
         self.stems: set[str] = set()
         """Last parts ("net") of the module names that can have callbacks, to skip all other imports quickly."""
         self.searching: set[str] = set()
@@ -42,35 +42,28 @@ class ImportHook:
             self.searching.discard(name)
         if spec is not None and spec.loader is not None and self._callbacks(name, spec.origin):
             loader: Any = spec.loader  # only its method is replaced, since inspect and pickle look at its type
-            if not isinstance(loader.exec_module, _Execute):  # a loader of zip files may be wrapped already
-                loader.exec_module = _Execute(loader.exec_module, self)
+            if not isinstance(loader.exec_module, partial):  # a loader of zip files may be wrapped already
+                loader.exec_module = partial(self._execute, loader.exec_module)
         return spec
 
-    def update_stems(self) -> None:
-        names = {name.rpartition(".")[2] for name in self.names}
-        files = {file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2] for file in self.files}
-        self.stems = names | files
-
-    def _callbacks(self, name: str, file: str | None) -> list[Callback]:
-        by_file = [each for known, callbacks in self.files.items() if is_file(file, known) for each in callbacks]
-        return [*self.names.get(name, ()), *by_file]
-
-    def run_callbacks(self, module: ModuleType) -> None:
-        spec = getattr(module, "__spec__", None)
-        for callback in self._callbacks(module.__name__, getattr(spec, "origin", None)):
+    def _execute(self, execute: Callback, module: ModuleType) -> None:
+        """Run a module's code, and then the callbacks."""
+        execute(module)
+        for callback in self._callbacks(module.__name__, getattr(module.__spec__, "origin", None)):
             callback(module)
 
+    def _callbacks(self, name: str, origin: str | None) -> list[Callback]:
+        return [call for known, file, call in self.watched if known == name or (file and is_file(origin, file))]
 
-class _Execute:
-    """Replacement for a loader's ``exec_module`` that runs the callbacks after the module's code."""
-
-    def __init__(self, execute: Callback, hook: ImportHook) -> None:
-        self.execute = execute
-        self.hook = hook
-
-    def __call__(self, module: ModuleType) -> None:
-        self.execute(module)
-        self.hook.run_callbacks(module)
+    def update(self) -> None:
+        """Install this hook if there are callbacks, otherwise remove it."""
+        names = {name.rpartition(".")[2] for name, _, _ in self.watched}
+        files = (file.removesuffix(".py").removesuffix("/__init__") for _, file, _ in self.watched)
+        self.stems = names | {file.rpartition("/")[2] for file in files}
+        if self.watched:
+            install()
+        elif self in sys.meta_path:
+            sys.meta_path.remove(self)
 
 
 _HOOK = ImportHook()
@@ -88,21 +81,13 @@ def add_callback(callback: Callback, *, name: str = "", file: str = "") -> Calla
     Returns:
         A function that cancels the registration. Cancelling the last registration also removes the import hook.
     """
-    install()
-    if name:
-        _HOOK.names.setdefault(name, []).append(callback)
-    if file:
-        _HOOK.files.setdefault(file, []).append(callback)
-    _HOOK.update_stems()
+    entry = (name, file, callback)
+    _HOOK.watched.append(entry)
+    _HOOK.update()
 
     def undo() -> None:
-        for known, key in ((_HOOK.names, name), (_HOOK.files, file)):
-            known[key] = [each for each in known.get(key, ()) if each is not callback]
-            if not known[key]:
-                del known[key]
-        _HOOK.update_stems()
-        if not _HOOK.stems and _HOOK in sys.meta_path:
-            sys.meta_path.remove(_HOOK)
+        _HOOK.watched.remove(entry)
+        _HOOK.update()
 
     return undo
 

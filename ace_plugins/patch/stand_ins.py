@@ -15,7 +15,6 @@ from ..plugins.claims import belongs
 
 TYPE_CHECKING = False  # importing typing would slow down every script that is patched
 if TYPE_CHECKING:
-    import ast
     from collections.abc import Callable, Sequence
     from types import FrameType, ModuleType
     from typing import Any
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class StandIns:
-    """Import finder that provides stubs for missing modules. It is at the end of ``sys.meta_path``."""
+    """Import finder and loader of stubs for missing modules. It is at the end of ``sys.meta_path``."""
 
     def __init__(self) -> None:
         self.offered: dict[str, list[tuple[StandIn, tuple[str, ...]]]] = {}
@@ -61,19 +60,14 @@ class StandIns:
             self.on_missing(name, importer)
         for stand_in, files in self.offered.get(name, ()):
             if belongs(importer, files) and not is_optional(importer, line):
-                loader: Any = _Loader(stand_in, self)
-                return ModuleSpec(name, loader, origin=f"stub of ace-plugins for {name}")
+                loader: Any = self
+                return ModuleSpec(name, loader, origin=f"stub of ace-plugins for {name}", loader_state=stand_in)
         return None
 
-
-class _Loader:
-    def __init__(self, stand_in: StandIn, owner: StandIns) -> None:
-        self.stand_in = stand_in
-        self.owner = owner
-
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = self.stand_in.make()
-        self.owner.active[self.stand_in.name] = self.stand_in
+        stand_in: StandIn = spec.loader_state
+        module = stand_in.make()
+        self.active[spec.name] = stand_in
         return module
 
     def exec_module(self, module: ModuleType) -> None:
@@ -95,27 +89,21 @@ def _find_import_statement() -> tuple[str, int]:
 
 def is_optional(file: str, line: int) -> bool:
     """Return whether an import is in a ``try`` that catches an ImportError. Such an import gets no stub."""
-    import ast
+    import ast  # slow to import, and every patched script imports this module
 
     try:
         with open(file, "rb") as source:
             tree = ast.parse(source.read())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return False
-    tries = (node for node in ast.walk(tree) if isinstance(node, ast.Try))
-    return any(
-        each.body[0].lineno <= line <= (each.body[-1].end_lineno or line) and any(map(_catches, each.handlers))
-        for each in tries
-    )
-
-
-def _catches(handler: ast.ExceptHandler) -> bool:
-    import ast
-
-    if handler.type is None:
-        return True
-    names = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
-    return not names.isdisjoint({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+    caught = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try) and node.body[0].lineno <= line <= (node.body[-1].end_lineno or line):
+            for handler in node.handlers:
+                types = ast.walk(handler.type) if handler.type else ()
+                if handler.type is None or caught & {each.id for each in types if isinstance(each, ast.Name)}:
+                    return True
+    return False
 
 
 STAND_INS = StandIns()
