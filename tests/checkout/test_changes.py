@@ -203,13 +203,3 @@ def test_git_reads_the_diff(
 def test_any_bytes_have_a_diff(tmp_path: Path) -> None:
     text = diff([Change(tmp_path / "x", b"\xff\n", b"\xfe")], tmp_path)
     assert text == "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-\\xff\n+\\xfe\n\\ No newline at end of file\n"
-
-
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
-    old, fresh, other = (tmp_path / f".{name}.part" for name in ("a.py.0123abcd", "a.py.89abcdef", "b.py.0123abcd"))
-    for path in (old, fresh, other):
-        path.write_text("half")
-    for path in (old, other):
-        os.utime(path, (0, 0))
-    publish(tmp_path / "a.py", b"whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [fresh.name, other.name, "a.py"]
