@@ -17,33 +17,9 @@ from ..plugins.registry import registry
 from ..settings.config import Config
 from ..settings.sources import RUNS, find_misspelt, read_environment, variable
 from ..settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, update, write
-from .changes import Change, apply, diff, read_content
+from .changes import Change, Plan, read_content
 from .layout import Layout, fits, read_layout
 from .marking import is_marked, mark, unmark
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Planned changes to a checkout. No file changes until ``apply()`` is called."""
-
-    root: Path
-    changes: tuple[Change, ...]
-    kept: tuple[str, ...] = ()
-    """One line for each file that stays although the user may expect its removal: its name and the reason."""
-
-    def diff(self) -> str:
-        return diff(self.changes, self.root)
-
-    def apply(self) -> None:
-        apply(self.changes)
-
-    @property
-    def changed(self) -> tuple[Change, ...]:
-        return tuple(change for change in self.changes if change.before != change.after)
-
-    def name(self, change: Change) -> str:
-        """Return the path of a changed file relative to the checkout."""
-        return change.path.relative_to(self.root).as_posix()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from ..contract.upstreams import AnyShim, Shim, StandIn
 from ..errors import AdapterError
 from ..plugins.plugin import Plugin, one_line
 from ..plugins.registry import registry
-from .stand_ins import STAND_INS
+from .imports import STAND_INS
 
 
 class Repairs:

@@ -19,8 +19,7 @@ import pytest
 
 from ace_plugins.adapter import StandIn
 from ace_plugins.patch import imports
-from ace_plugins.patch.imports import ImportHook, add_callback, find_imported, is_file
-from ace_plugins.patch.stand_ins import StandIns, belongs
+from ace_plugins.patch.imports import ImportHook, StandIns, add_callback, belongs, find_imported, is_file
 
 NET = """
 class Net:
