@@ -94,11 +94,11 @@ class Registry:
             + "; if the model is inside a wrapper such as DDP, pass the inner model; otherwise pass adapter='...'"
         )
 
-    def add(self, plugin: object, name: str) -> Plugin:
+    def add(self, plugin: object, name: str, distribution: str = "(registered)", version: str = "") -> Plugin:
         """Register a plugin object directly, for tests and notebooks."""
         if name in self.plugins:
             raise AdapterError(f"a plugin named {name!r} is already loaded; choose another name")
-        self.plugins[name] = self._register(Plugin(name, type(plugin).__name__, "(registered)", ""), plugin)
+        self.plugins[name] = self._register(Plugin(name, type(plugin).__name__, distribution, version), plugin)
         return self.plugins[name]
 
     def remove(self, name: str) -> None:
