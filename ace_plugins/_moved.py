@@ -15,11 +15,12 @@ HOMES = {
 """Mapping from a moved name to its new module in this package. All other moved names are in `ace_plugins.adapter`."""
 
 
-def find_moved(name: str) -> object:
-    """Return an object that has moved out of `ace_plugins`.
+def find_moved(name: str, former: str = "ace_plugins") -> object:
+    """Return an object that has moved out of a module.
 
     Args:
-        name: The attribute of `ace_plugins` that was requested.
+        name: The name that was requested.
+        former: The module from which it was requested.
 
     Returns:
         The object. A DeprecationWarning names its new module.
@@ -31,6 +32,6 @@ def find_moved(name: str) -> object:
     if not name.startswith("_"):
         module = importlib.import_module(home)
         if name in HOMES or name in module.__all__:
-            warnings.warn(f"ace_plugins.{name} has moved; import it from {home}", DeprecationWarning, stacklevel=3)
+            warnings.warn(f"{former}.{name} has moved; import it from {home}", DeprecationWarning, stacklevel=3)
             return getattr(module, name)
-    raise AttributeError(f"module 'ace_plugins' has no attribute {name!r}")
+    raise AttributeError(f"module {former!r} has no attribute {name!r}")

@@ -6,10 +6,8 @@ import contextlib
 import errno
 import importlib.util
 import os
-import re
 import stat
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,8 +52,6 @@ def progress(length: int, label: str) -> Iterator[Callable[[int], None] | None]:
         yield bar.update
 
 
-ABANDONED = 60.0
-"""Age in seconds from which a partial file is removed; the process that wrote it must have been killed."""
 FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -73,7 +69,6 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
     """
     target = Path(os.path.realpath(path))
     fresh = target.with_name(f".{target.name[:40]}.{os.urandom(4).hex()}.part")  # within the limit of file names
-    _remove_partial_files(target)
     try:
         like = target.stat() if target.exists() else None
         try:
@@ -96,15 +91,6 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
     except OSError as error:
         do = "make it writable or work on a copy" if error.errno in FORBIDDEN else "fix this and try again"
         raise AceError(f"{path} cannot be written: {error.strerror or error}; {do}") from error
-
-
-def _remove_partial_files(target: Path) -> None:
-    """Remove partial copies of this file that killed processes left beside it."""
-    part = re.compile(rf"\.{re.escape(target.name[:40])}\.[0-9a-f]{{8}}\.part")
-    with contextlib.suppress(OSError):
-        for path in target.parent.iterdir():
-            if part.fullmatch(path.name) and time.time() - path.lstat().st_mtime > ABANDONED:
-                path.unlink(missing_ok=True)
 
 
 FORMATS = (".png", ".pdf", ".svg")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,30 +22,51 @@ class Change:
     """New content; None if the file is to be removed."""
 
 
-def apply(changes: Sequence[Change]) -> None:
-    """Make the changes. After an error or an interrupt, every file gets its old content back."""
-    try:
-        for change in changes:
-            _check(change)
-    except AceError as error:
-        raise AceError(f"{error}; nothing was changed") from error
-    begun: list[Change] = []
-    try:
-        for change in changes:
-            if change.before != change.after:
+@dataclass(frozen=True)
+class Plan:
+    """Planned changes to a checkout. No file changes until ``apply()`` is called."""
+
+    root: Path
+    changes: tuple[Change, ...]
+    kept: tuple[str, ...] = ()
+    """One line for each file that stays although the user may expect its removal: its name and the reason."""
+
+    @property
+    def changed(self) -> tuple[Change, ...]:
+        return tuple(change for change in self.changes if change.before != change.after)
+
+    def name(self, change: Change) -> str:
+        """Return the path of a changed file relative to the checkout."""
+        return change.path.relative_to(self.root).as_posix()
+
+    def apply(self) -> None:
+        """Make the changes. After an error or an interrupt, every file gets its old content back."""
+        try:
+            for change in self.changes:
+                _check(change)
+        except AceError as error:
+            raise AceError(f"{error}; nothing was changed") from error
+        begun: list[Change] = []
+        try:
+            for change in self.changed:
                 begun.append(change)  # before the write, in case an interrupt follows it
                 _write(change.path, change.after)
-    except BaseException as error:
-        changed = [str(change.path) for change in reversed(begun) if not _restore(change)]
-        outcome = f"{', '.join(changed)} could not be restored" if changed else "nothing was changed"
-        if isinstance(error, AceError) or changed:
-            raise AceError(f"{str(error) or type(error).__name__}; {outcome}") from error
-        raise
+        except BaseException as error:
+            changed = [str(change.path) for change in reversed(begun) if not _restore(change)]
+            outcome = f"{', '.join(changed)} could not be restored" if changed else "nothing was changed"
+            if isinstance(error, AceError) or changed:
+                raise AceError(f"{str(error) or type(error).__name__}; {outcome}") from error
+            raise
 
-
-def diff(changes: Sequence[Change], root: Path) -> str:
-    """Return the changes as a unified diff, with paths relative to ``root``."""
-    return "".join(line for change in changes for line in _diff(change, root))
+    def diff(self) -> str:
+        """Return the changes as a unified diff, with paths relative to the checkout."""
+        text = ""
+        for change in self.changed:
+            old = "/dev/null" if change.before is None else f"a/{self.name(change)}"
+            new = "/dev/null" if change.after is None else f"b/{self.name(change)}"
+            for line in difflib.unified_diff(_lines(change.before), _lines(change.after), old, new):
+                text += line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        return text
 
 
 def read_content(path: Path) -> bytes | None:
@@ -91,14 +111,6 @@ def _restore(change: Change) -> bool:
     except AceError:
         return False
     return True
-
-
-def _diff(change: Change, root: Path) -> Iterator[str]:
-    name = Path(os.path.relpath(change.path, root)).as_posix()
-    old = "/dev/null" if change.before is None else f"a/{name}"
-    new = "/dev/null" if change.after is None else f"b/{name}"
-    for line in difflib.unified_diff(_lines(change.before), _lines(change.after), old, new):
-        yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 def _lines(content: bytes | None) -> list[str]:

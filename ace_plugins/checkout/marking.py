@@ -18,14 +18,10 @@ LINE = "import ace_plugins.activate  # added by ace-patch; to undo, run 'ace-pat
 _MARKED = re.compile(rb"([ \t]*)import[ \t]+ace_plugins\.activate[ \t]*(#[^\r\n]*)?[\r\n]*")
 UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 """Errors that `parse` raises for a source that it cannot parse."""
-LARGEST = 4_000_000
-"""Largest size in bytes of a script that is parsed. Python needs minutes for larger ones."""
 
 
 def parse(source: bytes) -> ast.Module:
-    """Parse a script. Raises one of ``UNREADABLE`` if it is not Python or too large."""
-    if len(source) > LARGEST:
-        raise ValueError(f"{len(source):,} bytes, expected a script of at most {LARGEST:,}")
+    """Parse a script. Raises one of ``UNREADABLE`` if it is not Python."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about upstream's code do not concern the user
         return ast.parse(source)

@@ -17,33 +17,9 @@ from ..plugins.registry import registry
 from ..settings.config import Config
 from ..settings.sources import RUNS, find_misspelt, read_environment, variable
 from ..settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, update, write
-from .changes import Change, apply, diff, read_content
+from .changes import Change, Plan, read_content
 from .layout import Layout, fits, read_layout
 from .marking import is_marked, mark, unmark
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Planned changes to a checkout. No file changes until ``apply()`` is called."""
-
-    root: Path
-    changes: tuple[Change, ...]
-    kept: tuple[str, ...] = ()
-    """One line for each file that stays although the user may expect its removal: its name and the reason."""
-
-    def diff(self) -> str:
-        return diff(self.changes, self.root)
-
-    def apply(self) -> None:
-        apply(self.changes)
-
-    @property
-    def changed(self) -> tuple[Change, ...]:
-        return tuple(change for change in self.changes if change.before != change.after)
-
-    def name(self, change: Change) -> str:
-        """Return the path of a changed file relative to the checkout."""
-        return change.path.relative_to(self.root).as_posix()
 
 
 @dataclass(frozen=True)
@@ -62,10 +38,8 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
     for name in (NAME, *checkout.scripts):
         outside = find_target_outside(root, root / name)
         if outside is not None:
-            raise CheckoutError(
-                f"{name} is a link that leads out of {root}, to {str(outside)!r}: patching would change a file outside "
-                "the checkout; replace the link by a copy. Nothing was changed"
-            )
+            where = f"{str(outside)!r}, outside of the checkout {root}"
+            raise CheckoutError(f"{name} is a link to {where}: replace the link by a copy. Nothing was changed")
     before = read_content(root / NAME)
     file = None if before is None else read(root / NAME, before)
     if file is not None and file.adapter != plugin.name:
@@ -81,7 +55,10 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
         file = update(file, settings, checkout.scripts[0], presets)
     found = read_layout(root, checkout)
     if not found.fits:
-        raise _refuse(root, plugin, checkout, found)
+        near = _find_nearby(root, checkout)
+        hint = f"did you mean {str(near)!r}?" if near else "give the folder of the clone. Nothing was changed"
+        expected = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
+        raise CheckoutError(f"{root} is not {expected}; {hint}", () if near else found.differences)
     # The settings file comes first: a process killed half-way must not leave a marked script without settings.
     changes = [Change(file.path, before, file.text.encode())]
     for script in checkout.scripts:
@@ -95,8 +72,6 @@ def plan_revert(root: Path, *, purge: bool = False) -> Plan:
     root = check_folder(root)
     changes, kept = [], []
     for path in _find_scripts(root):
-        if find_target_outside(root, path) is not None:
-            continue
         source = read_content(path) or b""
         if b"ace_plugins" in source and is_marked(source):  # the quick test first: parsing is slow
             changes.append(Change(path, source, unmark(source, path.relative_to(root).as_posix())))
@@ -176,10 +151,8 @@ def read_state(root: Path) -> State:
         variables = {variable(name): os.environ[variable(name)] for name in read_environment(os.environ)}
     scripts = {script: _read_script_state(root / script) for script in checkout.scripts}
     if "patched" in scripts.values() and not exists:
-        problems.append(
-            f"{NAME}: missing, so patched scripts stop; 'ace-patch {plugin.name}' writes it again, 'ace-patch revert' "
-            "removes their marked lines"
-        )
+        do = f"'ace-patch {plugin.name}' writes it again, 'ace-patch revert' removes the marked lines"
+        problems.append(f"{NAME}: missing, so patched scripts stop; {do}")
     found = read_layout(root, checkout)
     return State(
         root=root,
@@ -220,7 +193,7 @@ def _find_adapter(root: Path) -> Plugin:
         names = ", ".join(f"{p.name} ({p.distribution})" for p in fitting)
         raise CheckoutError(f"several adapters claim {root}: {names}; name one, as 'ace-patch {fitting[0].name}'")
     near = next((found for p in known if (found := _find_nearby(root, require_checkout(p))) is not None), None)
-    expected = ", ".join(f"{p.name} ({require_checkout(p).repository})" for p in known) or "none, as none is installed"
+    expected = ", ".join(f"{p.name} ({require_checkout(p).repository})" for p in known) or "none (none is installed)"
     hint = f"did you mean {str(near)!r}?" if near else f"expected one of {expected}"
     raise CheckoutError(f"{root} is not a checkout that an adapter patches: {hint}")
 
@@ -229,8 +202,8 @@ def require_checkout(plugin: Plugin) -> Checkout:
     """Return the checkout that an adapter patches; raise an AceError if its upstream is an installed package."""
     if plugin.upstream is None or plugin.upstream.checkout is None:
         raise AceError(
-            f"'ace-patch {plugin.name}' does not exist: {plugin.name} has no checkout to patch; run 'ace-patch run "
-            f"{plugin.name} -- your_script.py', or see 'ace-patch doctor {plugin.name}'"
+            f"there is no checkout to patch: the upstream of adapter {plugin.name!r} is an installed package; run "
+            f"'ace-patch run {plugin.name} -- your_script.py' instead"
         )
     return plugin.upstream.checkout
 
@@ -249,20 +222,6 @@ def check_folder(root: Path) -> Path:
     return root.absolute()
 
 
-def _refuse(root: Path, plugin: Plugin, checkout: Checkout, found: Layout) -> CheckoutError:
-    files = (*checkout.scripts, *checkout.shape)
-    expected = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
-    near = _find_nearby(root, checkout)
-    if near is not None:
-        return CheckoutError(f"{root} is not {expected}: did you mean {str(near)!r}?")
-    if not any((root / file).is_file() for file in files):
-        return CheckoutError(
-            f"{root} is not {expected}: expected {', '.join(files)}, found none of them; run it in the folder of the "
-            "clone, or give its path"
-        )
-    return CheckoutError(f"{root} does not have the layout of {expected}; nothing was changed", found.differences)
-
-
 def _find_nearby(root: Path, checkout: Checkout) -> Path | None:
     """Return a folder above or directly below ``root`` that has the layout of this checkout, or None."""
     try:
@@ -273,11 +232,12 @@ def _find_nearby(root: Path, checkout: Checkout) -> Path | None:
 
 
 def _find_scripts(root: Path) -> Iterator[Path]:
-    """Yield all Python files of a checkout, except in hidden folders, environments and nested checkouts."""
+    """Yield all Python files of a checkout, except in hidden folders, environments, nested checkouts and by links."""
     for where, folders, files in os.walk(root):
         here = Path(where)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_separate(here / name))
-        yield from (here / file for file in sorted(files) if file.endswith(".py") and (here / file).is_file())
+        paths = [here / file for file in sorted(files) if file.endswith(".py")]
+        yield from (path for path in paths if path.is_file() and find_target_outside(root, path) is None)
 
 
 def _is_separate(path: Path) -> bool:

@@ -9,7 +9,8 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from ..checkout.patching import PatchPlan, Plan, State, plan_patch, plan_revert, read_state, require_checkout
+from ..checkout.changes import Plan
+from ..checkout.patching import PatchPlan, State, plan_patch, plan_revert, read_state, require_checkout
 from ..contract.upstreams import StandIn
 from ..errors import AceError
 from ..patch.shims import has_effect

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from .upstreams import check_field, check_types
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -29,10 +31,8 @@ class Tap:
     """Dotted path of the submodule; "" is the model itself, None is the module of the site that reads this tap."""
 
     def __post_init__(self) -> None:
-        if type(self.argument) not in (int, str) or self.argument == "":
-            raise ValueError(f"Tap: argument: expected a position or a name, found {self.argument!r}")
-        if not isinstance(self.module, (str, type(None))):
-            raise ValueError(f"Tap: module: expected the dotted path of a submodule or None, found {self.module!r}")
+        check_types(self, argument=int | str, module=str | None)
+        check_field(self, "argument", self.argument != "", "a position or a name")
 
 
 class _Features:
@@ -45,15 +45,11 @@ class _Features:
     axis: int = -1
 
     def __post_init__(self) -> None:
-        who = f"{type(self).__name__} {self.name!r}"
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"{who}: name: expected a non-empty string, found {self.name!r}")
-        for field_name in ("shape_in", "shape_out"):
-            shape = getattr(self, field_name)
-            if not isinstance(shape, tuple) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
-                raise ValueError(f"{who}: {field_name}: expected a tuple of sizes, as (64,), found {shape!r}")
-        if not isinstance(self.reads, (Tap, str, type(None))):
-            raise ValueError(f"{who}: reads: expected a Tap or the name of a stem or site, found {self.reads!r}")
+        check_types(self, name=str, reads=Tap | str | None)
+        check_field(self, "name", self.name != "", "a name")
+        for name, shape in {"shape_in": self.shape_in, "shape_out": self.shape_out}.items():
+            sizes = isinstance(shape, tuple) and all(isinstance(size, int) and size > 0 for size in shape)
+            check_field(self, name, sizes and shape != (), "a tuple of sizes, as (64,)")
 
     def sizes(self, shape: Sequence[int], expected: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sizes of the feature dimensions of a tensor of this shape, for comparison with ``expected``."""
@@ -82,8 +78,7 @@ class Stem(_Features):
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
     bounded: bool = True
-    """True if the stem's linear maps may be divided by their spectral norm. This is not needed if BatchNorm follows,
-    which removes the scale."""
+    """True to bound the stem's linear maps by their spectral norm; False if BatchNorm follows, which sets the scale."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +90,7 @@ class Site(_Features):
     """
 
     name: str
-    """Name of the site, by which users and checkpoints refer to it. Unique in the model, and the same in all versions
-    of upstream."""
+    """Unique name. Checkpoints contain it, so it must be the same for all versions of upstream."""
     module: str = ""
     """Dotted path of the submodule to whose output the branch is added. By default the site's name."""
     shape_in: tuple[int, ...] = ()
@@ -104,44 +98,30 @@ class Site(_Features):
     shape_out: tuple[int, ...] = ()
     """Shape of one feature vector in the submodule's output."""
     reads: Tap | str = field(default_factory=Tap)
-    """Tensor that the branch reads: a `Tap`, or the name of an earlier stem or site. Default: the first argument of
-    ``module``."""
+    """Tensor that the branch reads: a `Tap` (by default, the module's first argument), or an earlier stem or site."""
     output: int | str | None = None
     """Output of the submodule to add to: an index of a tuple or a key of a dict; None if it returns one tensor."""
     through: str | None = None
     """Name of a stem with ``reads=None``, applied before the branch; ``shape_in`` is then the stem's ``shape_out``."""
     acts: tuple[Action, Action] | None = None
-    """Linear actions of the group on features of ``shape_in`` and of ``shape_out``; None if unknown. Used by mode
-    "scheduled" and by audits."""
+    """Linear actions of the group on the input and on the output, for mode "scheduled" and audits; None if unknown."""
     axis: int = -1
     """Dimension that holds the features, in the input and in the output. By default, -1, they are the trailing
     dimensions. Use 1 for images [batch, channels, height, width]; the two shapes then have one size each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.module == "":
-            object.__setattr__(self, "module", self.name)
-        who = f"Site {self.name!r}"
-        if not isinstance(self.module, str):
-            raise ValueError(f"{who}: module: expected the dotted path of a submodule, found {self.module!r}")
-        if self.reads is None:
-            raise ValueError(f"{who}: reads: expected a Tap or the name of a stem or site, found None")
-        if type(self.output) not in (int, str, type(None)):
-            raise ValueError(f"{who}: output: expected an index, a key or None, found {self.output!r}")
-        if not isinstance(self.through, (str, type(None))):
-            raise ValueError(f"{who}: through: expected the name of a stem or None, found {self.through!r}")
-        if self.acts is not None and (not isinstance(self.acts, tuple) or len(self.acts) != 2):
-            raise ValueError(
-                f"{who}: acts: expected two actions, of what is read and of the output, found {self.acts!r}"
-            )
-        if type(self.axis) is not int:
-            raise ValueError(f"{who}: axis: expected the number of a dimension, found {self.axis!r}")
-        alone = isinstance(self.reads, Tap) and self.through is None and len(self.shape_in) == len(self.shape_out) == 1
-        if self.axis != -1 and not alone:
-            raise ValueError(
-                f"{who}: axis {self.axis}: expected one size in shape_in and in shape_out, reads a Tap and no through, "
-                f"found {self.shape_in}, {self.shape_out}, {self.reads!r} and {self.through!r}"
-            )
+        check_types(self, module=str, reads=Tap | str, output=int | str | None, through=str | None, axis=int)
+        pair = self.acts is None or (isinstance(self.acts, tuple) and len(self.acts) == 2)
+        check_field(self, "acts", pair, "two actions, on the input and on the output")
+        plain = isinstance(self.reads, Tap) and self.through is None and len(self.shape_in) == len(self.shape_out) == 1
+        check_field(
+            self,
+            "axis",
+            plain or self.axis == -1,
+            "-1, except for sites with one-dimensional shapes, a Tap in reads and no through",
+        )
+        object.__setattr__(self, "module", self.module or self.name)
 
 
 Node = Site | Stem

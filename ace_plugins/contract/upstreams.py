@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -18,11 +18,18 @@ NUMBER = r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf))"
 """Regular expression that replaces ``{number}`` in the patterns of a `Metric`: one group that matches a number."""
 
 
-def _check(owner: object, field_name: str, valid: bool, expected: str) -> None:
-    """Raise a ValueError that names the field, unless its value is valid."""
+def check_field(owner: Any, field_name: str, valid: bool, expected: str) -> None:
+    """Raise a ValueError that names the object and the field, unless the field's value is valid."""
     if not valid:
-        found = getattr(owner, field_name)
-        raise ValueError(f"{type(owner).__name__}: {field_name}: expected {expected}, found {found!r}")
+        who = f"{type(owner).__name__} {owner.name!r}" if hasattr(owner, "name") else type(owner).__name__
+        raise ValueError(f"{who}: {field_name}: expected {expected}, found {getattr(owner, field_name)!r}")
+
+
+def check_types(owner: Any, **types: Any) -> None:
+    """Raise a ValueError unless every named field has this type, or one type of this union."""
+    for field_name, kind in types.items():
+        names = (each.__name__.removesuffix("Type") for each in get_args(kind) or [kind])
+        check_field(owner, field_name, isinstance(getattr(owner, field_name), kind), " or ".join(names))
 
 
 def is_object_path(text: object) -> bool:
@@ -31,20 +38,14 @@ def is_object_path(text: object) -> bool:
     return bool(colon) and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))
 
 
-def _are_strings(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _are_files(paths: object) -> bool:
-    """Return whether this is a tuple of relative paths that stay inside the clone."""
-    if not isinstance(paths, tuple):
-        return False
-    return all(isinstance(p, str) and p and not p.startswith("/") and ".." not in p.split("/") for p in paths)
+def _are_files(paths: Collection[str]) -> bool:
+    """Return whether there are paths, and all of them are relative and stay inside the clone."""
+    return bool(paths) and all(path and not path.startswith("/") and ".." not in path.split("/") for path in paths)
 
 
 @dataclass(frozen=True)
 class Checkout:
-    """An upstream that users clone instead of installing. Paths are relative to its root and use "/"."""
+    """An upstream that users clone instead of installing it. Paths are relative to the clone and use "/"."""
 
     repository: str
     """Display name of the repository, for example "RobDHess/Steerable-E3-GNN"."""
@@ -56,15 +57,9 @@ class Checkout:
     """Commits of the repository that the adapter was tested with."""
 
     def __post_init__(self) -> None:
-        if not self.scripts or not self.shape:
-            raise ValueError(
-                "Checkout: expected scripts and a shape, as Checkout('me/net', ('main.py',), {'net.py': '...'})"
-            )
-        _check(self, "repository", isinstance(self.repository, str), "a string, as 'me/net'")
-        _check(self, "scripts", _are_files(self.scripts), "a tuple of files in the clone, as ('main.py',)")
-        shape = isinstance(self.shape, Mapping) and _are_files(tuple(self.shape)) and _are_strings(self.shape.values())
-        _check(self, "shape", shape, "stubs by file in the clone, as {'net.py': 'class Net(Module): ...'}")
-        _check(self, "commits", isinstance(self.commits, tuple) and _are_strings(self.commits), "a tuple of strings")
+        check_types(self, repository=str, scripts=tuple, shape=Mapping, commits=tuple)
+        check_field(self, "scripts", _are_files(self.scripts), "files in the clone, as ('main.py',)")
+        check_field(self, "shape", _are_files(self.shape), "stubs by file, as {'net.py': 'class Net(Module): ...'}")
         for stub in self.shape.values():
             compile(textwrap.dedent(stub), "shape", "exec")
 
@@ -87,24 +82,16 @@ class Upstream:
     """Layout of the clone, if users clone this upstream. In ``models``, write the path of a class's file with dots:
     "models.net:Net" for models/net.py. Classes are matched by file, whatever name the file is imported under."""
     recognises: Callable[[nn.Module], bool] | None = None
-    """Function that returns whether a model is of this upstream, for an upstream with too many classes to list. It is
-    called if no adapter lists the model's class."""
+    """Returns whether a model is of this upstream. Called only if no adapter lists the model's class."""
     evaluating: Mapping[str, Any] = field(default_factory=dict)
     """Mapping from forward arguments to the values they have in evaluation, such as {"training": False}. For upstreams
     that do not call ``model.eval()``. All must match; an argument that is not passed has its default value."""
 
     def __post_init__(self) -> None:
-        _check(self, "title", isinstance(self.title, str), "a string, as 'MyNet'")
-        mapping = isinstance(self.evaluating, Mapping)
-        _check(self, "evaluating", mapping, "arguments and values, as {'training': False}")
-        _check(self, "checkout", isinstance(self.checkout, (Checkout, type(None))), "a Checkout or None")
-        function = self.recognises is None or callable(self.recognises)
-        _check(self, "recognises", function, "a function of a model or None")
-        classes = isinstance(self.models, (tuple, list)) and bool(self.models or self.recognises)
-        _check(self, "models", classes, "a tuple of 'module:Class', as ('mynet.model:MyNet',)")
-        for path in self.models:
-            if not is_object_path(path):
-                raise ValueError(f"Upstream: models: expected 'module:Class', as 'mynet.model:MyNet', found {path!r}")
+        check_types(self, title=str, checkout=Checkout | None, recognises=Callable | None, evaluating=Mapping)
+        classes = isinstance(self.models, tuple | list) and all(map(is_object_path, self.models))
+        named = classes and bool(self.models or self.recognises)
+        check_field(self, "models", named, "a tuple of 'module:Class', as ('mynet.model:MyNet',)")
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -130,12 +117,7 @@ class Shim:
     """True to apply the fix before upstream is imported. Such a fix must not import upstream itself."""
 
     def __post_init__(self) -> None:
-        _check(self, "name", isinstance(self.name, str), "a string")
-        _check(self, "reason", isinstance(self.reason, str), "a string")
-        _check(self, "first", isinstance(self.first, bool), "True or False")
-        _check(self, "needed", callable(self.needed), "a function that returns whether the fix is needed")
-        _check(self, "apply", callable(self.apply), "a function that applies the fix")
-        _check(self, "device", isinstance(self.device, (str, type(None))), "a device or None")
+        check_types(self, name=str, reason=str, needed=Callable, apply=Callable, device=str | None, first=bool)
 
 
 @dataclass(frozen=True)
@@ -150,9 +132,7 @@ class StandIn:
     """Returns the stub. Called when upstream first imports the module."""
 
     def __post_init__(self) -> None:
-        _check(self, "name", isinstance(self.name, str), "the name of a module")
-        _check(self, "reason", isinstance(self.reason, str), "a string")
-        _check(self, "make", callable(self.make), "a function that makes the module")
+        check_types(self, name=str, reason=str, make=Callable)
 
 
 AnyShim = Shim | StandIn
@@ -173,10 +153,8 @@ class Example:
     def __post_init__(self) -> None:
         # A module is recognised by one of its methods, because this file must not import torch.
         module = callable(getattr(self.model, "named_modules", None)) and not isinstance(self.model, type)
-        _check(self, "model", module, "a torch.nn.Module")
-        _check(self, "args", isinstance(self.args, tuple), "a tuple of the forward's positional arguments, as (x,)")
-        named = isinstance(self.kwargs, Mapping) and _are_strings(self.kwargs)
-        _check(self, "kwargs", named, "the forward's keyword arguments by name, as {'x': x}")
+        check_field(self, "model", module, "a torch.nn.Module")
+        check_types(self, args=tuple, kwargs=Mapping)
 
 
 def file_of(path: str) -> str:
@@ -208,8 +186,7 @@ class Metric:
     """True if a higher value is better."""
 
     def __post_init__(self) -> None:
-        for name in ("name", "pattern", "curve"):
-            _check(self, name, isinstance(getattr(self, name), str), "a string")
+        check_types(self, name=str, pattern=str, curve=str)
         for name in ("pattern", "curve"):
             object.__setattr__(self, name, getattr(self, name).replace("{number}", NUMBER))
 
@@ -228,11 +205,8 @@ class Script:
     """Option that sets the script's random seed, for example "--seed"; empty if the script has no such option."""
 
     def __post_init__(self) -> None:
-        _check(self, "epochs", self.epochs is None or type(self.epochs) is int, "an integer or None")
-        _check(self, "source", isinstance(self.source, str), "a string")
-        metrics = isinstance(self.metrics, tuple) and all(isinstance(each, Metric) for each in self.metrics)
-        _check(self, "metrics", metrics, "a tuple of Metric")
-        _check(self, "seed", isinstance(self.seed, str), "an option, as '--seed'")
+        check_types(self, epochs=int | None, source=str, metrics=tuple, seed=str)
+        check_field(self, "metrics", all(isinstance(each, Metric) for each in self.metrics), "a tuple of Metric")
 
     @classmethod
     def with_option(

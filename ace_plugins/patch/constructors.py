@@ -7,7 +7,6 @@ checkout are identified by their file, because scripts import one file under sev
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from ..contract.upstreams import Upstream, file_of
+from ..contract.upstreams import file_of
 from ..engine.attach import prepare, put_on
 from ..engine.patches import wrap
 from ..engine.state import find
@@ -74,10 +73,6 @@ class Patch(AbstractContextManager["Patch"]):
         self.plugin = plugin
         self.config = config
 
-    @property
-    def upstream(self) -> Upstream:
-        return self.plugin.patches
-
     def undo(self) -> None:
         """End the patch: ACE is not attached to models that are constructed from now on."""
         CONSTRUCTORS.end(self)
@@ -126,58 +121,55 @@ def patch_models(plugin: Plugin, config: Config) -> Patch:
     return patch
 
 
-class _UnderConstruction(threading.local):
-    def __init__(self) -> None:
-        self.models: set[int] = set()
-
-
 class Constructors:
     """The constructors that were wrapped in this process, and the patches in effect."""
 
     def __init__(self) -> None:
         self.patches: dict[str, list[Patch]] = {}
         """Mapping from each model class ("module:Class") to its patches in effect, of which the newest applies."""
-        self.hooked: set[tuple[str, bool]] = set()
-        """Model classes that have an import hook, each with a flag: True if the hook is for a file, not for a name."""
         self.paths: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
         """Mapping from each imported model class to its "module:Class"."""
         self.wrapped: weakref.WeakSet[type] = weakref.WeakSet()
         self.undo: list[Callable[[], None]] = []
         """Functions that each undo one wrapper or import hook."""
-        self.building = _UnderConstruction()
+        self.building: set[int] = set()
+        """Ids of the models whose constructors are running."""
 
     def begin(self, patch: Patch) -> None:
-        for path in patch.upstream.models:
+        for path in patch.plugin.patches.models:
             self.patches.setdefault(path, []).append(patch)
-        for path in patch.upstream.models:
-            self._watch(path, in_a_checkout=patch.upstream.checkout is not None)
+        try:
+            self._update()
+        except BaseException:
+            self.end(patch)
+            raise
 
     def end(self, patch: Patch) -> None:
         remaining = {path: [each for each in patches if each is not patch] for path, patches in self.patches.items()}
         self.patches = {path: patches for path, patches in remaining.items() if patches}
         if not any(each.plugin is patch.plugin for patches in self.patches.values() for each in patches):
-            REPAIRS.withdraw_stand_ins(patch.plugin)
-        # Two adapters may share a class or a module, so undo all wrappers, and wrap again for the remaining patches.
+            REPAIRS.offer_stand_ins(patch.plugin, withdraw=True)
+        self._update()
+
+    def _update(self) -> None:
+        """Undo all wrappers and make those for the patches in effect. Adapters may share a class or a module."""
         while self.undo:
             self.undo.pop()()
-        self.hooked.clear()
         self.paths.clear()
         self.wrapped.clear()
         for path, patches in self.patches.items():
-            for in_a_checkout in {each.upstream.checkout is not None for each in patches}:
+            for in_a_checkout in {each.plugin.patches.checkout is not None for each in patches}:
                 self._watch(path, in_a_checkout=in_a_checkout)
 
     def _watch(self, path: str, *, in_a_checkout: bool) -> None:
         """Wrap this class now if its module is imported already, and on every later import of the module."""
 
         def handle(module: ModuleType) -> None:
-            if any(holds(patch.upstream, module, path) for patch in self.patches.get(path, ())):
+            if any(holds(patch.plugin.patches, module, path) for patch in self.patches.get(path, ())):
                 self._wrap_class(module, path)
 
         where = {"file": file_of(path)} if in_a_checkout else {"name": path.partition(":")[0]}
-        if (path, in_a_checkout) not in self.hooked:
-            self.hooked.add((path, in_a_checkout))
-            self.undo.append(add_callback(handle, **where))
+        self.undo.append(add_callback(handle, **where))
         for module in find_imported(**where):
             if not in_a_checkout or class_in(module, path) is not None:  # else the module may be incomplete
                 handle(module)
@@ -209,38 +201,27 @@ class Constructors:
 
     def _watch_subclasses(self, cls: Any) -> None:
         """Wrap the constructors of subclasses that are defined later."""
-        own = vars(cls).get("__init_subclass__")
 
-        def init_subclass(subclass: Any, /, **options: Any) -> None:
-            if own is not None:
-                own.__get__(None, subclass)(**options)
-            else:
-                super(cls, subclass).__init_subclass__(**options)
-            if cls in self.paths:
-                self._wrap(subclass)
+        def define(init_subclass: Any, subclass: type, /, **options: Any) -> None:
+            init_subclass(subclass, **options)
+            self._wrap(subclass)
 
-        def undo() -> None:
-            if vars(cls).get("__init_subclass__") is not ours:
-                return  # other code has replaced our method, and may still call it
-            if own is None:
-                del cls.__init_subclass__
-            else:
-                cls.__init_subclass__ = own
-
-        cls.__init_subclass__ = ours = classmethod(init_subclass)
-        self.undo.append(undo)
+        if "__init_subclass__" not in vars(cls):
+            inherited = classmethod(lambda subclass, **options: super(cls, subclass).__init_subclass__(**options))
+            cls.__init_subclass__ = inherited
+            self.undo.append(lambda: delattr(cls, "__init_subclass__"))
+        self.undo.append(wrap(cls, "__init_subclass__", define))
 
     def _construct(self, init: Any, model: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         """Call ``__init__`` and attach ACE when the outermost constructor of a model returns."""
-        building = self.building.models
-        if id(model) in building:
+        if id(model) in self.building:
             init(model, *args, **kwargs)
             return
-        building.add(id(model))
+        self.building.add(id(model))
         try:
             init(model, *args, **kwargs)
         finally:
-            building.discard(id(model))
+            self.building.discard(id(model))
         for base in type(model).__mro__:
             patches = self.patches.get(self.paths.get(base, ""))
             if patches and find(model) is None:

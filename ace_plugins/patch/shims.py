@@ -8,7 +8,7 @@ from ..contract.upstreams import AnyShim, Shim, StandIn
 from ..errors import AdapterError
 from ..plugins.plugin import Plugin, one_line
 from ..plugins.registry import registry
-from .stand_ins import STAND_INS
+from .imports import STAND_INS
 
 
 class Repairs:
@@ -49,17 +49,11 @@ class Repairs:
         """Return the active shims of an adapter."""
         return [shim for shim in plugin.shims if self.is_active(plugin, shim)]
 
-    def offer_stand_ins(self, plugin: Plugin) -> None:
-        """Let the files of an adapter's upstream import the adapter's stubs of missing modules."""
+    def offer_stand_ins(self, plugin: Plugin, *, withdraw: bool = False) -> None:
+        """Let the files of an adapter's upstream import the adapter's stubs of missing modules, or end this."""
         for shim in plugin.shims:
             if isinstance(shim, StandIn):
-                STAND_INS.offer(shim, plugin.patches.files)
-
-    def withdraw_stand_ins(self, plugin: Plugin) -> None:
-        """Make an adapter's stubs unavailable for new imports."""
-        for shim in plugin.shims:
-            if isinstance(shim, StandIn):
-                STAND_INS.withdraw(shim)
+                STAND_INS.withdraw(shim) if withdraw else STAND_INS.offer(shim, plugin.patches.files)
 
 
 def has_effect(plugin: Plugin, shim: AnyShim) -> bool:

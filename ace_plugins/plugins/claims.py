@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..contract.upstreams import Upstream, file_of
@@ -67,11 +68,9 @@ def belongs(file: str, upstream: tuple[str, ...]) -> bool:
 
 def find_root(folder: str, upstream: tuple[str, ...]) -> str | None:
     """Return this folder, or the nearest one above it, that has all files of an upstream; None if there is none."""
-    last = ""
-    while folder != last:
-        if os.path.basename(folder) in ("site-packages", "dist-packages"):
+    for root in (Path(folder), *Path(folder).parents):
+        if root.name in ("site-packages", "dist-packages"):
             return None  # a library in an environment inside the checkout
-        if all(os.path.isfile(os.path.join(folder, each)) for each in upstream):
-            return folder
-        folder, last = os.path.dirname(folder), folder
+        if all((root / file).is_file() for file in upstream):
+            return str(root)
     return None

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import inspect
+import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from pluggy import HookImpl
 
 from ..contract.hookspecs import LazyHook
@@ -36,12 +38,7 @@ class AnswerError(AdapterError):
 
 def _instance(module: str, name: str) -> Callable[[Any], bool]:
     """Return a test for instances of a class. The class's module is not imported: without it, none exist."""
-
-    def test(value: Any) -> bool:
-        found: Any = sys.modules.get(module)
-        return found is not None and isinstance(value, getattr(found, name))
-
-    return test
+    return lambda value: module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
 
 
 def _list_of(*kinds: type) -> Callable[[Any], bool]:
@@ -53,14 +50,12 @@ def _by_name(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 _is_command = _instance("click", "Command")
+_is_action = _instance("ace_plugins.symmetry.actions", "GroupAction")
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_upstream": ("Upstream(title, models)", lambda value: isinstance(value, Upstream)),
     "ace_layers": ("a list of Site and Stem", _list_of(Site, Stem)),
     "ace_branch": ("a torch.nn.Module or None", _instance("torch.nn", "Module")),
-    "ace_group_action": (
-        "GroupAction(group, inputs, outputs)",
-        _instance("ace_plugins.symmetry.actions", "GroupAction"),
-    ),
+    "ace_group_action": ("GroupAction(group, inputs, outputs)", _is_action),
     "ace_preset": ("names and settings, as {'paper': {'dual_lr': 0.1}}", _by_name(_by_name(lambda _: True))),
     "ace_shims": ("a list of Shim and StandIn", _list_of(Shim, StandIn)),
     "ace_script": ("a Script or None", lambda value: isinstance(value, Script)),
@@ -71,33 +66,6 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
 """Mapping from each adapter hook to a description of the expected result and a function that tests a result."""
 OPTIONAL = frozenset({"ace_branch", "ace_script", "ace_group_action"})
 """Hooks that may return None."""
-
-
-def _is_valid(hook: str, result: Any) -> bool:
-    if hook not in EXPECTED or (result is None and hook in OPTIONAL):
-        return True
-    try:
-        return EXPECTED[hook][1](result)
-    except Exception:  # a plugin's own mapping or sequence may raise anything
-        return False
-
-
-def _describe(value: Any) -> str:
-    """Return the type of a value and, for containers, the types inside it."""
-    kind = type(value).__name__
-    try:
-        if isinstance(value, type):
-            return f"the class {value.__name__}"
-        if isinstance(value, Mapping):
-            parts = [value, *(inner for inner in value.values() if isinstance(inner, Mapping))]
-            found = [f"{key!r}: {type(inner).__name__}" for part in parts for key, inner in part.items()]
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            found = [type(each).__name__ for each in value]
-        else:
-            return kind
-    except Exception:
-        return kind
-    return f"{kind} with {', '.join(dict.fromkeys(found[:4]))}" if found else f"an empty {kind}"
 
 
 @dataclass(frozen=True)
@@ -186,13 +154,13 @@ class Plugin:
         """
         found = resolve(self.presets if presets is None else presets, adapter=self.name, **sources)
         log, device = found.config.log, found.config.device
-        if log in LOGGERS and not _importable(log):
+        # A spec without an origin is only a folder of that name: wandb makes a folder "wandb" beside the script.
+        if log in LOGGERS and getattr(find_spec(log), "origin", None) is None:
             text = f"log {log!r}: {log} is not installed; pip install 'ace-plugins[{log}]'"
             raise ConfigError(problems=[("log", text)])
         if device != "auto" and device not in {shim.device for shim in self.shims if isinstance(shim, Shim)}:
             text = (
-                f"device {device!r}: adapter {self.name!r} cannot set the device, expected 'auto'; choose the device "
-                f"with the options of {self.patches.title}"
+                f"device {device!r}: adapter {self.name!r} has no such choice; use the options of your script instead"
             )
             raise ConfigError(problems=[("device", text)])
         return found
@@ -229,9 +197,13 @@ class Plugin:
             raise
         except BaseException as error:  # a plugin that calls sys.exit must not end the process
             raise AdapterError(f"{self}: {hook} failed: {one_line(error)}") from error
-        if not _is_valid(hook, result):
-            found = _describe(result) + (f" for {arguments['site'].name!r}" if "site" in arguments else "")
-            raise AnswerError(f"adapter {self.name!r}: {hook} returned {found}, expected {EXPECTED[hook][0]}")
+        valid = result is None and hook in OPTIONAL
+        with contextlib.suppress(Exception):  # a plugin's own mapping or sequence may raise anything
+            valid = valid or EXPECTED[hook][1](result)
+        if not valid:
+            found = " ".join(f"{type(result).__name__} {reprlib.repr(result)}".split())
+            place = f" for {arguments['site'].name!r}" if "site" in arguments else ""
+            raise AnswerError(f"adapter {self.name!r}: {hook} returned {found}{place}, expected {EXPECTED[hook][0]}")
         return result
 
 
@@ -241,9 +213,9 @@ def invoke(implementation: HookImpl | LazyHook, arguments: Mapping[str, Any]) ->
         return implementation.function(*(arguments[name] for name in implementation.argnames))
     found = implementation.load()
     if not inspect.isroutine(found):
-        return found
-    known = inspect.signature(found).parameters
-    return found(**{name: value for name, value in arguments.items() if name in known})
+        return found  # a LazyHook may name the result itself
+    accepted = inspect.signature(found).parameters
+    return found(**{name: value for name, value in arguments.items() if name in accepted})
 
 
 def one_line(error: BaseException) -> str:
@@ -252,39 +224,22 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"
 
 
-def requirements(declared: Sequence[str], extras: Sequence[str] = (UPSTREAM_EXTRA,)) -> tuple[Requires, ...]:
-    """Return the requirements of a distribution. Those that only these extras add are marked as its upstream."""
+def requirements(declared: Sequence[str]) -> tuple[Requires, ...]:
+    """Return the requirements of a distribution. Those of the extra ``upstream`` are marked as its upstream."""
     found: list[Requires] = []
-    for text in declared:
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            continue
-        plain = _applies(requirement, "")
-        upstream = not plain and any(_applies(requirement, extra) for extra in extras)
-        if plain or upstream:
+    for requirement in map(Requirement, declared):
+        marker = requirement.marker
+        plain = marker is None or marker.evaluate({"extra": ""})
+        if plain or (marker is not None and marker.evaluate({"extra": UPSTREAM_EXTRA})):
             # The lower bound comes first, as people write it: "torch>=2.5,<3".
             wanted = requirement.name + ",".join(sorted(map(str, requirement.specifier), reverse=True))
-            found.append(Requires(wanted, find_version(requirement.name), upstream))
+            found.append(Requires(wanted, find_version(requirement.name), upstream=not plain))
     return tuple(found)
-
-
-def _applies(requirement: Requirement, extra: str) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-
-
-def _importable(package: str) -> bool:
-    # A spec without an origin is only a folder of that name: wandb makes a folder "wandb" beside the script.
-    spec = find_spec(package)
-    return spec is not None and spec.origin is not None
 
 
 @functools.cache
 def find_version(distribution: str) -> str | None:
-    """Return the installed version of a distribution; None if it is not installed.
-
-    Results are cached, because plugins share most of their requirements.
-    """
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

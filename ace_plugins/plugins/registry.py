@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.metadata
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from types import ModuleType
@@ -20,7 +19,7 @@ from ..contract.hookspecs import LazyHook
 from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, one_of
 from .claims import claims
-from .plugin import EXPECTED, UPSTREAM_EXTRA, Plugin, find_version, invoke, one_line, requirements
+from .plugin import EXPECTED, Plugin, find_version, invoke, one_line, requirements
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,14 +33,14 @@ HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith("ace_"))
 class Registry:
     """All plugins that were found, and the pluggy manager that holds the successfully loaded ones."""
 
-    def __init__(self, entry_points: Iterable[importlib.metadata.EntryPoint]) -> None:
+    def __init__(self, entry_points: Iterable[importlib.metadata.EntryPoint], left_out: str = "") -> None:
         self.manager = pluggy.PluginManager("ace_plugins")
         self.manager.add_hookspecs(hookspecs)
         find_version.cache_clear()
         self.plugins: dict[str, Plugin] = {}
         self.shadowed: list[Plugin] = []
         """Plugins that were not loaded because an earlier plugin has the same name."""
-        self.left_out = ""
+        self.left_out = left_out
         """Message about plugins that the variable ACE_LOAD_PLUGINS excludes, or about unknown names in it."""
         for entry_point in sorted(entry_points, key=lambda ep: (ep.name, ep.value)):
             self._load(entry_point)
@@ -78,36 +77,28 @@ class Registry:
         Raises an AdapterError if no adapter or more than one is found.
         """
         cls = type(model)
-        failed: list[str] = []
-
-        def try_recognise(plugin: Plugin) -> bool:
-            try:
-                return recognises(plugin, model)
-            except AdapterError as error:
-                failed.append(str(error))
-                return False
-
-        found = [p for p in self.adapters if claims(p.patches, cls)] or [p for p in self.adapters if try_recognise(p)]
+        found = [p for p in self.adapters if claims(p.patches, cls)] or [
+            p for p in self.adapters if recognises(p, model)
+        ]
         if len(found) == 1:
             return found[0]
         if found:
             names = ", ".join(p.name for p in found)
             raise AdapterError(f"several adapters claim {class_path(cls)}: {names}; pass adapter='...'")
         known = [f"{p.name} ({', '.join(p.patches.models) or p.patches.title})" for p in self.adapters]
-        broken = [*(f"{p.name}: {p.problem}" for p in self.plugins.values() if p.problem), *failed]
+        broken = [f"{p.name}: {p.problem}" for p in self.plugins.values() if p.problem]
         raise AdapterError(
             f"no adapter claims a model of class {class_path(cls)}: "
             f"expected {'; '.join(known) or 'an adapter, none loaded'}"
             + (f" (not usable: {'; '.join(broken)})" if broken else "")
-            + "; pass the model inside any wrapper, or adapter='...'"
+            + "; if the model is inside a wrapper such as DDP, pass the inner model; otherwise pass adapter='...'"
         )
 
     def add(self, plugin: object, name: str, distribution: str = "(registered)", version: str = "") -> Plugin:
         """Register a plugin object directly, for tests and notebooks."""
         if name in self.plugins:
             raise AdapterError(f"a plugin named {name!r} is already loaded; choose another name")
-        record = Plugin(name, type(plugin).__name__, distribution, version)
-        self.plugins[name] = self._register(record, plugin)
+        self.plugins[name] = self._register(Plugin(name, type(plugin).__name__, distribution, version), plugin)
         return self.plugins[name]
 
     def remove(self, name: str) -> None:
@@ -117,92 +108,63 @@ class Registry:
 
     def _load(self, entry_point: importlib.metadata.EntryPoint) -> None:
         dist = entry_point.dist
-        declared = (dist.requires or []) if dist else []
-        record = Plugin(
-            name=entry_point.name,
-            target=entry_point.value,
-            distribution=dist.name if dist else "(unknown distribution)",
-            version=dist.version if dist else "",
-            requires=requirements(declared, _extras(entry_point.name)),
-        )
-        if self._is_taken(record) or self._lacks_requirements(record):
+        assert dist is not None
+        record = Plugin(entry_point.name, entry_point.value, dist.name, dist.version, requirements(dist.requires or []))
+        taken = self.plugins.get(record.name)
+        if taken is not None:
+            why = f"its name is taken by {taken.distribution} ({taken.target}); uninstall one of the two"
+            self.shadowed.append(replace(record, problem=why))
+            return
+        unmet = [r for r in record.requires if not r.met]  # before the import, which may fail with these versions
+        if unmet:
+            problem = f"{'; '.join(map(str, unmet))}; pip install {' '.join(repr(r.requirement) for r in unmet)}"
+            self.plugins[record.name] = replace(record, problem=problem)
             return
         try:
-            loaded = entry_point.load()
+            self.plugins[record.name] = self._register(record, entry_point.load())
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # a plugin that calls sys.exit must not end the process
             self.plugins[record.name] = replace(record, problem=f"could not be imported: {one_line(error)}")
-            return
-        # One entry point may contain several plugins: a mapping from names to plugins.
-        for name, plugin in loaded.items() if isinstance(loaded, Mapping) else [(record.name, loaded)]:
-            each = record
-            if name != record.name:
-                each = replace(record, name=str(name), requires=requirements(declared, _extras(str(name))))
-            if not self._is_taken(each) and not self._lacks_requirements(each):
-                self.plugins[each.name] = self._register(each, plugin)
-
-    def _is_taken(self, record: Plugin) -> bool:
-        taken = self.plugins.get(record.name)
-        if taken is None:
-            return False
-        if (taken.target, taken.distribution) != (record.target, record.distribution):
-            why = f"its name is taken by {taken.distribution} ({taken.target}); uninstall one of the two"
-            self.shadowed.append(replace(record, problem=why))
-        return True
-
-    def _lacks_requirements(self, record: Plugin) -> bool:
-        """Record a problem if requirements are not met. Done before the import, which may fail with these versions."""
-        unmet = [r for r in record.requires if not r.met]
-        if unmet:
-            install = " ".join(repr(r.requirement) for r in unmet)
-            problem = f"{'; '.join(map(str, unmet))}; pip install {install}"
-            self.plugins[record.name] = replace(record, problem=problem)
-        return bool(unmet)
 
     def _register(self, record: Plugin, plugin: object) -> Plugin:
         try:
             problem = self._find_problem(plugin)
-            if problem:
-                return replace(record, problem=problem)
-            self.manager.register(plugin, name=record.name)
-            callers = self.manager.get_hookcallers(plugin) or []
-            found = {each.name: i for each in callers for i in each.get_hookimpls() if i.plugin is plugin}
-            lazy = {hook: value for hook in HOOKS if isinstance(value := getattr(plugin, hook, None), LazyHook)}
-            record = replace(record, implementations={**found, **lazy})
-            return replace(record, upstream=record.call("ace_upstream")) if record.has("ace_upstream") else record
+            if not problem:
+                self.manager.register(plugin, name=record.name)
+                callers = self.manager.get_hookcallers(plugin) or []
+                found = {each.name: i for each in callers for i in each.get_hookimpls() if i.plugin is plugin}
+                lazy = {hook: value for hook in HOOKS if isinstance(value := getattr(plugin, hook, None), LazyHook)}
+                known = replace(record, implementations={**found, **lazy})
+                return replace(known, upstream=known.call("ace_upstream")) if known.has("ace_upstream") else known
         except KeyboardInterrupt:
             raise
         except AdapterError as error:
-            failed = error.__cause__  # its message does not repeat the plugin's name, which is shown anyway
-            problem = f"ace_upstream failed: {one_line(failed)}" if failed else str(error).partition(": ")[2]
+            problem = str(error).partition(": ")[2]  # without the plugin's name, which is shown anyway
         except BaseException as error:
             problem = f"could not be registered: {one_line(error)}"
         self._unregister(record.name)
-        return replace(record, implementations={}, problem=problem)
+        return replace(record, problem=problem)
 
     def _find_problem(self, plugin: object) -> str:
         """Return what is wrong with a plugin's hooks, in one line; empty if nothing is wrong."""
         if isinstance(plugin, type):
             return f"is the class {plugin.__name__}, expected a module or an object; name an instance of it"
-        values = {hook: getattr(plugin, hook, None) for hook in sorted(HOOKS)}
-        lazy = [hook for hook, value in values.items() if isinstance(value, LazyHook)]
-        functions = [hook for hook, value in values.items() if callable(value) and hook not in lazy]
-        unmarked = [hook for hook in functions if not hasattr(values[hook], "ace_plugins_impl")]
-        if unmarked:
-            return f"{', '.join(unmarked)} not marked with @hookimpl; add the marker"
-        observers = [hook for hook in lazy if hook not in EXPECTED]
-        if observers:
-            return f"{', '.join(observers)}: an observer hook cannot be a LazyHook; define a function"
+        values = {hook: value for hook in HOOKS if callable(value := getattr(plugin, hook, None))}
+        lazy = {hook for hook, value in values.items() if isinstance(value, LazyHook)}
         marked = {name: opts for name in dir(plugin) if (opts := self.manager.parse_hookimpl_opts(plugin, name))}
-        named = {opts["specname"] or name: opts for name, opts in marked.items()}
-        wrappers = [hook for hook, opts in sorted(named.items()) if opts["wrapper"] or opts["hookwrapper"]]
+        hooks = {opts["specname"] or name: opts for name, opts in marked.items()}
+        wrappers = {hook for hook, opts in hooks.items() if opts["wrapper"] or opts["hookwrapper"]}
+        if unmarked := values.keys() - lazy - marked.keys():
+            return f"{', '.join(sorted(unmarked))} not marked with @hookimpl; add the marker"
+        if observers := lazy - EXPECTED.keys():
+            return f"{', '.join(sorted(observers))}: an observer hook cannot be a LazyHook; define a function"
         if wrappers:
-            return f"{', '.join(wrappers)} is a hook wrapper, which is not supported; use a plain @hookimpl"
-        unknown = sorted(hook for hook, opts in named.items() if hook not in HOOKS and not opts["optionalhook"])
-        if unknown:
-            return "; ".join(map(_describe_unknown, unknown))
-        if not named and not lazy:
+            return f"{', '.join(sorted(wrappers))} is a hook wrapper, which is not supported; use a plain @hookimpl"
+        if unknown := hooks.keys() - HOOKS:
+            known = ", ".join(sorted(HOOKS))
+            return f"unknown hook {', '.join(sorted(unknown))}: the hooks of ace-plugins {__version__} are {known}"
+        if not hooks and not lazy:
             found = f"module {plugin.__name__}" if isinstance(plugin, ModuleType) else type(plugin).__name__
             return f"{found} implements no hook, expected functions such as ace_upstream marked with @hookimpl"
         return ""
@@ -210,20 +172,6 @@ class Registry:
     def _unregister(self, name: str) -> None:
         if self.manager.has_plugin(name):
             self.manager.unregister(name=name)
-
-
-def _describe_unknown(hook: str) -> str:
-    """Return the message about an unknown hook, which is misspelt or belongs to another version of the host."""
-    bare = {name.removeprefix("ace_"): name for name in HOOKS}  # the common prefix would make any two names similar
-    near = difflib.get_close_matches(hook.removeprefix("ace_"), bare, n=1)
-    if near:
-        return f"unknown hook {hook!r}: did you mean {bare[near[0]]!r}?"
-    return f"unknown hook {hook!r}: ace-plugins {__version__} does not have it, expected {', '.join(sorted(HOOKS))}"
-
-
-def _extras(name: str) -> tuple[str, ...]:
-    """Return the names of the extras that may require an adapter's upstream: "upstream" and "upstream-NAME"."""
-    return UPSTREAM_EXTRA, f"{UPSTREAM_EXTRA}-{name.replace('_', '-')}"
 
 
 def recognises(plugin: Plugin, model: nn.Module) -> bool:
@@ -237,31 +185,19 @@ def recognises(plugin: Plugin, model: nn.Module) -> bool:
         raise AdapterError(f"adapter {plugin.name!r}: recognises failed: {one_line(error)}") from error
 
 
-def select(names: Iterable[str]) -> tuple[set[str], str]:
-    """Return the plugins to load, and a message about the others, according to the variable ``ACE_LOAD_PLUGINS``.
-
-    If it is unset, all plugins are loaded; if it is empty, none.
-    """
-    known = set(names)
-    value = os.environ.get("ACE_LOAD_PLUGINS")
-    if value is None:
-        return known, ""
-    wanted = {name.strip() for name in value.split(",") if name.strip()}
-    messages = [one_of("plugin in ACE_LOAD_PLUGINS", name, known) for name in sorted(wanted - known)]
-    if known - wanted:
-        messages.append(f"{', '.join(sorted(known - wanted))} (ACE_LOAD_PLUGINS is {value!r})")
-    return wanted & known, "; ".join(messages)
-
-
 @cache
 def registry() -> Registry:
-    """Return the plugins of this process. The first call loads them."""
+    """Return the plugins of this process. The first call loads them, or those that ``ACE_LOAD_PLUGINS`` names."""
     found = list(importlib.metadata.entry_points(group=GROUP))
-    hosts = [ep for ep in found if ep.dist is not None and ep.dist.name == HOST]
-    allowed, left_out = select(ep.name for ep in found if ep not in hosts)
-    loaded = Registry(ep for ep in found if ep in hosts or ep.name in allowed)
-    loaded.left_out = left_out
-    return loaded
+    value = os.environ.get("ACE_LOAD_PLUGINS")
+    if value is None:
+        return Registry(found)
+    wanted = {name.strip() for name in value.split(",") if name.strip()}
+    others = {ep.name for ep in found if ep.dist is not None and ep.dist.name != HOST}
+    messages = [one_of("plugin in ACE_LOAD_PLUGINS", name, others) for name in sorted(wanted - others)]
+    if others - wanted:
+        messages.append(f"{', '.join(sorted(others - wanted))} (ACE_LOAD_PLUGINS is {value!r})")
+    return Registry((ep for ep in found if ep.name not in others - wanted), "; ".join(messages))
 
 
 def notify(hook: str, **arguments: Any) -> None:

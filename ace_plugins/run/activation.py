@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from ..contract.upstreams import file_of
 from ..errors import AceError
 from ..output import say
-from ..patch.imports import install
-from ..patch.stand_ins import STAND_INS
+from ..patch.imports import STAND_INS, install
 from ..plugins.claims import is_file
 
 if TYPE_CHECKING:

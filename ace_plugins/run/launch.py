@@ -8,7 +8,6 @@ arguments, tracebacks, exit code and signals as without ACE. Python processes of
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import re
 import shutil
@@ -39,13 +38,13 @@ _EXPECTED = "expected script.py, -m module, -c code or a command"
 def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as_json: bool) -> NoReturn:
     """Replace this process by a command that trains its models with ACE (``ace-patch run``)."""
     if os.name == "nt":
-        raise AceError("'ace-patch run' does not work on Windows, which has no exec: call attach(model) in the script")
+        raise AceError("'ace-patch run' does not work on Windows: call attach(model) in the script")
     plugin = registry().adapter(adapter)
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
         words = words[1:]  # "python", as in a command from a README; this interpreter is used instead
     command = _find_command(words)
     if sys.flags.ignore_environment or sys.flags.no_site:
-        raise AceError("Python was started with -I, -E or -S, which keeps ACE out of the script: leave that out")
+        raise AceError("Python was started with -I, -E or -S, with which ACE cannot be loaded: leave the option out")
     os.environ.pop(VARIABLE, None)  # set if this process is itself part of a run
     root = find_checkout(plugin, words)
     file = read(root / NAME) if root and (root / NAME).is_file() else None
@@ -80,10 +79,8 @@ def activate() -> None:
     try:
         file = _find_settings(importer.f_code.co_filename)
         if file.adapter not in registry().plugins:
-            raise AceError(
-                f"{file.where('adapter')}: adapter {file.adapter!r} is not installed in this environment: install it "
-                "or run 'ace-patch revert'; 'ace-patch list' shows the installed adapters"
-            )
+            do = "install it or run 'ace-patch revert'; 'ace-patch list' shows the installed adapters"
+            raise AceError(f"{file.where('adapter')}: adapter {file.adapter!r} is not installed: {do}")
         request = make_request(registry().adapter(file.adapter), file, root=file.path.parent)
     except AceError as error:
         exit_with(error, name)
@@ -104,8 +101,8 @@ def make_request(
     models = plugin.patches.models
     if not models:
         raise AceError(
-            f"adapter {plugin.name!r} names no model classes, so a run cannot attach to them: call "
-            f"attach(model, adapter={plugin.name!r}) in the script and start it without 'ace-patch run'"
+            f"'ace-patch run' cannot find your model, because adapter {plugin.name!r} lists no model classes; call "
+            f"attach(model, adapter={plugin.name!r}) in the script, and run the script with python"
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -160,15 +157,10 @@ def _find_command(words: Sequence[str]) -> list[str]:
         raise AceError(f"{first!r} is an option, not a script: {_EXPECTED}; {do}")
     if first in ("-m", "-c") or os.path.exists(first):
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        if getattr(sys.stdout, "write_through", False):  # the option -u, which is missing in flags
-            flags = [*flags, "-u"]
         return [sys.executable, *flags, *words]
     # Programs of this Python environment are preferred: those of another environment could not import ACE.
     beside = os.path.dirname(sys.executable)
     program = None if os.path.dirname(first) else shutil.which(first, path=beside) or shutil.which(first)
     if program is None:
-        folder, name = os.path.split(first)
-        near = difflib.get_close_matches(name, [path.name for path in Path(folder).glob("*.py")], n=1)
-        hint = f"did you mean {os.path.join(folder, near[0])!r}?" if near else f"the current folder is {os.getcwd()!r}"
-        raise AceError(f"no script {first!r}: {_EXPECTED}; {hint}")
+        raise AceError(f"no script {first!r}: {_EXPECTED}; the current folder is {os.getcwd()!r}")
     return [program, *words[1:]]

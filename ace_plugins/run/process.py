@@ -70,7 +70,7 @@ class ProcessRun:
     @cached_property
     def _commit(self) -> str:
         """Commit of the checkout, as a phrase for messages; empty for an installed package."""
-        checkout = self.patch.upstream.checkout
+        checkout = self.plugin.patches.checkout
         if self.root is None or checkout is None:
             return ""
         found = read_layout(self.root, checkout)

@@ -10,13 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..errors import AceDeprecationWarning, AceWarning, ConfigError, one_of
+from ..errors import AceDeprecationWarning, ConfigError, one_of
 from .fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
 
 FIT = "fit"
 """Name of the default preset: the paced loop with the adapter's own changes. It exists for every adapter."""
-SHORT = "short"
-"""Name of a former preset, which `FIT` has replaced."""
 NONE = "none"
 """The value of ``preset`` that selects no preset, and of ``log`` that selects no logger."""
 LOGGERS = ("tensorboard", "wandb", "trackio")
@@ -271,14 +269,9 @@ KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in SETTIN
 
 def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the preset that these settings select, and the preset's settings."""
-    name = settings.get("preset")
-    if name is None:
-        name = FIT
+    name = settings.get("preset") or FIT
     if name == NONE:
         return NONE, {}
-    if name == SHORT and SHORT not in presets:
-        warnings.warn(f"preset {SHORT!r} no longer exists; {FIT!r} is used instead", AceWarning, stacklevel=3)
-        name = FIT
     if name == FIT:
         return FIT, {"loop": "paced", **presets.get(FIT, {})}
     if not isinstance(name, str) or name not in presets:

@@ -99,16 +99,13 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def find_misspelt(environment: Mapping[str, str]) -> list[str]:
     """Return a message for each unknown variable whose name resembles a known one. Other programs use ACE_ too."""
-    known = {*VARIABLES, *OTHERS}
-    unknown = [name for name in environment if name.startswith("ACE_") and name not in known]
-    if not unknown:
-        return []
-    import difflib  # slow to import, and every patched script imports this module
-
     messages = []
-    for name in unknown:
-        # Compared without the common prefix ACE_, which would make any two names similar.
-        near = difflib.get_close_matches(name[4:], sorted(each[4:] for each in known), n=1, cutoff=0.75)
-        if near and not name.startswith("ACE_UPSTREAM_"):
-            messages.append(f"unknown variable {name!r} (did you mean {'ACE_' + near[0]!r}?): it is ignored")
+    known = {*VARIABLES, *OTHERS}
+    for name in environment:
+        if name.startswith("ACE_") and name not in known and not name.startswith("ACE_UPSTREAM_"):
+            import difflib  # slow to import, and every patched script imports this module
+
+            # Compared without the common prefix ACE_, which would make any two names similar.
+            near = difflib.get_close_matches(name[4:], sorted(each[4:] for each in known), n=1, cutoff=0.75)
+            messages += [f"unknown variable {name!r} (did you mean 'ACE_{each}'?): it is ignored" for each in near]
     return messages

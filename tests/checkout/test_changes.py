@@ -12,9 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ace_plugins.checkout.changes import Change, apply, diff
+from ace_plugins.checkout.changes import Change, Plan
 from ace_plugins.errors import AceError
 from ace_plugins.output import publish
+
+
+def apply(changes: list[Change]) -> None:
+    Plan(changes[0].path.parent, tuple(changes)).apply()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -191,7 +195,7 @@ def test_git_reads_the_diff(
     for change in changes:
         if change.before is not None:
             change.path.write_bytes(change.before)
-    text = diff(changes, root)
+    text = Plan(root, tuple(changes)).diff()
     if text:
         command = ["git", "apply", "--whitespace=nowarn", "-"]
         env = {**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_CONFIG_GLOBAL": os.devnull}
@@ -201,15 +205,5 @@ def test_git_reads_the_diff(
 
 
 def test_any_bytes_have_a_diff(tmp_path: Path) -> None:
-    text = diff([Change(tmp_path / "x", b"\xff\n", b"\xfe")], tmp_path)
+    text = Plan(tmp_path, (Change(tmp_path / "x", b"\xff\n", b"\xfe"),)).diff()
     assert text == "--- a/x\n+++ b/x\n@@ -1 +1 @@\n-\\xff\n+\\xfe\n\\ No newline at end of file\n"
-
-
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
-    old, fresh, other = (tmp_path / f".{name}.part" for name in ("a.py.0123abcd", "a.py.89abcdef", "b.py.0123abcd"))
-    for path in (old, fresh, other):
-        path.write_text("half")
-    for path in (old, other):
-        os.utime(path, (0, 0))
-    publish(tmp_path / "a.py", b"whole")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [fresh.name, other.name, "a.py"]

@@ -159,12 +159,6 @@ def test_a_line_that_is_needed_is_not_removed(source: bytes) -> None:
     assert mark(source, "main.py") == source
 
 
-def test_scripts_beyond_measure_are_refused_at_once() -> None:
-    """Parsed, four million lines take minutes."""
-    with pytest.raises(AceError, match="expected a script of at most 4,000,000"):
-        mark(b"x = 1\n" * 700_000, "main.py")
-
-
 def test_many_marked_lines_are_taken_out_at_once() -> None:
     source = b"import os\n" + (LINE.encode() + b"\n") * 20_000
     assert unmark(source) == b"import os\n"

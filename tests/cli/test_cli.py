@@ -102,9 +102,9 @@ def test_run_trains_an_unmodified_script(folder: Path, call: Any) -> None:
 
 def test_what_is_warned_of_is_told_once_in_a_line(call: Any, tmp_path: Path) -> None:
     pytest.importorskip("ace_segnn")
-    done = call("segnn", str(miniature("segnn", tmp_path / "clones")), "--preset", "short")
+    done = call("segnn", str(miniature("segnn", tmp_path / "clones")), "--loop", "fitted")
     assert done.returncode == 0
-    assert done.stderr == "ace-patch: preset 'short' no longer exists; 'fit' is used instead\n"
+    assert done.stderr == "ace-patch: loop 'fitted' is now called 'paced'; use the new name\n"
 
 
 def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:

@@ -400,9 +400,7 @@ def test_a_hook_that_fails_is_named() -> None:
             check_adapter("odd")
         lines = str(caught.value).splitlines()
         assert len(lines) == 2, "one cause is told once"
-        assert (
-            "ace_example returned tuple with Pair, tuple, expected Example(model, args as a tuple, kwargs)" in lines[1]
-        )
+        assert "ace_example returned tuple (Pair(" in lines[1]
     finally:
         registry().remove("odd")
 

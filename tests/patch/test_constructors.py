@@ -193,6 +193,8 @@ def test_an_upstream_without_the_class(adapter: type[NetAdapter], tmp_path: Path
     importlib.import_module("upstream_net")
     with pytest.raises(AceError, match="adapter 'net' expected class Net in upstream_net and found none"):
         patched("net")
+    assert "upstream_net:Net" not in CONSTRUCTORS.patches, "a refused patch leaves nothing behind"
+    assert CONSTRUCTORS.undo == []
 
 
 def test_off_attaches_nothing_and_moves_no_random_number(adapter: type[NetAdapter]) -> None:

@@ -26,18 +26,18 @@ BROKEN: dict[str, tuple[str, tuple[str, ...], str]] = {
     "removed": (
         GOOD + "    @hookimpl\n    def ace_warmup(model): pass\n",
         (),
-        f"unknown hook 'ace_warmup': ace-plugins {ace_plugins.__version__} does not have it, expected ace_att.*",
+        f"unknown hook ace_warmup: the hooks of ace-plugins {ace_plugins.__version__} are ace_att.*",
     ),
     "misspelt": (
         GOOD + "    @hookimpl\n    def ace_layer(model): pass\n",
         (),
-        "unknown hook 'ace_layer': did you mean 'ace_layers'?",
+        "unknown hook ace_layer: the hooks of ace-plugins",
     ),
     "raises": ("1 / 0", (), "could not be imported: ZeroDivisionError: division by zero"),
     "typed": (
         GOOD.replace('Upstream("Net", ("net:Net",))', '"net:Net"'),
         (),
-        "ace_upstream returned str, expected Upstream(title, models)",
+        "ace_upstream returned str 'net:Net', expected Upstream(title, models)",
     ),
     "outdated": (
         GOOD,

@@ -30,10 +30,10 @@ def test_settings_come_from_the_file_and_the_environment_goes_before_it(clone: C
     assert trained(done)[0] == WITH_ACE
     assert "mode resilient, dual lr 0.25 (sgd)" in done.stderr
     assert "ace: unknown variable 'ACE_DUALLR' (did you mean 'ACE_DUAL_LR'?): it is ignored" in done.stderr
-    off = clone.python("train.py", ACE_MODE="off", ACE_PRESET="short")
+    off = clone.python("train.py", ACE_MODE="off", ACE_LOOP="fitted")
     assert trained(off) == (PLAIN, "plain")
     told = "ace: toy_net without a git commit: mode off, plain upstream\n"
-    assert off.stderr == f"ace: preset 'short' no longer exists; 'fit' is used instead\n{told}"
+    assert off.stderr == f"ace: loop 'fitted' is now called 'paced'; use the new name\n{told}"
 
 
 def test_from_another_folder_through_a_link_after_an_import(clone: Clone, tmp_path: Path) -> None:

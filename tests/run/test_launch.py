@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
@@ -74,10 +73,7 @@ def test_the_command_and_its_environment(
 
 def test_options_of_the_interpreter_count(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "_args_from_interpreter_flags", lambda: ["-O", "-Wignore"])
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     assert became("main.py", "x").argv == [sys.executable, "-O", "-Wignore", "main.py", "x"]
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), write_through=True))
-    assert became("main.py", "x").argv == [sys.executable, "-O", "-Wignore", "-u", "main.py", "x"]
 
 
 @pytest.mark.parametrize("word", ["python", "python3.11", sys.executable, "/opt/env/bin/python3"])
@@ -120,14 +116,11 @@ def test_commands_installed_beside_the_interpreter_go_first(here: Path, monkeypa
         (["python", "-c"], "no script given"),
         (["-"], "'-' is an option, not a script"),
         (["-u", "main.py"], "'-u' is an option, not a script: .*python -u -m ace_plugins run"),
-        (["mian.py"], r"no script 'mian.py': expected script.py, .*; did you mean 'main.py'\?"),
-        (["python", "sub/tran.py", "x"], r"no script 'sub/tran.py': .*did you mean 'sub/train.py'\?"),
+        (["mian.py"], "no script 'mian.py': expected script.py, .*; the current folder is"),
         (["zzz/a.py"], "no script 'zzz/a.py': .*; the current folder is"),
     ],
 )
 def test_no_such_program(here: Path, words: list[str], expected: str) -> None:
-    (here / "sub").mkdir()
-    (here / "sub" / "train.py").touch()
     with pytest.raises(AceError, match=expected) as caught:
         launch("layered", {}, words, as_json=False)
     assert "\n" not in str(caught.value)
@@ -149,7 +142,7 @@ def test_what_is_refused_before_the_command(here: Path) -> None:
     registry().add(Generic(), "generic")
     try:
         with pytest.raises(
-            AceError, match=r"adapter 'generic' names no model classes.*attach\(model, adapter='generic'\)"
+            AceError, match=r"adapter 'generic' lists no model classes.*attach\(model, adapter='generic'\)"
         ):
             launch("generic", {}, ["main.py"], as_json=False)
     finally:

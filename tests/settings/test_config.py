@@ -8,7 +8,7 @@ import pytest
 from drawn import PRESETS, SETTINGS
 from hypothesis import given, settings
 
-from ace_plugins import AceError, AceWarning, Config
+from ace_plugins import AceError, Config
 from ace_plugins.errors import ConfigError
 from ace_plugins.settings.config import BUDGET, KINDS, build
 from ace_plugins.settings.config import SETTINGS as FIELDS
@@ -82,8 +82,6 @@ def test_presets() -> None:
     assert build({"preset": "paper"}, PRESETS).dual_optimizer == "adam"
     assert build({"preset": "paper", "dual_optimizer": "sgd"}, PRESETS).dual_optimizer == "sgd"
     assert build({"preset": "damped"}, PRESETS) == Config(augmented=5.0)
-    with pytest.warns(AceWarning, match="preset 'short'.*'fit'"):
-        assert build({"preset": "short"}, PRESETS) == fitted
     with pytest.raises(AceError, match="unknown preset 'fitt': expected one of damped, fit, none, paper"):
         build({"preset": "fitt"}, PRESETS)
     with pytest.raises(AceError, match="unknown setting 'dual_rate': did you mean 'dual_lr'?"):

@@ -225,7 +225,7 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
             "",
         ),
         (with_hooks(GOOD, ace_script=lambda self, argv: Script(3)), "ace_script .*for no script", "argv"),
-        (with_hooks(GOOD, ace_demo=lambda self: 3), "adapter 'broken': ace_demo returned int, expected", ""),
+        (with_hooks(GOOD, ace_demo=lambda self: 3), "adapter 'broken': ace_demo returned int 3, expected", ""),
     ],
     "example_is_claimed": [
         (with_hooks(GOOD, ace_example=another_model), "toy:VectorMaps.*expected toy:Layered", "models"),
