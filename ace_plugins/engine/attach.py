@@ -22,6 +22,7 @@ from ..symmetry.measure import forward_names
 from .branches import fork_random_stream, mlp
 from .checkpoint import CheckpointHook
 from .forward import install, uninstall
+from .holdout import separate
 from .measure import get_ace
 from .scheduled import relax
 from .spectral_norm import bound, find_bounded, find_unbounded, settle
@@ -150,6 +151,7 @@ def _build(
 ) -> Ace:
     script = plugin.call("ace_script", argv=tuple(sys.argv)) if plugin.has("ace_script") else None
     action = _find_action(plugin, model, config)
+    samples = action or (_find_samples(plugin, model) if config.held_out else None)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     evaluating = plugin.patches.evaluating
     if not evaluating.keys() <= inspect.signature(model.forward).parameters.keys():
@@ -164,6 +166,7 @@ def _build(
             branches,
             script=script,
             action=action,
+            samples=samples,
             evaluating=[(find_argument(Tap(name), "", model, name), value) for name, value in evaluating.items()],
             # Steps of gamma and the duals are too small for half precision.
             dtype=torch.float64 if like.dtype == torch.float64 else torch.float32,
@@ -172,6 +175,16 @@ def _build(
     ace.to(device=like.device)
     settle(find_bounded(ace.branches))
     return ace
+
+
+def _find_samples(plugin: Plugin, model: nn.Module) -> GroupAction | None:
+    """Return the group action, which knows the samples of a batch; None if the adapter has none for this model."""
+    try:
+        action: GroupAction | None = plugin.call("ace_group_action", model=model)
+    except AdapterError:
+        return None
+    known = action is not None and {path.partition(".")[0] for path in action.inputs} <= {*forward_names(model)}
+    return action if known else None
 
 
 def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
@@ -205,4 +218,5 @@ def _build_branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) 
     if config.mode == "scheduled":
         return relax(node, branch)  # penalties keep this branch small, so it is not bounded
     bounded = config.bounds_branches and not (isinstance(node, Stem) and not node.bounded)
-    return bound(branch) if bounded else branch
+    branch = bound(branch) if bounded else branch
+    return separate(branch) if config.held_out else branch

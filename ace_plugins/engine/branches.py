@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..contract.sites import Node
+from .holdout import FIT, train_with_rows
 from .spectral_norm import Bounded
 
 
@@ -46,6 +47,7 @@ class Norm(nn.BatchNorm1d):
     """
 
     num_batches_tracked: Tensor
+    fits_rows = True
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -60,10 +62,16 @@ class Norm(nn.BatchNorm1d):
             # torch.compile treats the count as a constant and would compile again for every batch.
             self.num_batches_tracked += training
             factor = 1 / max(float(self.num_batches_tracked), 1.0)
+        together = FIT.rows is None  # otherwise only some of the rows train weight and bias
+        weight, bias = (self.weight, self.bias) if together else (None, None)
         result = nn.functional.batch_norm(
-            rows, self.running_mean, self.running_var, self.weight, self.bias, training, factor, self.eps
+            rows, self.running_mean, self.running_var, weight, bias, training, factor, self.eps
+        ).reshape(x.shape)
+        return (
+            result
+            if together
+            else torch.addcmul(train_with_rows(self.bias, x), result, train_with_rows(self.weight, x))
         )
-        return result if x.dim() == 2 else result.reshape(x.shape)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..settings.config import Config
+from .evidence import Evidence
 
 ADAM_EPS = 1e-8
 DIVERGED_AFTER = 3
@@ -62,6 +63,7 @@ class Duals(nn.Module):
         self.register_buffer("steps", torch.zeros((), device=device))
         for name in ("mean", "square", "run_square", "waited", "site_landed"):
             self.register_buffer(name, zeros.clone())
+        self.evidence = Evidence(sites, config.held_out, dtype=dtype, device=device)
         self.count = 0
         """``steps`` as a Python number, which can be read without waiting for the device."""
         self.landed_sites: frozenset[int] = frozenset()
@@ -70,12 +72,14 @@ class Duals(nn.Module):
         """True if all sites have landed."""
         averages = ("mean", "square") if config.paced or config.dual_optimizer == "adam" else ()
         strict = ("waited",) if config.paced and config.mode == "strict" else ()
-        resilient = ("u", *(("run_square",) if config.paced else ())) if config.mode == "resilient" else ()
+        slack = config.mode in ("resilient", "auto")
+        resilient = ("u", *(("run_square",) if config.paced else ())) if slack else ()
         self._moving = ("lambda_", *averages, *strict, *resilient)
 
     def moving(self) -> list[Tensor]:
         """Return the buffers that a step changes under the current settings."""
-        return [self._buffers[name] for name in self._moving]  # type: ignore[misc]
+        own: list[Tensor] = [self._buffers[name] for name in self._moving]  # type: ignore[misc]
+        return [*own, *(self.evidence.sums() if self.config.mode == "auto" else ())]
 
     def tick(self) -> None:
         """Count one more step."""
@@ -92,7 +96,7 @@ class Duals(nn.Module):
 
     def note_landed(self) -> None:
         """Set ``landed_sites`` and ``landed`` from the buffers and the number of steps."""
-        if self.config.paced and self.config.lands:
+        if self.config.paced and self.config.may_land:
             self.landed_sites = frozenset(self.site_landed.nonzero().flatten().tolist())
         else:
             self.landed_sites = frozenset(range(len(self.lambda_)) if self.config.has_landed(self.count) else ())
@@ -190,8 +194,9 @@ class Duals(nn.Module):
             # In a half-precision checkpoint a large number of steps overflows: use the smallest number that overflows.
             self.count = round(steps) if math.isfinite(steps) else BEYOND_HALF
             self.steps.fill_(self.count)
-            if self.config.paced and not self.config.lands:  # sites that landed in strict mode train again
+            if self.config.paced and not self.config.may_land:  # sites that landed in strict mode train again
                 self.run_square.copy_(torch.where(self.site_landed > 0, self.square, self.run_square))
                 self.site_landed.zero_()
                 self.waited.zero_()
+            self.evidence.read_buffers()
             self.note_landed()

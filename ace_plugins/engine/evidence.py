@@ -130,7 +130,9 @@ class Evidence(nn.Module):
         count = len(found)
         ordered = found.sort(descending=True).values
         needed = math.log(count / LEVEL) - torch.arange(1, count + 1, device=found.device).log()
-        passed = int(torch.cat([(ordered >= needed).nonzero().flatten() + 1, torch.zeros(1, device=found.device)]).max())
+        passed = int(
+            torch.cat([(ordered >= needed).nonzero().flatten() + 1, torch.zeros(1, device=found.device)]).max()
+        )
         new = (found >= ordered[passed - 1]) & (self.kept == 0) if passed else torch.zeros_like(found, dtype=torch.bool)
         if not bool(new.any()):
             return False

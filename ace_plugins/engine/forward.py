@@ -28,6 +28,7 @@ from ..symmetry.measure import Call, clone, forward_names, map_tensors
 from ..symmetry.parts import get_part, replace_part
 from . import patches as patches  # an unpickled model has these hooks, and they need the patches of PyTorch
 from .distributed import is_distributed, rank
+from .holdout import Parts, apply, split
 from .spectral_norm import Bounded, divide, find_bounded
 from .state import LIVE, NAME, Ace
 
@@ -35,7 +36,7 @@ from .state import LIVE, NAME, Ace
 class Forward:
     """One forward pass in progress: the inputs and outputs of its branches so far."""
 
-    __slots__ = ("ace", "alone", "bounded", "fired", "frame", "gammas", "prepared", "tapped", "values")
+    __slots__ = ("ace", "alone", "bounded", "fired", "frame", "gammas", "parts", "prepared", "tapped", "values")
 
     def __init__(self, ace: Ace, *, frame: Element | None = None, alone: bool = False) -> None:
         self.ace = ace
@@ -43,6 +44,8 @@ class Forward:
         """The group element that was applied to the inputs; None without random frames."""
         self.alone = alone
         """True if a submodule was called outside its model's forward pass."""
+        self.parts: Parts | None = None
+        """The parts of the samples in this pass; None if all samples train the branches and judge gamma."""
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
         self.fired: set[str] = set()
         """Names of the sites that have added their branch."""
@@ -69,8 +72,7 @@ class Forward:
         self.fired.add(site.name)
         gamma, selected = self.gammas[site.name], select_output(output, site)
         if site.name in self.ace.prepared_by:
-            branch: Any = self.ace.branch(site.name)
-            return replace_output(output, site, branch.add_to(selected, gamma, self._prepare(site)))
+            return replace_output(output, site, self._add_itself(site, selected))
         if self.ace.module_taps.get(site.name) == site.module:
             # Computed for every call of the module, because its input differs from call to call.
             value = self.values[site.name] = self._apply(site, self._read(site))
@@ -81,7 +83,19 @@ class Forward:
                 f"site {site.name!r}: its branch returns shape {tuple(value.shape)}, expected "
                 f"{tuple(selected.shape)}, the shape of {site.module}'s output"
             )
+        if self.parts is not None:
+            gamma = self.parts.gamma_of_rows(site.name, selected)
         return replace_output(output, site, torch.addcmul(selected, value, gamma))
+
+    def _add_itself(self, site: Site, output: Tensor) -> Tensor:
+        """Return the output with an `AddsItself` branch added."""
+        branch, gamma, prepared = self.ace.branch(site.name), self.gammas[site.name], self._prepare(site)
+        if self.parts is None:
+            return branch.add_to(output, gamma, prepared)  # type: ignore[operator,no-any-return]
+        column = self.parts.columns[site.name]
+        rows = self.parts.rows_that_fit(site.name, len(output))
+        pair = torch.stack([gamma.detach(), self.parts.judging[column]])
+        return branch.add_to(output, pair, prepared, fit=rows)  # type: ignore[operator,no-any-return]
 
     def _compute(self, name: str) -> Tensor:
         """Return the output of a stem or of a site's branch. It is computed only once per pass."""
@@ -122,8 +136,8 @@ class Forward:
                 f"{node.name!r} reads features of shape {found} {where}{whole}, expected shape_in {node.shape_in}; "
                 "correct shape_in, or set axis if the features are in another dimension"
             )
-        value: Tensor = self.ace.branch(node.name)(read)
-        return value
+        rows = None if self.parts is None else self.parts.rows_that_fit(node.name, len(read))
+        return apply(self.ace.branch(node.name), read, rows, separable=node.name in self.ace.separable)
 
 
 def select_output(output: Any, site: Site) -> Any:
@@ -243,12 +257,15 @@ class OpenHook:
             if ace.config.error_every:
                 _keep_batch(ace, args, kwargs)
         OPEN.end_all(ace)
-        frame = turned = None
+        frame = turned = parts = None
+        if active and ace.config.held_out and ace.trains():
+            parts = split(ace, forward_names(model), args, kwargs)  # before frames change the inputs
         if active and not replica and ace.action is not None and ace.trains():
             frame, turned = _turn_inputs(model, ace, args, kwargs)
             args, kwargs = turned
         if active:
             forward = Forward(ace, frame=frame)
+            forward.parts = parts
             for name in ace.model_taps:
                 forward.take(name, ace.arguments[name].pick(args, kwargs))
             forward.open()

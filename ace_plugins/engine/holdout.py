@@ -101,6 +101,8 @@ def train_with_rows(parameter: Tensor, like: Tensor) -> Tensor:
 class FitLinear(nn.Linear):
     """An ``nn.Linear`` that only the rows in `FIT` train."""
 
+    fits_rows = True
+
     def __init__(self, plain: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = plain.in_features, plain.out_features
@@ -111,37 +113,36 @@ class FitLinear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-class FitTwice(nn.Module):
-    """A branch of any modules that only the rows in `FIT` train. It is computed once more with constant parameters."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.inner(x)
-        if FIT.rows is None:
-            return made
-        constant = {name: parameter.detach() for name, parameter in self.inner.named_parameters()}
-        # Without buffers of its own the second call would update running statistics twice.
-        buffers = {name: buffer.clone() for name, buffer in self.inner.named_buffers()}
-        again: Tensor = torch.func.functional_call(self.inner, {**constant, **buffers}, (x,))
-        return torch.where(align(FIT.rows, made) > 0, made, again)
-
-
-def separate(branch: nn.Module, separable: tuple[type[nn.Module], ...]) -> nn.Module:
-    """Return the branch, changed so that only the rows in `FIT` train it.
-
-    Modules of the types ``separable`` do this themselves. A branch with other parameters is computed twice.
-    """
+def separate(branch: nn.Module) -> nn.Module:
+    """Return the branch with every ``nn.Linear`` replaced by a `FitLinear`, which has the same parameters and keys."""
     for parent in list(branch.modules()):
+        if type(parent).__module__.startswith("torch.nn.modules.") and not isinstance(parent, nn.Sequential):
+            continue  # torch's own layers (attention) use the weights of their submodules directly
         for name, child in list(parent._modules.items()):
-            if type(child) is nn.Linear and not type(parent).__module__.startswith("torch.nn.modules.transformer"):
+            if type(child) is nn.Linear:
                 setattr(parent, name, FitLinear(child))
-    branch = FitLinear(branch) if type(branch) is nn.Linear else branch
-    known = (*separable, FitLinear)
-    alone = all(isinstance(m, known) for m in branch.modules() if any(True for _ in m.parameters(recurse=False)))
-    return branch if alone else FitTwice(branch)
+    return FitLinear(branch) if type(branch) is nn.Linear else branch
+
+
+def is_separable(branch: nn.Module) -> bool:
+    """Return whether all parameters of a branch belong to modules that use `FIT` (attribute ``fits_rows``)."""
+    return all(
+        getattr(m, "fits_rows", False) for m in branch.modules() if next(m.parameters(recurse=False), None) is not None
+    )
+
+
+def apply(branch: nn.Module, x: Tensor, rows: Tensor | None, *, separable: bool) -> Tensor:
+    """Return the output of a branch, whose parameters get a gradient only from the rows marked in ``rows``."""
+    if rows is None or separable:
+        with fit_rows(rows):
+            made: Tensor = branch(x)
+            return made
+    # Computed a second time with constant parameters, and with copies of its running statistics.
+    constant = {name: parameter.detach() for name, parameter in branch.named_parameters()}
+    buffers = {name: buffer.clone() for name, buffer in branch.named_buffers()}
+    again: Tensor = torch.func.functional_call(branch, {**constant, **buffers}, (x,))
+    made = branch(x)
+    return torch.where(align(rows, made) > 0, made, again)
 
 
 def draw(tensors: Sequence[Tensor], samples: Tensor) -> Tensor:
@@ -179,7 +180,7 @@ class Parts:
     def __init__(self, ace: Ace, rows: Rows | None, drawn: Tensor | None) -> None:
         evidence = ace.duals.evidence
         gamma = ace.gamma
-        self.rows = rows
+        self.ace, self.rows = ace, rows
         self.columns = {site.name: number for number, site in enumerate(ace.sites)}
         # A whole batch is one sample if its rows cannot be assigned to samples.
         drawn = evidence.batch_draw.expand(1) if drawn is None else drawn
@@ -188,27 +189,25 @@ class Parts:
         self.judging = gamma - gamma.detach() * evidence.probing
         """gamma for judges, [sites]: in a probe its value is 0, which leaves the branch out."""
         self.gammas = torch.where(self.fit, gamma.detach(), self.judging)
-        self._cache: dict[tuple[str, int], Tensor] = {}
 
-    def select(self, values: Tensor, count: int) -> Tensor | None:
-        """Return the values of ``count`` rows, given those of all samples; None if the rows cannot be assigned."""
-        if self.rows is None:
-            return values.expand(count, -1)
-        index = self.rows.find(count)
-        return None if index is None else values[index]
+    def select(self, values: Tensor, count: int) -> Tensor:
+        """Return the values of ``count`` rows, given those of all samples."""
+        index = None if self.rows is None else self.rows.find(count)
+        if index is None:
+            if self.rows is not None:
+                warn_of_whole_batches(self.ace, f"a layer has {count} rows, and a batch {len(self.rows.nodes)}")
+            return values[:1].expand(count, -1)
+        return values[index]
 
-    def rows_that_fit(self, name: str, count: int) -> Tensor | None:
-        """Return 1 for each of ``count`` rows that trains the branch of a site or stem, 0 for the others, [count]."""
+    def rows_that_fit(self, name: str, count: int) -> Tensor:
+        """Return True for each of ``count`` rows that trains the branch of a site or stem, [count]."""
         fit = self.select(self.fit, count)
-        if fit is None:
-            return None
         # A stem that several sites share is trained by rows that judge none of them.
         return fit[:, self.columns[name]] if name in self.columns else fit.all(1)
 
-    def gamma_of_rows(self, name: str, like: Tensor) -> Tensor | None:
+    def gamma_of_rows(self, name: str, like: Tensor) -> Tensor:
         """Return the gamma of a site for each row of ``like``, with as many dimensions as ``like`` has."""
-        gammas = self.select(self.gammas, len(like))
-        return None if gammas is None else gammas[:, self.columns[name]].view(-1, *[1] * (like.dim() - 1))
+        return self.select(self.gammas, len(like))[:, self.columns[name]].view(-1, *[1] * (like.dim() - 1))
 
 
 def warn_of_whole_batches(ace: Ace, reason: str) -> None:

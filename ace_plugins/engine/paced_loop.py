@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .duals import Duals
+from .evidence import cycle
 from .loop import Guard, Loop
 
 SPEED = 1.2
@@ -50,8 +51,9 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
     config, waited, square = duals.config, duals.waited, duals.square
     duals.tick()
     size_before = square.sqrt()
-    # A site that has landed has no gradient, so its averages do not change.
-    live = 1 - duals.site_landed
+    # A site that has landed has no gradient, so its averages do not change. Neither do those of a site in a probe, since
+    # its gradient is not the one at gamma.
+    live = (1 - duals.site_landed) * (1 - duals.evidence.probing)
     usual = live / min(duals.count, averaging_steps(horizon or 0.0))
     square.lerp_(gradient.square(), usual)
     # When gamma reaches 0, a new mean begins: lambda has to balance the mean gradient at gamma = 0.
@@ -83,12 +85,42 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         arrived = ((moved == 0) & (gamma != 0)) | (waited != 0)
         moved = torch.where(arrived, 0.0, moved)
         waited.add_(arrived)
-    elif config.mode == "resilient":
+    elif config.mode in ("resilient", "auto"):
         # One price (rho) for all sites, so that their slacks are comparable. It is computed from all gradients of
         # the run: late gradients vanish, so that with these alone slack would cost nothing.
-        duals.run_square.lerp_(gradient.square(), 1 / duals.count)
+        duals.run_square.lerp_(gradient.square(), live / duals.count)
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
-    return moved
+    return torch.where(duals.site_landed > 0, 0.0, moved)
+
+
+@torch.no_grad()
+def explore(duals: Duals, gamma: Tensor, gradient: Tensor, loss: Tensor | None, horizon: float | None) -> bool:
+    """Add a step to the evidence of mode auto, and decide: keep sites with evidence, land the others at the end.
+
+    Args:
+        duals: The duals, already updated by `advance`.
+        gamma: gamma at which the gradient was computed, [sites].
+        gradient: Gradient of the loss at gamma, [sites].
+        loss: The loss of the step; None if it is unknown.
+        horizon: Length of the exploration in steps; None if it is not known yet.
+
+    Returns:
+        Whether sites were kept or have landed in this step.
+    """
+    evidence, changed = duals.evidence, False
+    undecided = len(duals.landed_sites | evidence.kept_sites) < len(gamma)
+    if undecided:
+        evidence.add(gamma, gradient, loss)
+        if horizon is not None:
+            ends = duals.count >= horizon
+            if ends or duals.count % cycle(horizon) == 0:
+                changed = evidence.decide()
+            if ends:
+                duals.site_landed.copy_(1 - evidence.kept)
+                duals.note_landed()
+                changed = True
+    evidence.plan(duals.count, undecided, horizon, duals.site_landed)
+    return changed
 
 
 @torch.no_grad()
@@ -139,7 +171,15 @@ class PacedLoop(Loop):
         ace.budget.inspect(optimizer, duals.count + 1)
         horizon = ace.budget.horizon(duals.count)
         guard = Guard(duals, ace.gamma, before, gradient)
-        ace.gamma.copy_(advance(duals, before, gradient, horizon))
+        auto = duals.config.mode == "auto"
+        # Exploring takes longer than gamma needs to follow its gradient.
+        ace.gamma.copy_(advance(duals, before, gradient, horizon / 2 if auto and horizon is not None else horizon))
+        if auto:
+            changed = explore(duals, before, gradient, ace.session.observed.loss, horizon)
+        else:
+            duals.evidence.plan(duals.count, False, None, duals.site_landed)
+            changed = horizon is not None and land(duals, horizon)
         guard.put_back()
-        if horizon is not None and land(duals, horizon):
+        if changed:
+            ace.gamma.masked_fill_(duals.site_landed > 0, 0.0)
             ace.sync()

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .holdout import linear
+
 SQUARINGS = 12
 """Number of times that W^T W is squared for a weight that was set and not trained. This equals 4,096 power
 iterations and is exact to about 1e-5."""
@@ -94,8 +96,10 @@ class Bounded(nn.Module):
 class SNLinear(Bounded, nn.Linear):
     """A linear map of spectral norm 1."""
 
+    fits_rows = True
+
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.matrix(), self.bias)
+        return linear(x, self.matrix(), self.bias)
 
 
 def bound(branch: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ from ..symmetry.parts import get_part
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import BEYOND_HALF, Duals
+from .holdout import is_separable
 from .loop import Session
 from .spectral_norm import find_bounded, settle
 
@@ -123,6 +124,8 @@ class PassState:
     """True if the arguments of the last pass marked it as an evaluation (see `Upstream.evaluating`)."""
     count: int = 0
     """Number of training passes with random frames since the last step of gamma."""
+    warned: bool = False
+    """True once the user was warned that whole batches judge gamma."""
     batch: Call | Exception | None = None
     """Copy of the batch on which the equivariance error is measured after the step, or the error in copying it."""
 
@@ -147,6 +150,7 @@ class Ace(nn.Module):
         *,
         script: Script | None,
         action: GroupAction | None,
+        samples: GroupAction | None,
         evaluating: Sequence[tuple[Argument, Any]],
         dtype: torch.dtype,
     ) -> None:
@@ -175,9 +179,12 @@ class Ace(nn.Module):
         text = json.dumps(about).encode()
         # Stored as floats, because scripts that average checkpoints average every entry.
         self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32))
-        self.in_eval = config.branches_in_eval
         self.action = action
         """The group's action on the model; None if training passes do not use random frames."""
+        self.samples = samples
+        """The group's action, which also tells the samples of a batch apart; None if it is unknown or not needed."""
+        self.separable = frozenset(name for name, branch in branches.items() if is_separable(branch))
+        """Names of the sites and stems whose branch can be trained by some of its rows; see `holdout`."""
         self.evaluating = evaluating
         """Pairs of an argument and its value in evaluation, for upstreams that do not call ``model.eval()``."""
         self.passes = PassState()
@@ -218,6 +225,13 @@ class Ace(nn.Module):
             return self.passes.forced
         return (self.learning or self.in_eval) and not self.landed
 
+    @property
+    def in_eval(self) -> bool:
+        """True if ``model.eval()`` uses branches: in mode auto once a site was kept, otherwise by the settings."""
+        if self.config.mode == "auto" and self.config.eval_branches == "auto":
+            return bool(self.duals.evidence.kept_sites)
+        return self.config.branches_in_eval
+
     def trains(self) -> bool:
         """Return whether a forward pass made now would be a training pass."""
         return self.learning and self.passes.forced is None and torch.is_grad_enabled()
@@ -226,8 +240,14 @@ class Ace(nn.Module):
         """Return the sites at which a forward pass made now would add branches."""
         if not self.active():
             return ()
-        landed = self.duals.landed_sites if self.passes.forced is None else ()
-        return tuple(site for number, site in enumerate(self.sites) if number not in landed)
+        chosen: Iterable[int] = range(len(self.sites))
+        if self.passes.forced is None:
+            # A model in evaluation has the branches that the test has kept, and no others: the script's own
+            # validation, early stopping and best checkpoint then judge a model that can be deployed.
+            kept_only = not self.learning and self.config.mode == "auto" and self.config.eval_branches == "auto"
+            kept = self.duals.evidence.kept_sites if kept_only else frozenset(chosen)
+            chosen = sorted(kept - self.duals.landed_sites)
+        return tuple(self.sites[number] for number in chosen)
 
     def needed_by(self, sites: Iterable[Site]) -> set[str]:
         """Return the names of these sites and of all sites and stems whose output they use, directly or indirectly."""

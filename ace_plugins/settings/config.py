@@ -55,9 +55,10 @@ class Config:
 
     mode: str = _setting(
         "strict",
-        Choice(("strict", "bounded", "resilient", "scheduled", "off")),
-        "strict: gamma reaches 0; bounded: |gamma| <= epsilon; resilient: |gamma| <= u, u is learned; scheduled: gamma "
-        "rises and falls on a schedule, independent of the data; off: plain upstream",
+        Choice(("auto", "strict", "bounded", "resilient", "scheduled", "off")),
+        "auto: keep the branches that lower the loss on held-out samples, remove the others; strict: gamma reaches 0; "
+        "resilient: |gamma| <= u, u is learned; bounded: |gamma| <= epsilon; scheduled: gamma rises and falls on a "
+        "schedule, independent of the data; off: plain upstream",
     )
     loop: str = _setting(
         "paper",
@@ -72,7 +73,14 @@ class Config:
     horizon: float | str = _setting(
         "auto",
         Number(positive=True, high=1.0, auto=True),
-        "paced: share of the budget until gamma reaches its target; auto: 0.25, in strict mode at most 100 epochs",
+        "paced: share of the budget until gamma reaches its target, or until mode auto decides; auto: 0.5 in mode auto, "
+        "0.25 in other modes, in strict mode at most 100 epochs",
+    )
+    holdout: float | str = _setting(
+        "auto",
+        Number(low=0, high=0.9, auto=True),
+        "paced: share of the training samples that judge gamma and do not train the branches; 0: all samples do both, as "
+        "in the paper; auto: 0.5 in mode auto, 0 in other modes",
     )
     frames: str = _setting(
         "auto",
@@ -112,10 +120,13 @@ class Config:
     spectral_norm: bool | str = _setting(
         "auto",
         Flag(auto=True),
-        "divide branches' linear maps by their spectral norm; auto: in bounded and resilient mode if the loop is paced",
+        "divide branches' linear maps by their spectral norm; auto: if the loop is paced and branches can stay (modes auto, "
+        "resilient and bounded)",
     )
     eval_branches: str = _setting(
-        "auto", SWITCH, "use the branches in model.eval(); auto: on in bounded and resilient mode"
+        "auto",
+        SWITCH,
+        "use the branches in model.eval(); auto: on in resilient and bounded mode, in mode auto those that were kept",
     )
     device: str = _setting(
         "auto",
@@ -144,6 +155,9 @@ class Config:
             object.__setattr__(self, "loop", FORMER_LOOPS[self.loop])
         found = {name: kind.problem(name, getattr(self, name)) for name, kind in KINDS.items()}
         problems = [(name, text) for name, text in found.items() if text]
+        if not problems and self.mode == "auto" and (self.loop != "paced" or not self.held_out):
+            wrong = f"loop {self.loop!r}" if self.loop != "paced" else "holdout 0"
+            problems.append(("mode", f"mode 'auto' needs loop 'paced' and holdout above 0, found {wrong}"))
         if problems:
             raise ConfigError(problems=problems)
 
@@ -181,13 +195,25 @@ class Config:
 
     @property
     def lands(self) -> bool:
-        """True if the mode brings gamma to 0 by the end of the run."""
+        """True if the mode brings gamma to 0 at all sites by the end of the run."""
         return self.mode in ("strict", "scheduled")
+
+    @property
+    def may_land(self) -> bool:
+        """True if sites can land: in modes that bring gamma to 0, and in mode auto, which decides on each site."""
+        return self.lands or self.mode == "auto"
+
+    @property
+    def held_out(self) -> float:
+        """Share of the training samples that judge gamma."""
+        if self.holdout != "auto":
+            return float(self.holdout) if self.paced else 0.0
+        return 0.5 if self.mode == "auto" else 0.0
 
     @property
     def deploys_branches(self) -> bool:
         """True if the branches are part of the trained model."""
-        return self.mode in ("bounded", "resilient")
+        return self.mode in ("bounded", "resilient", "auto")
 
     @property
     def bounds_branches(self) -> bool:
@@ -225,7 +251,9 @@ class Config:
     @property
     def share(self) -> float:
         """Fraction of the budget after which gamma reaches its target."""
-        return 0.25 if self.horizon == "auto" else float(self.horizon)
+        if self.horizon != "auto":
+            return float(self.horizon)
+        return 0.5 if self.mode == "auto" else 0.25
 
     def latest(self, epoch_steps: int | None) -> float:
         """Return the last step at which gamma may reach its target; ``epoch_steps`` is the steps per epoch, or None.
@@ -273,7 +301,7 @@ def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, 
     if name == NONE:
         return NONE, {}
     if name == FIT:
-        return FIT, {"loop": "paced", **presets.get(FIT, {})}
+        return FIT, {"loop": "paced", "mode": "auto", **presets.get(FIT, {})}
     if not isinstance(name, str) or name not in presets:
         raise ConfigError(problems=[("preset", one_of("preset", name, sorted({*presets, FIT, NONE})))])
     return name, presets[name]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import AdapterError, one_of
-from .graphs import Graphs, PerGraph
+from .graphs import Graphs, PerGraph, Rows, value_at
 from .groups import Element, Euclidean, Group, Rigid, Rigids
 from .parts import get_argument, get_part, has_part, parse_path, positional_names, replace_part
 
@@ -321,6 +321,36 @@ class GroupAction:
             return self.group.sample(generator, scale=0.0)
         assert isinstance(self.group, Euclidean)
         return PerGraph(self.group.sample_many(found.upper_bound, generator, scale=0.0), found)
+
+    def find_samples(
+        self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Rows | None, list[Tensor]]:
+        """Return the sample of every row of a batch, and the inputs that have one row per row.
+
+        Without ``graphs``, the first dimension of the inputs counts the samples.
+
+        Args:
+            names: Names of the model's arguments.
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of the call.
+
+        Returns:
+            The sample number of every row and the floating point inputs that are listed in ``inputs`` and have these
+            rows; None and no inputs if the samples cannot be found.
+        """
+        found = {path: value_at(parse_path(path)[0], names, args, kwargs) for path in self.inputs}
+        tensors = [value for value in found.values() if isinstance(value, Tensor) and value.is_floating_point()]
+        tensors = [tensor for tensor in tensors if tensor.dim()]
+        if not tensors:
+            return None, []
+        if self.graphs is None:
+            rows = Rows(torch.arange(len(tensors[0]), device=tensors[0].device), {}, dense=True)
+        else:
+            # Without a batch vector, all nodes belong to one graph.
+            alone = Rows(torch.zeros(len(tensors[0]), dtype=torch.long, device=tensors[0].device), {})
+            rows = self.graphs.find_rows(names, args, kwargs) or alone
+        same = [tensor for tensor in tensors if len(tensor) == len(rows.nodes)]
+        return (rows, same) if same else (None, [])
 
     def act_on_inputs(
         self,

@@ -29,6 +29,11 @@ class Graphs:
     """Mapping from each input with one row per edge to the path of its edge index [2, edges], or of one row of that."""
     several: Mapping[str, int] = field(default_factory=dict)
     """Mapping from each input with several rows per graph to their number: 3 for lattice vectors [3 * graphs, 3]."""
+    linked: str = ""
+    """Path of an edge index, for batches without a batch vector: nodes that edges connect are one graph. The nodes of a
+    graph must follow each other, and ``batch`` is the path of a floating point tensor with one row per node."""
+    repeated: bool = False
+    """True if layers have several rows per node: all nodes one after the other, then all of them again."""
 
     def find_rows(self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rows | None:
         """Return the graph number of every row in this call; None if the call has no batch vector (a single graph).
@@ -41,25 +46,37 @@ class Graphs:
         Returns:
             The graph numbers of the rows, or None.
         """
-        batch = _value_at(self.batch, names, args, kwargs)
+        batch = value_at(self.batch, names, args, kwargs)
         if not isinstance(batch, Tensor) or not batch.dim():
             return None
         if batch.is_floating_point():
-            return Rows(torch.arange(len(batch), device=batch.device), {})
-        edges = {path: _value_at(index, names, args, kwargs) for path, index in self.edges.items()}
+            index = value_at(self.linked, names, args, kwargs) if self.linked else None
+            if index is None:
+                return Rows(torch.arange(len(batch), device=batch.device), {}, dense=True)
+            return Rows(_find_linked(len(batch), index[0], index[1]), {}, repeated=self.repeated)
+        edges = {path: value_at(index, names, args, kwargs) for path, index in self.edges.items()}
         rows = {
             path: batch[index if index.dim() == 1 else index[0]]
             for path, index in edges.items()
             if isinstance(index, Tensor)
         }
         for path, count in self.several.items():
-            value = _value_at(path, names, args, kwargs)
+            value = value_at(path, names, args, kwargs)
             if isinstance(value, Tensor):
                 rows[path] = torch.arange(len(value), device=value.device) // count
-        return Rows(batch, rows)
+        return Rows(batch, rows, repeated=self.repeated)
 
 
-def _value_at(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _find_linked(nodes: int, one: Tensor, two: Tensor) -> Tensor:
+    """Return the graph number of every node: a graph ends where no edge leads from it or an earlier node further."""
+    own = torch.arange(nodes, device=one.device)
+    furthest = own.scatter_reduce(0, one, two, "amax").scatter_reduce(0, two, one, "amax")
+    ends = furthest.cummax(0).values == own
+    return ends.cumsum(0) - ends.long()
+
+
+def value_at(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the part of a call's arguments at a path; None if it is missing."""
     name, *steps = path.split(".")
     value = get_argument(name, names, args, kwargs)
     for step in steps:
@@ -80,6 +97,24 @@ class Rows:
     """Graph number of every node."""
     others: Mapping[str, Tensor]
     """Mapping from the path of an input whose rows are not nodes to the graph number of each of its rows."""
+    dense: bool = False
+    """True if every node is a graph: the first dimension of all tensors counts the graphs."""
+    repeated: bool = False
+    """See `Graphs.repeated`."""
+
+    def find(self, count: int) -> Tensor | None:
+        """Return the graph number of each row of a tensor with ``count`` rows; None if it is unknown."""
+        nodes = len(self.nodes)
+        if count == nodes:
+            return self.nodes
+        for other in self.others.values():
+            if len(other) == count:
+                return other
+        if count < nodes and not self.dense:
+            return torch.arange(count, device=self.nodes.device)  # one row per graph
+        if count % nodes or not (self.dense or self.repeated):
+            return None
+        return self.nodes.repeat_interleave(count // nodes) if self.dense else self.nodes.repeat(count // nodes)
 
     @property
     def upper_bound(self) -> int:
@@ -100,8 +135,8 @@ class PerGraph:
             return self.each  # the action will raise a clear error for x
         if path in self.rows.others:
             return self.each.with_index(self.rows.others[path])
-        if len(x) == len(self.rows.nodes):
-            return self.each.with_index(self.rows.nodes)
+        if len(x) == len(self.rows.nodes) or self.rows.repeated:
+            return self.each.with_index(self.rows.find(len(x)))
         if len(x) > self.rows.upper_bound:
             raise AdapterError(
                 f"expected one row for each of {self.rows.upper_bound} nodes or one per graph, found {len(x)} rows; "
