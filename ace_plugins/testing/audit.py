@@ -8,8 +8,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +19,12 @@ from ..contract.sites import Site, Tap
 from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import select_output
 from ..engine.measure import adapter_of, averaged, convert_to_double, hide_from_budget, use_branches
-from ..engine.state import Ace, find, find_argument, unwrap
+from ..engine.state import Ace, Argument, find, find_argument, unwrap
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
-from ..symmetry.actions import Action, GroupAction
-from ..symmetry.layers import Features, LayerSymmetry, measure_layers
+from ..symmetry.actions import GroupAction
+from ..symmetry.layers import Features, KnownTensor, LayerSymmetry, measure_layers
 from ..symmetry.measure import EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
 from ..symmetry.parts import iterate_tensors, parse_path, positional_names
 from .examples import attach_example, build_for_model
@@ -148,12 +149,14 @@ def audit(
             floor = FLOOR.get(dtype, 0.1)
             found: list[LayerSymmetry] = []
             if layers and is_model:
-                options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor}
                 # Branches are not meant to be equivariant; the modules that they add to are tested instead.
-                branches = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
-                options |= {"features": _features(judged, sites), "skip": branches}
-                found = measure_layers(judged, action, batch, **options)
-                found = _judge_whole(found, error, floor)
+                skip = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
+                features = _features(judged, sites)
+                found = measure_layers(
+                    judged, action, batch, samples=samples, seed=seed, floor=floor, features=features, skip=skip
+                )
+                if found and not found[0].name:  # the first call is that of the model itself
+                    found[0] = _judge_whole(found[0], found[1:], error.relative, floor)
     uncovered = tuple(_find_uncovered(judged, action, batch))
     return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, tuple(found), floor)
 
@@ -174,46 +177,37 @@ def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) 
     return min((dtype.to_real() if dtype.is_complex else dtype for dtype in dtypes), key=lambda dtype: dtype.itemsize)
 
 
-class _KnownFeature(NamedTuple):
-    action: Action
-    pick: Callable[[tuple[Any, ...], Mapping[str, Any], Any], Any]
-
-
 def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
     """Collect the actions on inputs and outputs of submodules that the adapter's sites declare."""
     found: dict[str, Features] = {}
     for site in sites:
-        if isinstance(site, Site) and site.acts is not None:
-            known = found.get(site.module, Features())
-            found[site.module] = Features((*known.reads, *_reads(model, site)), (*known.gives, _gives(site)))
+        if not isinstance(site, Site) or site.acts is None:
+            continue
+        known = found.get(site.module, Features())
+        reads, gives = known.reads, KnownTensor(site.acts[1], partial(_pick_output, site))
+        if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
+            argument = find_argument(site.reads, site.module, model, f"site {site.name!r}")
+            reads += (KnownTensor(site.acts[0], partial(_pick_input, argument)),)
+        found[site.module] = Features(reads, (*known.gives, gives))
     return found
 
 
-def _reads(model: nn.Module, site: Site) -> Iterator[_KnownFeature]:
-    if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
-        argument = find_argument(site.reads, site.module, model, f"site {site.name!r}")
-        assert site.acts is not None
-        yield _KnownFeature(site.acts[0], lambda args, kwargs, output: argument.pick(args, kwargs))
+def _pick_input(argument: Argument, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    return argument.pick(args, kwargs)
 
 
-def _gives(site: Site) -> _KnownFeature:
-    assert site.acts is not None
-    return _KnownFeature(site.acts[1], lambda args, kwargs, output: select_output(output, site))
+def _pick_output(site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    return select_output(output, site)
 
 
-def _judge_whole(layers: list[LayerSymmetry], error: EquivarianceError, floor: float) -> list[LayerSymmetry]:
-    """Replace the entry of the model itself (name "") by its measured error, and blame it if no layer is to blame."""
-    level = SINGLE if error.relative > SINGLE else floor
-    inside = any(layer.begins and layer.name and (layer.after or 0.0) > level for layer in layers)
-    symmetric = error.relative <= floor
-    whole: dict[str, Any] = {"before": 0.0, "after": error.relative, "known": True}
-    whole["begins"] = not inside and not symmetric
-    found = []
-    for layer in layers:
-        turns = symmetric and layer.behaviour != "invariant"
-        behaviour = "turns" if turns else layer.behaviour
-        found.append(layer if layer.name else dataclasses.replace(layer, behaviour=behaviour, **whole))
-    return found
+def _judge_whole(whole: LayerSymmetry, layers: list[LayerSymmetry], relative: float, floor: float) -> LayerSymmetry:
+    """Replace the estimated error of the model itself by the measured one, and blame it if no layer is to blame."""
+    level = SINGLE if relative > SINGLE else floor
+    inside = any(layer.begins and (layer.after or 0.0) > level for layer in layers)
+    symmetric = relative <= floor
+    behaviour = "turns" if symmetric and whole.behaviour != "invariant" else whole.behaviour
+    begins = not inside and not symmetric
+    return dataclasses.replace(whole, behaviour=behaviour, before=0.0, after=relative, known=True, begins=begins)
 
 
 def _find_uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterator[str]:
