@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..contract.sites import Site, Tap
+from ..contract.upstreams import class_path
 from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import select_output
 from ..engine.measure import adapter_of, averaged, convert_to_double, hide_from_budget, use_branches
@@ -23,11 +24,12 @@ from ..engine.state import Ace, Argument, find, find_argument, unwrap
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
+from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
 from ..symmetry.layers import Features, KnownTensor, LayerSymmetry, measure_layers
-from ..symmetry.measure import EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
+from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
 from ..symmetry.parts import iterate_tensors, parse_path, positional_names
-from .examples import attach_example, build_for_model
+from .kit import Kit
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative error that counts as rounding, for each floating point type; 0.1 for types that are not listed."""
@@ -266,36 +268,41 @@ def audit_example(
     if trust:
         REPAIRS.make_importable()
     content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
+    kit = Kit(name, seed, checkout)
     if isinstance(content, nn.Module):
-        built = build_for_model(name, content, seed, checkout=checkout)
+        model = content
+        if registry().find_adapter(model) is not kit.plugin:
+            raise AdapterError(f"adapter {name!r} does not claim {class_path(type(model))}: choose another adapter")
+        example = kit.plugin.example(seed, model)
     else:
-        built = attach_example(name, seed, checkout=checkout)
-    model = built.model.eval()
-    if checkpoint is not None and not isinstance(content, nn.Module):
-        _load_weights(model, checkpoint, content)
-    ace = find(model)
+        model, example = kit.attached()
+        if checkpoint is not None:
+            _load_weights(model, checkpoint, content)
+    model.eval()
+    batch, ace = Call(example.args, example.kwargs), find(model)
+    nodes = kit.nodes(model) if ace is None else ace.sites
     if ace is None and branches_on:
         raise ConfigError(f"branches on: the model in {checkpoint} has no ACE attached; leave the option out")
     with nullcontext() if branches_on is None or ace is None else use_branches(model, branches_on):
         on = ace is not None and ace.active()
         try:
-            found = audit(model, built.batch, samples=samples, seed=seed)
+            found = audit(model, batch, samples=samples, seed=seed)
             mean = None
             if average is not None:
                 smooth = averaged(model, average)
-                whole = audit(smooth, built.batch, smooth.action, samples=samples, seed=seed, layers=False)
+                whole = audit(smooth, batch, smooth.action, samples=samples, seed=seed, layers=False)
                 mean = average, whole.error
         except AceError:
             raise
         except Exception as error:
-            raise AdapterError(f"adapter {built.plugin.name!r}: its example does not run: {one_line(error)}") from error
+            raise AdapterError(f"adapter {name!r}: its example does not run: {one_line(error)}") from error
     return ExampleAudit(
-        adapter=built.plugin.name,
-        upstream=built.upstream,
+        adapter=name,
+        upstream=kit.upstream,
         model=type(model).__name__,
         checkpoint="" if checkpoint is None else str(checkpoint),
         branches=on,
-        sites={site.name: site.module for site in built.sites},
+        sites={site.name: site.module for site in nodes if isinstance(site, Site)},
         found=found,
         averaged=mean,
     )

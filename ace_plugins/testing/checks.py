@@ -443,17 +443,8 @@ def _worst_output(kit: Kit) -> str:
 
 Check = Callable[[Kit], None]
 
-CHECKS: tuple[Check, ...] = tuple(check for name, check in list(globals().items()) if name.startswith("check_"))
-"""Every check, in the order of definition. A check raises `NotApplicable` if an adapter has nothing for it to test."""
-
-
-def name_of(check: Check) -> str:
-    """Return the name of a check, for example ``"gamma_zero_is_upstream"``.
-
-    Args:
-        check: The check, one of `CHECKS`.
-
-    Returns:
-        The name.
-    """
-    return check.__name__.removeprefix("check_")
+CHECKS: dict[str, Check] = {
+    name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")
+}
+"""Mapping from the name of each check to its function, which raises `CheckError` if the adapter fails, and
+`NotApplicable` if the adapter has nothing for it to test. The checks are in the order of definition."""

@@ -12,13 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checkout.layout import read_layout
 from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
 from ..engine.forward import select_output
 from ..errors import AdapterError
 from ..patch.constructors import attach
+from ..patch.shims import REPAIRS
+from ..plugins.registry import registry
 from ..symmetry.parts import iterate_tensors
-from .examples import prepare
+from .examples import make_importable
 
 QUIET = {"trace": False, "tell": False}
 PLAIN = {**QUIET, "frames": "off"}
@@ -31,12 +34,13 @@ class CheckError(AssertionError):
     Attributes:
         reason: What was found.
         look_at: The hook that is the likely cause, with site and field if known: "ace_layers, Site 'layers.0', output".
+            "" if the cause is unknown, or if ``reason`` names it.
     """
 
-    def __init__(self, reason: str, look_at: str) -> None:
-        self.reason = reason
+    def __init__(self, reason: str, look_at: str = "") -> None:
+        self.reason = " ".join(reason.split())
         self.look_at = look_at
-        super().__init__(f"{reason}; look at {look_at}")
+        super().__init__(f"{self.reason}; look at {look_at}" if look_at else self.reason)
 
 
 class NotApplicable(unittest.SkipTest):
@@ -69,6 +73,7 @@ class Kit:
 
     Attributes:
         plugin: The adapter.
+        root: Folder of the checkout; None for an installed upstream.
         notes: Mapping from the description of a measurement to its value, for the summary that pytest prints.
 
     Raises:
@@ -76,7 +81,10 @@ class Kit:
     """
 
     def __init__(self, adapter: str, seed: int = 0, checkout: Path | None = None) -> None:
-        self.plugin, _ = prepare(adapter, checkout)
+        self.plugin = registry().adapter(adapter)
+        self.root = make_importable(self.plugin, checkout)
+        REPAIRS.offer_stand_ins(self.plugin)
+        REPAIRS.apply(self.plugin, "cpu")  # examples are built on the CPU
         self.seed = seed
         self.notes: dict[str, str] = {}
         self._built: Example | None = None
@@ -89,6 +97,14 @@ class Kit:
             return copy.deepcopy(self._built)
         except Exception:  # the check copies_are_independent reports models that cannot be copied
             return self.plugin.example(self.seed)
+
+    @property
+    def upstream(self) -> str:
+        """Upstream's title, with the commit of a checkout."""
+        upstream = self.plugin.patches
+        if self.root is None or upstream.checkout is None:
+            return upstream.title
+        return f"{upstream.title} {read_layout(self.root, upstream.checkout)}"
 
     def nodes(self, model: nn.Module) -> Sequence[Node]:
         """Return the sites and stems that the adapter names for this model."""
