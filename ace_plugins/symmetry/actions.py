@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from torch import Tensor
 from ..errors import AdapterError, one_of
 from .graphs import Graphs, PerGraph
 from .groups import Element, Euclidean, Group, Rigid, Rigids
-from .parts import get_argument, get_part, has_part, parse_path, positional_names, replace_part
+from .parts import find_argument, find_part, get_part, parse_path, positional_names, replace_part
 
 X = TypeVar("X", Tensor, None)
 
@@ -83,7 +82,12 @@ class _Rigidly(Action):
                 raise AdapterError(f"{self}: expected size {size}, found {found} in shape {list(x.shape)}")
         if not (x.is_floating_point() or x.is_complex()):
             raise AdapterError(f"{self}: expected a floating point tensor, found {x.dtype}")
-        return _apply_wide(partial(self.act_on_last, rigid), x, axes)
+        # float32 or wider and no autocast, because rounding would add to the model's error
+        wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
+        last = tuple(range(-len(axes), 0))
+        with torch.autocast(x.device.type, enabled=False):
+            turned = self.act_on_last(rigid, wide.movedim(axes, last)).movedim(last, axes)
+            return turned.to(x.dtype).contiguous()  # contiguous, because models call .view() on their inputs
 
 
 def _rigid(action: Action, element: Any, dimension: int | None = None) -> Rigid:
@@ -99,18 +103,6 @@ def _sizes(action: Action, x: Tensor, axes: tuple[int, ...], size: object) -> li
         if not -x.ndim <= axis < x.ndim:
             raise AdapterError(f"{action}: expected an axis of size {size}, found shape {list(x.shape)}")
     return [x.shape[axis] for axis in axes]
-
-
-def _apply_wide(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Move the given axes of x to the end, apply the function, and move the axes back.
-
-    The computation uses float32 or wider and no autocast, because its rounding would add to the model's error.
-    """
-    wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
-    last = tuple(range(-len(axes), 0))
-    with torch.autocast(x.device.type, enabled=False):
-        turned = function(wide.movedim(axes, last)).movedim(last, axes)
-        return turned.to(x.dtype).contiguous()  # contiguous, because models call .view() on their inputs
 
 
 @dataclass(frozen=True)
@@ -217,12 +209,11 @@ def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Grid(Action):
-    """Action of groups of the plane on an image [..., H, W] or a field on a grid, about its centre.
+    """Action of C_4, D_4 and their subgroups on an image [..., H, W] or a field on a grid, about its centre.
 
     x points right and y up, so a positive angle rotates the image counterclockwise, as
-    ``torch.rot90(x, 1, (-2, -1))`` does. Multiples of 90 degrees and the reflections between them move whole pixels
-    and are exact. Other elements resample bilinearly with zeros outside the image, and the inaccuracy of resampling
-    adds to every measured error. So measure with C_4 or D_4 where possible.
+    ``torch.rot90(x, 1, (-2, -1))`` does. Elements that do not map pixels to pixels are refused, because the inaccuracy
+    of resampling would add to every measured error.
     """
 
     of: Action = field(default_factory=Invariant)
@@ -240,29 +231,14 @@ class Grid(Action):
         height, width = _sizes(self, x, self.axes, "H and W")
         x = self.of(rigid, x)
         # Composed quarter turns contain rounding errors; 1e-9 of an image is far less than a pixel.
-        if float((rigid.matrix - rigid.matrix.round()).abs().max()) < 1e-9:
-            cosine, sine = (int(entry) for entry in rigid.matrix[:, 0].round())
-            quarters = {(1, 0): 0, (0, 1): 1, (-1, 0): 2, (0, -1): 3}[cosine, sine]
-            if quarters % 2 and height != width:
-                raise AdapterError(f"{self}: expected H = W for a turn of 90 degrees, found {height} and {width}")
-            upright = x if rigid.sign > 0 else x.flip(self.axes[0])  # M = rotation after y -> -y
-            return torch.rot90(upright, quarters, self.axes).contiguous()
-        if not x.is_floating_point():
-            raise AdapterError(f"{self}: expected a floating point tensor to resample, found {x.dtype}")
-        return _apply_wide(partial(_resample, rigid.matrix), x, self.axes)
-
-
-def _resample(matrix: Tensor, x: Tensor) -> Tensor:
-    """Return the image y(p) = x(matrix^-1 p) for the pixels p of x [..., H, W], interpolated."""
-    height, width = x.shape[-2:]
-    columns = torch.arange(width, dtype=matrix.dtype, device=matrix.device) - (width - 1) / 2
-    rows = (height - 1) / 2 - torch.arange(height, dtype=matrix.dtype, device=matrix.device)
-    points = torch.stack([columns.expand(height, width), rows[:, None].expand(height, width)], dim=-1)
-    # grid_sample expects (column, row), each from -1 to 1 between the outer edges of the image.
-    source = points @ matrix * matrix.new_tensor([2 / width, -2 / height])
-    flat = x.reshape(1, math.prod(x.shape[:-2]), height, width)
-    sampled = torch.nn.functional.grid_sample(flat, source[None].to(x.dtype).to(x.device), align_corners=False)
-    return sampled.reshape(x.shape)
+        if float((rigid.matrix - rigid.matrix.round()).abs().max()) > 1e-9:
+            raise AdapterError(f"{self}: expected a multiple of 90 degrees; use Cyclic(4), Dihedral(4) or a subgroup")
+        cosine, sine = (int(entry) for entry in rigid.matrix[:, 0].round())
+        quarters = {(1, 0): 0, (0, 1): 1, (-1, 0): 2, (0, -1): 3}[cosine, sine]
+        if quarters % 2 and height != width:
+            raise AdapterError(f"{self}: expected H = W for a turn of 90 degrees, found {height} and {width}")
+        upright = x if rigid.sign > 0 else x.flip(self.axes[0])  # M = rotation after y -> -y
+        return torch.rot90(upright, quarters, self.axes).contiguous()
 
 
 @dataclass(frozen=True)
@@ -351,7 +327,7 @@ class GroupAction:
             name, *steps = path.split(".")
             where = f"input {path!r}"
             act = partial(_act, action, element, where, path)
-            if not needed and not has_part(get_argument(name, signature_names, args, kwargs), steps):
+            if not needed and find_argument(path, signature_names, args, kwargs) is None:
                 continue
             if name in new_kwargs:
                 new_kwargs[name] = _change_at(new_kwargs[name], steps, act, where)
@@ -401,7 +377,7 @@ class GroupAction:
             for pattern, action in self.outputs.items():
                 path, needed = parse_path(pattern)
                 steps = path.split(".")
-                if action is not None and (needed or has_part(output, steps)):
+                if action is not None and (needed or find_part(output, steps) is not None):
                     found.append((steps, action))
             return found
         expected = len(self.outputs)

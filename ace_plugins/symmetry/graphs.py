@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..errors import AdapterError
 from .groups import Rigids
-from .parts import get_argument, get_part
+from .parts import find_argument
 
 
 @dataclass(frozen=True)
@@ -41,35 +42,20 @@ class Graphs:
         Returns:
             The graph numbers of the rows, or None.
         """
-        batch = _value_at(self.batch, names, args, kwargs)
+        value_at = partial(find_argument, names=names, args=args, kwargs=kwargs)
+        batch = value_at(self.batch)
         if not isinstance(batch, Tensor) or not batch.dim():
             return None
         if batch.is_floating_point():
             return Rows(torch.arange(len(batch), device=batch.device), {})
-        edges = {path: _value_at(index, names, args, kwargs) for path, index in self.edges.items()}
-        rows = {
-            path: batch[index if index.dim() == 1 else index[0]]
-            for path, index in edges.items()
-            if isinstance(index, Tensor)
-        }
+        rows = {}
+        for path, place in self.edges.items():
+            if isinstance(index := value_at(place), Tensor):
+                rows[path] = batch[index if index.dim() == 1 else index[0]]
         for path, count in self.several.items():
-            value = _value_at(path, names, args, kwargs)
-            if isinstance(value, Tensor):
+            if isinstance(value := value_at(path), Tensor):
                 rows[path] = torch.arange(len(value), device=value.device) // count
         return Rows(batch, rows)
-
-
-def _value_at(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    name, *steps = path.split(".")
-    value = get_argument(name, names, args, kwargs)
-    for step in steps:
-        if value is None:
-            break
-        keys = getattr(value, "keys", None)
-        if callable(keys) and step not in keys():
-            return None  # a single graph has no batch vector
-        value = get_part(value, step, f"input {path!r}")
-    return value
 
 
 @dataclass(frozen=True)
