@@ -127,9 +127,9 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
 
     M is estimated from below. The branch of the k-th of L layers perturbs that layer's output; if the model's output
     changes by a_k times the perturbation, M is at least the (L - k)-th root of a_k. M also covers the growth of the
-    branches' inputs from layer to layer, in f_0 and in f_gamma (divided by 1 + |gamma| there). By construction
-    ``measured_1`` never exceeds ``theorem_1`` except by rounding; ``theorem_2`` is an estimate. Everything after the
-    last site counts as one more layer with gamma = 0.
+    branches' inputs from layer to layer, divided by 1 + |gamma|. By construction ``measured_1`` never exceeds
+    ``theorem_1`` except by rounding; ``theorem_2`` is an estimate. Everything after the last site counts as one more
+    layer with gamma = 0.
 
     Args:
         model: An attached model. A copy is evaluated, in float64 and eval mode where possible.
@@ -172,8 +172,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
                 raise ConfigError("bounds: the first branch reads only zeros; use another batch")
             tail = not any(y.shape == last.output.shape and torch.equal(y, last.output) for y in full.values())
             chain = [*gammas.values(), *([0.0] if tail else [])]
-            plain_layers = _watch(copied, ace, partial(run, {}))
-            M = _estimate_growth(run, gammas, layers, plain_layers, len(chain))
+            M = _estimate_growth(run, gammas, layers, len(chain))
         finally:
             run(all_gammas)
         generator = torch.Generator().manual_seed(seed)
@@ -257,17 +256,15 @@ def _estimate_growth(
     run: Callable[[Mapping[str, float]], dict[str, Tensor]],
     gammas: Mapping[str, float],
     layers: Mapping[str, _Layer],
-    plain_layers: Mapping[str, _Layer],
     depth: int,
 ) -> float:
     """Estimate M from the effect of each branch on the output, and from the growth of the branches' inputs."""
-    norm = grown = float(next(iter(layers.values())).read.norm())
+    grown = float(next(iter(layers.values())).read.norm())
     found = [0.0]
     before = run({})
     for k, (name, layer) in enumerate(layers.items(), 1):
         if k > 1:
-            sizes = float(layer.read.norm()) / grown, float(plain_layers[name].read.norm()) / norm
-            found.append(max(sizes) ** (1 / (k - 1)))
+            found.append((float(layer.read.norm()) / grown) ** (1 / (k - 1)))
         grown *= 1 + abs(gammas[name])
         after = run(dict(list(gammas.items())[:k]))
         added = abs(gammas[name]) * float(layer.given.norm())

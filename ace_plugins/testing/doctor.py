@@ -169,13 +169,12 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
 
 
 def _diagnosis(kit: Kit, judgement: Judgement) -> Diagnosis:
-    plugin, (model, example) = kit.plugin, kit.attached()
-    now = status(model)
+    plugin = kit.plugin
     errors = []
     for gamma in (0.0, 1.0):
-        with torch.no_grad():
-            model.ace.gamma.fill_(gamma)
+        model, example = kit.attached(gamma=gamma)
         errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
+    now = status(model)
     return Diagnosis(
         adapter=plugin.name,
         upstream=kit.upstream,

@@ -59,34 +59,20 @@ def node_field(node: Node, name: str) -> str:
 
 
 class Kit:
-    """Fresh examples of one adapter, for checks.
+    """Fresh examples of one adapter, for checks. Its upstream is made importable, with the adapter's shims applied.
 
-        kit = Kit("mynet")
-        model, example = kit.attached(mode="strict")
-        losses = kit.train(model, example)
-
-    Args:
-        adapter: Name of the adapter's entry point.
-        seed: Seed of the examples, and of the random numbers in `attached` and `call`.
-        checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
-            ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.
-
-    Attributes:
-        plugin: The adapter.
-        root: Folder of the checkout; None for an installed upstream.
-        notes: Mapping from the description of a measurement to its value, for the summary that pytest prints.
-
-    Raises:
-        AdapterError: The adapter is unknown or not usable, or its upstream was not found.
+    ``seed`` determines the examples and the random numbers in `attached` and `call`.
     """
 
     def __init__(self, adapter: str, seed: int = 0, checkout: Path | None = None) -> None:
         self.plugin = registry().adapter(adapter)
         self.root = make_importable(self.plugin, checkout)
+        """Folder of the checkout; None for an installed upstream."""
         REPAIRS.offer_stand_ins(self.plugin)
         REPAIRS.apply(self.plugin, "cpu")  # examples are built on the CPU
         self.seed = seed
         self.notes: dict[str, str] = {}
+        """Mapping from the description of a measurement to its value, for the summary that pytest prints."""
         self._built: Example | None = None
 
     def example(self) -> Example:
@@ -111,51 +97,29 @@ class Kit:
         found: Sequence[Node] = self.plugin.call("ace_layers", model=model)
         return found
 
-    def attached(self, **config: Any) -> tuple[Any, Example]:
-        """Attach a fresh example.
-
-        Args:
-            config: Settings, as for `attach`. Trace, messages and random frames are off by default.
-
-        Returns:
-            The attached model, and its example with the batch.
-        """
+    def attached(self, *, gamma: float | None = None, **config: Any) -> tuple[Any, Example]:
+        """Attach a fresh example with these settings, set gamma if given, and return the model and the example."""
         example = self.example()
         torch.manual_seed(self.seed)
-        return attach(example.model, self.plugin.name, **{**PLAIN, **config}), example
+        model: Any = attach(example.model, self.plugin.name, **{**PLAIN, **config})
+        if gamma is not None:
+            with torch.no_grad():
+                model.ace.gamma.fill_(gamma)
+        return model, example
 
     def needs(self, hook: str) -> None:
-        """Skip the check if the adapter does not implement a hook.
-
-        Args:
-            hook: Name of the hook, such as "ace_group_action".
-
-        Raises:
-            NotApplicable: The adapter does not implement the hook.
-        """
+        """Raise `NotApplicable` if the adapter does not implement a hook."""
         if not self.plugin.has(hook):
             raise NotApplicable(f"adapter {self.plugin.name!r} does not implement {hook}")
 
     def call(self, model: nn.Module, example: Example) -> Any:
-        """Run a model on a copy of an example's batch, with the same random numbers each time.
-
-        Args:
-            model: The model, attached or plain.
-            example: The example with the batch.
-
-        Returns:
-            The model's output.
-        """
+        """Run a model on a copy of an example's batch, with the same random numbers each time."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             return model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs)))
 
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
-        """Run a model on an example as `call` does, and return the non-empty floating point tensors of its output.
-
-        Raises:
-            AdapterError: The output has no such tensor.
-        """
+        """Run a model on an example as `call` does, and return the non-empty floating point tensors of its output."""
         tensors = (tensor for _, tensor in iterate_tensors(self.call(model, example)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
@@ -166,21 +130,11 @@ class Kit:
         """Return the loss of a model on an example: the mean squared distance from 1, summed over `run`'s tensors."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
-    def train(self, model: nn.Module, example: Example, steps: int = 3, lr: float = 1e-3) -> list[float]:
-        """Train a model on an example's batch with Adam.
-
-        Args:
-            model: The model, attached or plain; it is changed.
-            example: The example with the batch.
-            steps: Number of training steps.
-            lr: Learning rate.
-
-        Returns:
-            The loss before each step.
-        """
-        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    def train(self, model: nn.Module, example: Example) -> list[float]:
+        """Train a model on an example's batch with three steps of Adam, and return the loss before each step."""
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         losses = []
-        for _ in range(steps):
+        for _ in range(3):
             optimizer.zero_grad()
             loss = self.loss(model, example)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -208,17 +162,6 @@ def shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 def few(names: Sequence[str]) -> str:
     """Return the first three names as text, with the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def differing_site(kit: Kit, sites: Iterable[Site], *sides: tuple[nn.Module, Example]) -> str:
-    """Return text for an error about the first site where two models differ: ``" (first at site 'layers.0')"``."""
-    seen = []
-    for model, example in sides:
-        with outputs_of(model, sites) as found:
-            kit.call(model, example)
-        seen.append(found)
-    names = different(*seen)
-    return f" (first at site {names[0]!r})" if names else ""
 
 
 @contextmanager

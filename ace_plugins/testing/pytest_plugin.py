@@ -103,14 +103,9 @@ def parametrize_with_checks(
     for unknown in expected.keys() - CHECKS.keys():
         raise AceError(one_of("check in expected_failures", unknown, CHECKS))
     folder = None if checkout is None else Path(checkout)
-    parameters = [
-        pytest.param(
-            AdapterCheck(adapter, name, seed, folder),
-            id=name,
-            marks=[pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else [],
-        )
-        for name in CHECKS
-    ]
+    marks = {name: [pytest.mark.xfail(reason=reason, strict=True)] for name, reason in expected.items()}
+    checks = [AdapterCheck(adapter, name, seed, folder) for name in CHECKS]
+    parameters = [pytest.param(check, id=check.name, marks=marks.get(check.name, [])) for check in checks]
     return pytest.mark.parametrize("check", parameters)
 
 

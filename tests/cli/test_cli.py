@@ -21,7 +21,7 @@ from torch_geometric.nn import SchNet
 
 from ace_plugins import project
 from ace_plugins.cli.main import COMMANDS, main
-from ace_plugins.testing import Kit
+from ace_plugins.testing.kit import Kit
 
 SCRIPT = """
 import argparse, os, sys, torch

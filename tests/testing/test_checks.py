@@ -31,8 +31,9 @@ from ace_plugins.adapter import (
     linear,
 )
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing import CHECKS, CheckError, Kit, NotApplicable
+from ace_plugins.testing import CHECKS, CheckError
 from ace_plugins.testing.doctor import run_check
+from ace_plugins.testing.kit import Kit, NotApplicable
 
 GOOD = ADAPTERS["layered"]
 VECTORS = ADAPTERS["vector_maps"]
