@@ -36,19 +36,16 @@ NOISE = 1e-15
 BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
 
 
-class KnownTensor(NamedTuple):
-    """An input or output of a submodule with a known action."""
-
-    action: Action
-    pick: Callable[[tuple[Any, ...], Mapping[str, Any], Any], Any]
-    """Function of a call's args, kwargs and output (None for an input) that returns the tensor, or None."""
-
-
 class Features(NamedTuple):
-    """The known tensors that a submodule reads and returns."""
+    """The tensors of a submodule with a known action, each as the action and a function that returns the tensor."""
 
-    reads: tuple[KnownTensor, ...] = ()
-    gives: tuple[KnownTensor, ...] = ()
+    reads: list[tuple[Action, Callable[[tuple[Any, ...], Mapping[str, Any]], Any]]]
+    """Inputs; the function gets the args and kwargs of a call."""
+    gives: list[tuple[Action, Callable[[Any], Any]]]
+    """Outputs; the function gets the output of a call."""
+
+
+UNKNOWN = Features([], [])
 
 
 @dataclass(frozen=True)
@@ -97,14 +94,14 @@ class _Recorder:
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         # Copy the inputs now: a module may write to them.
-        inputs = _rows((args, kwargs)) + _pick(self.features.get(name, Features()).reads, args, kwargs, None)
+        inputs = _rows((args, kwargs)) + _pick(self.features.get(name, UNKNOWN).reads, args, kwargs)
         self.visits.append(_Visit(name, type(module).__name__, self.open[-1] if self.open else None, inputs))
         self.open.append(len(self.visits) - 1)
 
     def leave(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
     ) -> None:
-        known = _pick(self.features.get(name, Features()).gives, args, kwargs, output)
+        known = _pick(self.features.get(name, UNKNOWN).gives, output)
         self.visits[self.open.pop()].outputs = _rows(output) + known
 
     def run(self, model: nn.Module, skip: Sequence[str], *call: Any) -> list[_Visit]:
@@ -124,7 +121,7 @@ class _Recorder:
         return self.visits
 
 
-def _pick(known: Sequence[KnownTensor], *call: Any) -> Tensors:
+def _pick(known: Sequence[tuple[Action, Callable[..., Any]]], *call: Any) -> Tensors:
     found = ((pick(*call), action) for action, pick in known)
     return [(tensor.detach().clone(), action) for tensor, action in found if tensor is not None]
 

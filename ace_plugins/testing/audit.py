@@ -20,13 +20,13 @@ from ..contract.upstreams import class_path
 from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import select_output
 from ..engine.measure import adapter_of, averaged, convert_to_double, hide_from_budget, use_branches
-from ..engine.state import Ace, Argument, find, find_argument, unwrap
+from ..engine.state import Ace, find, find_argument, unwrap
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
 from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
-from ..symmetry.layers import Features, KnownTensor, LayerSymmetry, measure_layers
+from ..symmetry.layers import Features, LayerSymmetry, measure_layers
 from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
 from ..symmetry.parts import iterate_tensors, parse_path, positional_names
 from .kit import Kit
@@ -185,21 +185,12 @@ def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
     for site in sites:
         if not isinstance(site, Site) or site.acts is None:
             continue
-        known = found.get(site.module, Features())
-        reads, gives = known.reads, KnownTensor(site.acts[1], partial(_pick_output, site))
+        known = found.setdefault(site.module, Features([], []))
+        known.gives.append((site.acts[1], partial(select_output, site=site)))
         if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
             argument = find_argument(site.reads, site.module, model, f"site {site.name!r}")
-            reads += (KnownTensor(site.acts[0], partial(_pick_input, argument)),)
-        found[site.module] = Features(reads, (*known.gives, gives))
+            known.reads.append((site.acts[0], argument.pick))
     return found
-
-
-def _pick_input(argument: Argument, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-    return argument.pick(args, kwargs)
-
-
-def _pick_output(site: Site, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-    return select_output(output, site)
 
 
 def _judge_whole(whole: LayerSymmetry, layers: list[LayerSymmetry], relative: float, floor: float) -> LayerSymmetry:
@@ -297,7 +288,7 @@ def audit_example(
         except Exception as error:
             raise AdapterError(f"adapter {name!r}: its example does not run: {one_line(error)}") from error
     return ExampleAudit(
-        adapter=name,
+        adapter=kit.plugin.name,
         upstream=kit.upstream,
         model=type(model).__name__,
         checkpoint="" if checkpoint is None else str(checkpoint),
