@@ -67,11 +67,6 @@ class Rows:
     others: Mapping[str, Tensor]
     """Mapping from the path of an input whose rows are not nodes to the graph number of each of its rows."""
 
-    @property
-    def upper_bound(self) -> int:
-        """Upper bound on the number of graphs. The exact number would need a synchronisation with the device."""
-        return len(self.nodes)
-
 
 @dataclass(frozen=True, eq=False)
 class PerGraph:
@@ -88,15 +83,12 @@ class PerGraph:
             return self.each.with_index(self.rows.others[path])
         if len(x) == len(self.rows.nodes):
             return self.each.with_index(self.rows.nodes)
-        if len(x) > self.rows.upper_bound:
+        if len(x) > len(self.rows.nodes):
             raise AdapterError(
-                f"expected one row for each of {self.rows.upper_bound} nodes or one per graph, found {len(x)} rows; "
+                f"expected one row for each of {len(self.rows.nodes)} nodes or one per graph, found {len(x)} rows; "
                 "list inputs with one row per edge in Graphs(edges=...), those with several per graph in several=..."
             )
         return self.each.with_index(torch.arange(len(x), device=x.device))
-
-    def compose(self, other: PerGraph) -> PerGraph:
-        return PerGraph(self.each.compose(other.each), self.rows)
 
     def inverse(self) -> PerGraph:
         return PerGraph(self.each.inverse(), self.rows)

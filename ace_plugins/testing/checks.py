@@ -29,6 +29,7 @@ from ..report.status import status
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import Call, EquivarianceError, compare_orders, evaluate
 from ..symmetry.parts import iterate_tensors
+from .audit import FLOOR
 from .kit import QUIET, CheckError, Kit, NotApplicable, different, few, node_field, outputs_of, require, same, shapes
 
 HEAVY = ("torch", "jax", "tensorflow")
@@ -357,8 +358,6 @@ def _save_and_load(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-SYMMETRIC = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Largest relative equivariance error that plain upstream may have, for each precision."""
 FRAMES = 1e-3
 """Largest relative change of f_eq that a random frame may cause; it is due to float32 rounding."""
 BROKEN = 1e-6
@@ -370,10 +369,10 @@ def check_upstream_is_symmetric(kit: Kit) -> None:
     kit.needs("ace_group_action")
     found, dtype = _measure(kit, 0.0)
     kit.notes[f"relative equivariance error under {found.group} at gamma = 0:"] = f"{found.relative:.1e}"
-    if not found.relative < SYMMETRIC[dtype]:
+    if not found.relative < FLOOR[dtype]:
         raise CheckError(
             f"at gamma = 0 the relative equivariance error under {found.group} is {found.relative:.3g}, expected below "
-            f"{SYMMETRIC[dtype]:g}; {_worst_output(kit)} has the largest error",
+            f"{FLOOR[dtype]:g}; {_worst_output(kit)} has the largest error",
             "ace_group_action: the group, the inputs (arguments without an action stay unchanged) and the outputs",
         )
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import nn
 
 from ..contract.sites import Node, Site
+from ..demo import one_thread
 from ..engine.measure import equivariance_error
 from ..errors import AceError, AdapterError
 from ..output import progress
@@ -153,10 +154,8 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
 
     Raises AdapterError with the failures of the checks if the example cannot be attached and run.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # examples are too small to gain from more threads
-    try:
-        kit = Kit(name, seed, checkout)
+    kit = Kit(name, seed, checkout)
+    with one_thread():
         with progress(len(CHECKS), "checks") as done:
             judgement = judge(kit, done)
         try:
@@ -164,8 +163,6 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         except Exception as error:  # failed checks, if any, explain the error better
             problem = str(error) if isinstance(error, AceError) else one_line(error)
             raise AdapterError("; ".join(merge_failures(judgement.failures)) or problem) from error
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _diagnosis(kit: Kit, judgement: Judgement) -> Diagnosis:
@@ -194,7 +191,7 @@ def _diagnosis(kit: Kit, judgement: Judgement) -> Diagnosis:
     )
 
 
-def _describe(node: Node, branch: torch.nn.Module) -> Part:
+def _describe(node: Node, branch: nn.Module) -> Part:
     return Part(
         name=node.name,
         kind="site" if isinstance(node, Site) else "stem",

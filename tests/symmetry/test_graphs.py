@@ -60,8 +60,6 @@ def test_each_row_gets_the_element_of_its_graph(name: str, seed: int) -> None:
         assert torch.allclose(together[row], alone[0], rtol=0, atol=1e-12)
     back = action(each.with_index(NODES).inverse(), together)
     assert torch.allclose(back, x, atol=1e-11)
-    twice = action(each.with_index(NODES).compose(each.with_index(NODES)), x)
-    assert torch.allclose(twice, action(each.with_index(NODES), together), atol=1e-11)
 
 
 def test_elements_are_uniform_and_independent() -> None:
