@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,12 +83,7 @@ class _Rigidly(Action):
                 raise AdapterError(f"{self}: expected size {size}, found {found} in shape {list(x.shape)}")
         if not (x.is_floating_point() or x.is_complex()):
             raise AdapterError(f"{self}: expected a floating point tensor, found {x.dtype}")
-        # float32 or wider and no autocast, because rounding would add to the model's error
-        wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
-        last = tuple(range(-len(axes), 0))
-        with torch.autocast(x.device.type, enabled=False):
-            turned = self.act_on_last(rigid, wide.movedim(axes, last)).movedim(last, axes)
-            return turned.to(x.dtype).contiguous()  # contiguous, because models call .view() on their inputs
+        return _apply_wide(partial(self.act_on_last, rigid), x, axes)
 
 
 def _rigid(action: Action, element: Any, dimension: int | None = None) -> Rigid:
@@ -103,6 +99,18 @@ def _sizes(action: Action, x: Tensor, axes: tuple[int, ...], size: object) -> li
         if not -x.ndim <= axis < x.ndim:
             raise AdapterError(f"{action}: expected an axis of size {size}, found shape {list(x.shape)}")
     return [x.shape[axis] for axis in axes]
+
+
+def _apply_wide(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Move the given axes of x to the end, apply the function, and move the axes back.
+
+    The computation uses float32 or wider and no autocast, because its rounding would add to the model's error.
+    """
+    wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
+    last = tuple(range(-len(axes), 0))
+    with torch.autocast(x.device.type, enabled=False):
+        turned = function(wide.movedim(axes, last)).movedim(last, axes)
+        return turned.to(x.dtype).contiguous()  # contiguous, because models call .view() on their inputs
 
 
 @dataclass(frozen=True)
@@ -209,11 +217,12 @@ def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Grid(Action):
-    """Action of C_4, D_4 and their subgroups on an image [..., H, W] or a field on a grid, about its centre.
+    """Action of groups of the plane on an image [..., H, W] or a field on a grid, about its centre.
 
     x points right and y up, so a positive angle rotates the image counterclockwise, as
-    ``torch.rot90(x, 1, (-2, -1))`` does. Elements that do not map pixels to pixels are refused, because the inaccuracy
-    of resampling would add to every measured error.
+    ``torch.rot90(x, 1, (-2, -1))`` does. Multiples of 90 degrees and the reflections between them move whole pixels
+    and are exact. Other elements resample bilinearly with zeros outside the image, and the inaccuracy of resampling
+    adds to every measured error. So measure with C_4 or D_4 where possible.
     """
 
     of: Action = field(default_factory=Invariant)
@@ -231,14 +240,29 @@ class Grid(Action):
         height, width = _sizes(self, x, self.axes, "H and W")
         x = self.of(rigid, x)
         # Composed quarter turns contain rounding errors; 1e-9 of an image is far less than a pixel.
-        if float((rigid.matrix - rigid.matrix.round()).abs().max()) > 1e-9:
-            raise AdapterError(f"{self}: expected a multiple of 90 degrees; use Cyclic(4), Dihedral(4) or a subgroup")
-        cosine, sine = (int(entry) for entry in rigid.matrix[:, 0].round())
-        quarters = {(1, 0): 0, (0, 1): 1, (-1, 0): 2, (0, -1): 3}[cosine, sine]
-        if quarters % 2 and height != width:
-            raise AdapterError(f"{self}: expected H = W for a turn of 90 degrees, found {height} and {width}")
-        upright = x if rigid.sign > 0 else x.flip(self.axes[0])  # M = rotation after y -> -y
-        return torch.rot90(upright, quarters, self.axes).contiguous()
+        if float((rigid.matrix - rigid.matrix.round()).abs().max()) < 1e-9:
+            cosine, sine = (int(entry) for entry in rigid.matrix[:, 0].round())
+            quarters = {(1, 0): 0, (0, 1): 1, (-1, 0): 2, (0, -1): 3}[cosine, sine]
+            if quarters % 2 and height != width:
+                raise AdapterError(f"{self}: expected H = W for a turn of 90 degrees, found {height} and {width}")
+            upright = x if rigid.sign > 0 else x.flip(self.axes[0])  # M = rotation after y -> -y
+            return torch.rot90(upright, quarters, self.axes).contiguous()
+        if not x.is_floating_point():
+            raise AdapterError(f"{self}: expected a floating point tensor to resample, found {x.dtype}")
+        return _apply_wide(partial(_resample, rigid.matrix), x, self.axes)
+
+
+def _resample(matrix: Tensor, x: Tensor) -> Tensor:
+    """Return the image y(p) = x(matrix^-1 p) for the pixels p of x [..., H, W], interpolated."""
+    height, width = x.shape[-2:]
+    columns = torch.arange(width, dtype=matrix.dtype, device=matrix.device) - (width - 1) / 2
+    rows = (height - 1) / 2 - torch.arange(height, dtype=matrix.dtype, device=matrix.device)
+    points = torch.stack([columns.expand(height, width), rows[:, None].expand(height, width)], dim=-1)
+    # grid_sample expects (column, row), each from -1 to 1 between the outer edges of the image.
+    source = points @ matrix * matrix.new_tensor([2 / width, -2 / height])
+    flat = x.reshape(1, math.prod(x.shape[:-2]), height, width)
+    sampled = torch.nn.functional.grid_sample(flat, source[None].to(x.dtype).to(x.device), align_corners=False)
+    return sampled.reshape(x.shape)
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,32 @@ def test_a_vector_field_turns_its_pixels_and_its_vectors() -> None:
     assert torch.equal(turned, expected)
 
 
+@quick
+@given(st.floats(0, 360), st.booleans(), st.sampled_from([(40, 40), (41, 30)]))
+def test_any_angle_resamples_a_smooth_image(angle: float, reflected: bool, shape: tuple[int, int]) -> None:
+    """A blob off the centre goes where the rotation takes its middle."""
+    height, width = shape
+    y, x = torch.meshgrid((height - 1) / 2 - torch.arange(height), torch.arange(width) - (width - 1) / 2, indexing="ij")
+
+    def blob(middle: Tensor) -> Tensor:
+        return torch.exp(-((x - middle[0]).square() + (y - middle[1]).square()) / 40).double()
+
+    middle = torch.tensor([3.0, 5.0], dtype=torch.float64)
+    g = turn(angle).compose(plane([1.0, 0.0], [0.0, -1.0])) if reflected else turn(angle)
+    if height != width and float((g.matrix - g.matrix.round()).abs().max()) < 1e-9:
+        return
+    torch.testing.assert_close(Grid()(g, blob(middle)), blob(g.matrix @ middle), atol=0.03, rtol=0)
+
+
+def test_resampling_puts_zeros_outside_and_meets_quarter_turns() -> None:
+    corner = Grid()(turn(45), torch.ones(1, 9, 9))[0, 0, 0]
+    assert corner == 0
+    x = normal(2, 6, 6)
+    torch.testing.assert_close(Grid()(turn(90.00001), x), torch.rot90(x, 1, (-2, -1)), atol=1e-5, rtol=0)
+    elsewhere = Grid(axes=(2, 0))(turn(30), x.movedim((-2, -1), (2, 0)))
+    assert torch.equal(elsewhere.movedim((2, 0), (-2, -1)), Grid()(turn(30), x))
+
+
 # --- refusals
 
 
@@ -232,7 +258,7 @@ def test_a_vector_field_turns_its_pixels_and_its_vectors() -> None:
         (Grid(), Symmetric(3), torch.zeros(3, 3), "Grid.*: expected an element of the kind Rigid, found Permutation"),
         (Grid(), SO2, torch.zeros(3), r"Grid.*: expected an axis of size H and W, found shape \[3\]"),
         (Grid(), turn(90), torch.zeros(3, 4), "Grid.*: expected H = W for a turn of 90 degrees, found 3 and 4"),
-        (Grid(), turn(45), torch.zeros(3, 3), "Grid.*: expected a multiple of 90 degrees; use Cyclic"),
+        (Grid(), turn(9), torch.zeros(3, 3).long(), "Grid.*: expected a floating point tensor to resample, found"),
         (Grid(), E2.sample(generator()), torch.zeros(3, 3), "expected an element without translation, found.*; use O2"),
         (Grid(of=Vectors(-3)), SO2, torch.zeros(3, 4, 4), r"Vectors\(axis=-3\): expected size 2, found 3"),
         pytest.param(Irreps("2x1o"), SO3, torch.zeros(5), "2x1o.*expected size 6, found 5", marks=needs_e3nn),

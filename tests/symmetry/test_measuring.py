@@ -450,9 +450,11 @@ class Network(nn.Module):
 
 def test_image_networks() -> None:
     image = normal(2, 1, 8, 8)
-    quarter = GroupAction(Cyclic(4), {"image": Grid()}, Grid())
+    quarter, any_angle = (GroupAction(group, {"image": Grid()}, Grid()) for group in (Cyclic(4), SO2))
     assert measure(Network(averaged=True), quarter, image, samples=10).relative < 1e-14
     assert measure(Network(averaged=False), quarter, image, samples=10).relative > 0.1
+    # other angles are resampled, and white noise does not survive that
+    assert measure(Network(averaged=True), any_angle, image).relative > 0.1
     pooled = GroupAction(Cyclic(4), {"input": Grid()}, Invariant())
     assert measure(nn.Sequential(Network(averaged=True), nn.AdaptiveAvgPool2d(1)), pooled, image).relative < 1e-13
     assert measure(nn.Sequential(Network(averaged=True)), pooled, image).relative > 0.1
