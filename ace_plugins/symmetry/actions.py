@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import AdapterError, one_of
 from .graphs import Graphs, PerGraph
 from .groups import Element, Euclidean, Group, Rigid, Rigids
-from .parts import find_argument, find_part, get_part, parse_path, positional_names, replace_part
+from .parts import get_argument, get_part, has_part, parse_path, positional_names, replace_part
 
 X = TypeVar("X", Tensor, None)
 
@@ -350,7 +350,7 @@ class GroupAction:
             name, *steps = path.split(".")
             where = f"input {path!r}"
             act = partial(_act, action, element, where, path)
-            if not needed and find_argument(path, signature_names, args, kwargs) is None:
+            if not needed and not has_part(get_argument(name, signature_names, args, kwargs), steps):
                 continue
             if name in new_kwargs:
                 new_kwargs[name] = _change_at(new_kwargs[name], steps, act, where)
@@ -400,7 +400,7 @@ class GroupAction:
             for pattern, action in self.outputs.items():
                 path, needed = parse_path(pattern)
                 steps = path.split(".")
-                if action is not None and (needed or find_part(output, steps) is not None):
+                if action is not None and (needed or has_part(output, steps)):
                     found.append((steps, action))
             return found
         expected = len(self.outputs)

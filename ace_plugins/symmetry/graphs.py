@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import AdapterError
 from .groups import Rigids
-from .parts import find_argument
+from .parts import get_argument, get_part
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Graphs:
         Returns:
             The graph numbers of the rows, or None.
         """
-        value_at = partial(find_argument, names=names, args=args, kwargs=kwargs)
+        value_at = partial(_value_at, names=names, args=args, kwargs=kwargs)
         batch = value_at(self.batch)
         if not isinstance(batch, Tensor) or not batch.dim():
             return None
@@ -56,6 +56,18 @@ class Graphs:
             if isinstance(value := value_at(path), Tensor):
                 rows[path] = torch.arange(len(value), device=value.device) // count
         return Rows(batch, rows)
+
+
+def _value_at(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the input at a path; None if it is None or if a dict or PyG graph does not have it."""
+    name, *steps = path.split(".")
+    value = get_argument(name, names, args, kwargs)
+    for step in steps:
+        keys = getattr(value, "keys", None)
+        if value is None or (callable(keys) and step not in keys()):
+            return None  # a single graph has no batch vector
+        value = get_part(value, step, f"input {path!r}")
+    return value
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,10 @@ def positional_names(names: Sequence[str]) -> list[str]:
     return list(takewhile(lambda name: not name.startswith("*"), names))
 
 
-def find_argument(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return an argument of a call, or the part of it that a path with dots names; None if the call has none."""
-    name, *steps = path.split(".")
+def get_argument(name: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return an argument of a call by its parameter's name, or None if the call does not pass it."""
     by_position = dict(zip(positional_names(names), args, strict=False))
-    return find_part({**by_position, **kwargs}.get(name), steps)
+    return {**by_position, **kwargs}.get(name)
 
 
 def get_part(value: Any, step: str, where: str) -> Any:
@@ -53,13 +52,13 @@ def parse_path(path: str) -> tuple[str, bool]:
     return path.removesuffix("?"), not path.endswith("?")
 
 
-def find_part(value: Any, steps: Sequence[str]) -> Any:
-    """Return the part that is reached by these steps, one after the other; None if there is none."""
+def has_part(value: Any, steps: Sequence[str]) -> bool:
+    """Return whether the part that is reached by these steps, one after the other, exists and is not None."""
     for step in steps:
-        value = _part(value, step)
+        value = None if value is None else _part(value, step)
         if value is None or value is _MISSING:
-            return None
-    return value
+            return False
+    return True
 
 
 def replace_part(value: Any, step: str, new: Any, where: str) -> Any:

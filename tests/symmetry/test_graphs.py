@@ -143,6 +143,15 @@ def test_one_element_where_the_batch_does_not_tell(graph: Any, why: str) -> None
     assert isinstance(ACTION.sample_frame(torch.Generator(), ["graph"], (graph,), {}), Rigid), why
 
 
+@pytest.mark.parametrize(
+    ("graphs", "step"), [(Graphs("graph.bacth"), "bacth"), (Graphs("graph.batch", {"graph.edge_vec": "graph.e"}), "e")]
+)
+def test_a_wrong_attribute_is_refused(graphs: Graphs, step: str) -> None:
+    action = GroupAction(E3, {"graph.pos": Positions()}, Invariant(), graphs)
+    with pytest.raises(AdapterError, match=f"input 'graph.{step}': unknown part of SimpleNamespace '{step}'"):
+        action.sample_frame(torch.Generator(), ["graph"], (batch(),), {})
+
+
 def test_a_dense_batch_has_a_graph_in_every_row() -> None:
     action = GroupAction(SO3, {"points": Vectors(axis=1)}, outputs=Invariant(), graphs=Graphs("points"))
     points = torch.randn(4, 3, 10)
