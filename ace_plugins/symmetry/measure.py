@@ -127,7 +127,7 @@ def measure(
         compared = action.tensors_to_compare(action.act_on_outputs(action.group.identity(), output))
         norm = math.hypot(*(float(as_double(y).norm()) for y in compared.values()))
         for pair in compare_orders(model, action, (args, kwargs), output, elements, seed):
-            rows, difference = distance(*pair)
+            rows, difference = _distance(*pair)
             absolute.append(rows)
             relative.append(difference / norm if norm else (math.inf if difference else 0.0))
     return EquivarianceError(sum(absolute) / samples, sum(relative) / samples, samples, action.group.name)
@@ -148,7 +148,7 @@ def compare_orders(
         yield action.tensors_to_compare(action.act_on_outputs(element, output)), action.tensors_to_compare(transformed)
 
 
-def distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[float, float]:
+def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[float, float]:
     """Return the mean norm of the rows of the difference, and the norm of the whole difference."""
     rows = []
     shapes = [{name: list(y.shape) for name, y in outputs.items()} for outputs in (expected, found)]

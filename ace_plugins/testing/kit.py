@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import unittest
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +170,10 @@ def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Te
     """Collect the sites' outputs, branches included, of a forward pass inside the block, in the order of the calls."""
     found: dict[str, Tensor] = {}
 
-    def keep(site: Site) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found[site.name] = select_output(output, site).detach().clone()
+    def keep(site: Site, module: nn.Module, args: Any, output: Any) -> None:
+        found[site.name] = select_output(output, site).detach().clone()
 
-        return hook
-
-    handles = [model.get_submodule(site.module).register_forward_hook(keep(site)) for site in sites]
-    try:
+    with ExitStack() as hooks:
+        for site in sites:
+            hooks.enter_context(model.get_submodule(site.module).register_forward_hook(partial(keep, site)))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()
