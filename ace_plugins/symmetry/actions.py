@@ -314,13 +314,12 @@ class GroupAction:
         Returns:
             The element.
         """
-        found = None
         if self.graphs is not None and isinstance(self.group, Euclidean):
-            found = self.graphs.find_rows(names, args, kwargs)
-        if found is None:
-            return self.group.sample(generator, scale=0.0)
-        assert isinstance(self.group, Euclidean)
-        return PerGraph(self.group.sample_many(found.upper_bound, generator, scale=0.0), found)
+            rows = self.graphs.find_rows(names, args, kwargs)
+            if rows is not None:
+                # One element per node is enough. Counting the graphs would need a synchronisation with the device.
+                return PerGraph(self.group.sample_many(len(rows.nodes), generator, scale=0.0), rows)
+        return self.group.sample(generator, scale=0.0)
 
     def find_samples(
         self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]

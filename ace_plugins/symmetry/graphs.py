@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,23 +47,21 @@ class Graphs:
         Returns:
             The graph numbers of the rows, or None.
         """
-        batch = value_at(self.batch, names, args, kwargs)
+        get = partial(value_at, names=names, args=args, kwargs=kwargs)
+        batch = get(self.batch)
         if not isinstance(batch, Tensor) or not batch.dim():
             return None
         if batch.is_floating_point():
-            index = value_at(self.linked, names, args, kwargs) if self.linked else None
+            index = get(self.linked) if self.linked else None
             if index is None:
                 return Rows(torch.arange(len(batch), device=batch.device), {}, dense=True)
             return Rows(_find_linked(len(batch), index[0], index[1]), {}, repeated=self.repeated)
-        edges = {path: value_at(index, names, args, kwargs) for path, index in self.edges.items()}
-        rows = {
-            path: batch[index if index.dim() == 1 else index[0]]
-            for path, index in edges.items()
-            if isinstance(index, Tensor)
-        }
+        rows = {}
+        for path, place in self.edges.items():
+            if isinstance(index := get(place), Tensor):
+                rows[path] = batch[index if index.dim() == 1 else index[0]]
         for path, count in self.several.items():
-            value = value_at(path, names, args, kwargs)
-            if isinstance(value, Tensor):
+            if isinstance(value := get(path), Tensor):
                 rows[path] = torch.arange(len(value), device=value.device) // count
         return Rows(batch, rows, repeated=self.repeated)
 
@@ -76,14 +75,12 @@ def _find_linked(nodes: int, one: Tensor, two: Tensor) -> Tensor:
 
 
 def value_at(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the part of a call's arguments at a path; None if it is missing."""
+    """Return the input at a path; None if it is None or if a dict or PyG graph does not have it."""
     name, *steps = path.split(".")
     value = get_argument(name, names, args, kwargs)
     for step in steps:
-        if value is None:
-            break
         keys = getattr(value, "keys", None)
-        if callable(keys) and step not in keys():
+        if value is None or (callable(keys) and step not in keys()):
             return None  # a single graph has no batch vector
         value = get_part(value, step, f"input {path!r}")
     return value
@@ -116,11 +113,6 @@ class Rows:
             return None
         return self.nodes.repeat_interleave(count // nodes) if self.dense else self.nodes.repeat(count // nodes)
 
-    @property
-    def upper_bound(self) -> int:
-        """Upper bound on the number of graphs. The exact number would need a synchronisation with the device."""
-        return len(self.nodes)
-
 
 @dataclass(frozen=True, eq=False)
 class PerGraph:
@@ -135,17 +127,13 @@ class PerGraph:
             return self.each  # the action will raise a clear error for x
         if path in self.rows.others:
             return self.each.with_index(self.rows.others[path])
-        if len(x) == len(self.rows.nodes) or self.rows.repeated:
-            return self.each.with_index(self.rows.find(len(x)))
-        if len(x) > self.rows.upper_bound:
+        index = self.rows.find(len(x))
+        if index is None:
             raise AdapterError(
-                f"expected one row for each of {self.rows.upper_bound} nodes or one per graph, found {len(x)} rows; "
+                f"expected one row for each of {len(self.rows.nodes)} nodes or one per graph, found {len(x)} rows; "
                 "list inputs with one row per edge in Graphs(edges=...), those with several per graph in several=..."
             )
-        return self.each.with_index(torch.arange(len(x), device=x.device))
-
-    def compose(self, other: PerGraph) -> PerGraph:
-        return PerGraph(self.each.compose(other.each), self.rows)
+        return self.each.with_index(index)
 
     def inverse(self) -> PerGraph:
         return PerGraph(self.each.inverse(), self.rows)

@@ -15,9 +15,6 @@ from ..errors import AdapterError, ConfigError
 class Element(Protocol):
     """One transformation of a group. An `Action` applies it to tensors."""
 
-    def compose(self, other: Any) -> Element:
-        """Return the element that applies ``other`` (of the same group) first and then this element."""
-
     def inverse(self) -> Element:
         """Return the inverse element."""
 
@@ -127,10 +124,6 @@ class Rigids(Rigid):
     def translate(self, x: Tensor) -> Tensor:
         each = self.translation.to(x.dtype).to(x.device)[self.index]
         return x + each.view(len(x), *[1] * (x.dim() - 2), -1)
-
-    def compose(self, other: Rigid) -> Rigids:
-        shift = (self.matrix @ other.translation[..., None])[..., 0] + self.translation
-        return Rigids(self.matrix @ other.matrix, shift, self.index)
 
     def inverse(self) -> Rigids:
         back = self.matrix.mT.contiguous()

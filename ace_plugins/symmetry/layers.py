@@ -9,11 +9,11 @@ positions, such features stay unchanged, or all rows shift by one vector.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,23 +36,16 @@ NOISE = 1e-15
 BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
 
 
-class KnownTensor(Protocol):
-    """An input or output of a submodule with a known action."""
+class Features(NamedTuple):
+    """The tensors of a submodule with a known action, each as the action and a function that returns the tensor."""
 
-    @property
-    def action(self) -> Action:
-        """The action of the group on the tensor."""
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
-        """Return the tensor, or None if this call has none."""
+    reads: list[tuple[Action, Callable[[tuple[Any, ...], Mapping[str, Any]], Any]]]
+    """Inputs; the function gets the args and kwargs of a call."""
+    gives: list[tuple[Action, Callable[[Any], Any]]]
+    """Outputs; the function gets the output of a call."""
 
 
-@dataclass(frozen=True)
-class Features:
-    """The known tensors that a submodule reads and returns."""
-
-    reads: tuple[KnownTensor, ...] = ()
-    gives: tuple[KnownTensor, ...] = ()
+UNKNOWN = Features([], [])
 
 
 @dataclass(frozen=True)
@@ -76,6 +69,10 @@ class LayerSymmetry:
     """True if the error is far larger than the error of the inputs, and this is so in no inner submodule."""
 
 
+Tensors = list[tuple[Tensor, Action | None]]
+"""Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64."""
+
+
 @dataclass
 class _Visit:
     """One call of a submodule in one forward pass."""
@@ -83,10 +80,8 @@ class _Visit:
     module: str
     kind: str
     parent: int | None
-    inputs: list[Tensor]
-    outputs: list[Tensor] = field(default_factory=list)
-    reads: list[Tensor | None] = field(default_factory=list)
-    gives: list[Tensor | None] = field(default_factory=list)
+    inputs: Tensors
+    outputs: Tensors = field(default_factory=list)
 
 
 class _Recorder:
@@ -99,21 +94,18 @@ class _Recorder:
 
     def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         # Copy the inputs now: a module may write to them.
-        visit = _Visit(name, type(module).__name__, self.open[-1] if self.open else None, _rows((args, kwargs)))
-        visit.reads = _pick(self.features.get(name, Features()).reads, args, kwargs, None)
-        self.open.append(len(self.visits))
-        self.visits.append(visit)
+        inputs = _rows((args, kwargs)) + _pick(self.features.get(name, UNKNOWN).reads, args, kwargs)
+        self.visits.append(_Visit(name, type(module).__name__, self.open[-1] if self.open else None, inputs))
+        self.open.append(len(self.visits) - 1)
 
     def leave(
         self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
     ) -> None:
-        visit = self.visits[self.open.pop()]
-        visit.outputs = _rows(output)
-        visit.gives = _pick(self.features.get(name, Features()).gives, args, kwargs, output)
+        known = _pick(self.features.get(name, UNKNOWN).gives, output)
+        self.visits[self.open.pop()].outputs = _rows(output) + known
 
-    @contextmanager
-    def watch(self, model: nn.Module, skip: Sequence[str]) -> Iterator[None]:
-        """Record the submodules of a model, except those below one of the paths in ``skip``."""
+    def run(self, model: nn.Module, skip: Sequence[str], *call: Any) -> list[_Visit]:
+        """Evaluate a model and return the calls of its submodules, without those below one of the paths in ``skip``."""
         handles = []
         for name, module in model.named_modules():
             # TorchScript modules run their submodules without calling hooks.
@@ -122,22 +114,21 @@ class _Recorder:
             handles.append(module.register_forward_pre_hook(partial(self.enter, name), with_kwargs=True))
             handles.append(module.register_forward_hook(partial(self.leave, name), with_kwargs=True))
         try:
-            yield
+            evaluate(model, *call)
         finally:
             for handle in handles:
                 handle.remove()
+        return self.visits
 
 
-def _pick(
-    known: Sequence[KnownTensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
-) -> list[Tensor | None]:
-    found = [each.pick(args, kwargs, output) for each in known]
-    return [None if tensor is None else tensor.detach().clone() for tensor in found]
+def _pick(known: Sequence[tuple[Action, Callable[..., Any]]], *call: Any) -> Tensors:
+    found = ((pick(*call), action) for action, pick in known)
+    return [(tensor.detach().clone(), action) for tensor, action in found if tensor is not None]
 
 
-def _rows(value: Any) -> list[Tensor]:
-    """Return copies of a value's floating point tensors, as [rows, features] in float64 with at most ``ROWS`` rows."""
-    found = []
+def _rows(value: Any) -> Tensors:
+    """Return copies of a value's floating point tensors, with at most ``ROWS`` rows each."""
+    found: Tensors = []
     for _, tensor in iterate_tensors(value):
         if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
             x = tensor.detach()
@@ -145,26 +136,18 @@ def _rows(value: Any) -> list[Tensor]:
             x = x.reshape(len(x) if x.dim() else 1, -1)
             if len(x) > ROWS:
                 x = x[torch.linspace(0, len(x) - 1, ROWS, device=x.device).long()]
-            found.append(as_double(x).clone())
+            found.append((as_double(x).clone(), None))
     return found
 
 
-@dataclass
-class _Worst:
-    """The largest errors of a layer so far. None means that some comparison was impossible."""
-
-    before: float | None = 0.0
-    after: float | None = 0.0
-    behaviour: str = "invariant"
-
-    def add(self, before: float | None, after: float | None, behaviour: str) -> None:
-        self.before, self.after = _largest(self.before, before), _largest(self.after, after)
-        self.behaviour = max(self.behaviour, behaviour, key=BEHAVIOURS.index)
+Change = tuple[float | None, str]
+"""The relative error of tensors, None if they could not be compared, and their behaviour."""
 
 
-def _largest(*errors: float | None) -> float | None:
-    known = [error for error in errors if error is not None]
-    return max(known) if len(known) == len(errors) else None
+def _worst(changes: Iterable[Change]) -> Change:
+    """Return the largest error and the least symmetric behaviour; None as the error if one of the errors is None."""
+    errors, behaviours = zip((0.0, "invariant"), *changes, strict=True)
+    return None if None in errors else max(errors), max(behaviours, key=BEHAVIOURS.index)
 
 
 def measure_layers(
@@ -175,7 +158,7 @@ def measure_layers(
     samples: int,
     seed: int,
     floor: float,
-    features: Mapping[str, Features] | None = None,
+    features: Mapping[str, Features],
     skip: Sequence[str] = (),
 ) -> list[LayerSymmetry]:
     """Return the symmetry of every submodule call in one forward pass, in the order of the calls.
@@ -187,25 +170,24 @@ def measure_layers(
     """
     args, kwargs = as_call(batch)
     names = forward_names(model)
-    known = {"": Features(), **(features or {})}
-
-    def run(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[_Visit]:
-        recorder = _Recorder(known)
-        with recorder.watch(model, skip):
-            evaluate(model, args, kwargs, seed)
-        return recorder.visits
-
     with torch.inference_mode(False), preserve_state(model):
         evaluate(model, args, kwargs, seed)  # some models register hooks in their first forward pass
-        first = run(args, kwargs)
-        worst = [_Worst() for _ in first]
+        first = _Recorder(features).run(model, skip, args, kwargs, seed)
+        before: list[list[Change]] = [[] for _ in first]
+        after: list[list[Change]] = [[] for _ in first]
         for element, shift in _sample_elements(action, samples, seed):
-            second: Sequence[_Visit | None] = run(*action.act_on_inputs(element, names, args, kwargs))
-            if [visit.module for visit in first] != [visit.module for visit in second if visit is not None]:
-                second = [None] * len(first)  # the model called different submodules this time
-            for each, one, two in zip(worst, first, second, strict=True):
-                each.add(*_compare(one, two, element, shift, floor, known.get(one.module, Features())))
-    return _summarise(first, worst, floor, known)
+            turned = action.act_on_inputs(element, names, args, kwargs)
+            second = _Recorder(features).run(model, skip, *turned, seed)
+            same_calls = [visit.module for visit in first] == [visit.module for visit in second]
+            for number, one in enumerate(first):
+                two = second[number] if same_calls else _Visit(one.module, one.kind, None, [])
+                # Features that cancel to zero consist of rounding errors only: their relative error has no meaning.
+                noise = NOISE if floor < 1e-6 else 1e-6
+                norms = (float(x.norm()) for x, known in (*one.inputs, *one.outputs) if known is None)
+                limits = floor, noise / floor * max(norms, default=0.0)
+                before[number].append(_compare(one.inputs, two.inputs, element, shift, *limits))
+                after[number].append(_compare(one.outputs, two.outputs, element, shift, *limits))
+    return _summarise(first, [_worst(each) for each in before], [_worst(each) for each in after], floor)
 
 
 def _sample_elements(action: GroupAction, samples: int, seed: int) -> Iterator[tuple[Element, bool]]:
@@ -219,54 +201,26 @@ def _sample_elements(action: GroupAction, samples: int, seed: int) -> Iterator[t
             yield Rigid(torch.eye(drawn.dimension, dtype=torch.float64), drawn.translation), True
 
 
-def _compare(
-    one: _Visit, two: _Visit | None, element: Element, shift: bool, floor: float, known: Features
-) -> tuple[float | None, float | None, str]:
-    """Return the relative errors of inputs and outputs, and the behaviour of the outputs."""
-    if two is None:
-        return None, None, "unknown"
-    # Features that cancel to zero consist of rounding errors only, so their relative error has no meaning.
-    noise = NOISE if floor < 1e-6 else 1e-6
-    least = noise / floor * max((float(x.norm()) for x in (*one.inputs, *one.outputs)), default=0.0)
-    before, _ = _compare_rows(one.inputs, two.inputs, shift, floor, least)
-    after, behaviour = _compare_rows(one.outputs, two.outputs, shift, floor, least)
-    read = _known_error(known.reads, one.reads, two.reads, element, least)
-    given = _known_error(known.gives, one.gives, two.gives, element, least)
-    return _largest(before, read), _largest(after, given), "changes" if given > floor else behaviour
+def _compare(one: Tensors, two: Tensors, element: Element, shift: bool, floor: float, least: float) -> Change:
+    """Compare the tensors of two calls, of which the second was made with inputs transformed by ``element``.
 
-
-def _known_error(
-    known: Sequence[KnownTensor],
-    one: Sequence[Tensor | None],
-    two: Sequence[Tensor | None],
-    element: Element,
-    least: float,
-) -> float:
-    """Return the largest relative error of tensors with a known action."""
-    errors = [0.0]
-    for each, x, y in zip(known, one, two, strict=True):
-        if x is None or y is None:
-            continue
-        expected = as_double(each.action(element, x))
-        errors.append(_ratio(expected - as_double(y), expected, least) if x.shape == y.shape else math.inf)
-    return max(errors)
-
-
-def _compare_rows(
-    one: Sequence[Tensor], two: Sequence[Tensor], shift: bool, floor: float, least: float
-) -> tuple[float | None, str]:
-    """Return the largest error over pairs of tensors, and the least symmetric behaviour."""
-    if [x.shape for x in one] != [x.shape for x in two]:
-        return None, "unknown"
-    found = [(0.0, "invariant"), *(_change(x, y, shift, floor, least) for x, y in zip(one, two, strict=True))]
-    return _largest(*(error for error, _ in found)), max((each for _, each in found), key=BEHAVIOURS.index)
-
-
-def _change(x: Tensor, y: Tensor, shift: bool, floor: float, least: float) -> tuple[float | None, str]:
-    """Return the relative distance of y [rows, features] from x, up to a shift or rotation of all rows, and its kind.
-
-    The distance is relative to the norm of x, or to ``least`` if that is larger.
+    Errors are relative to the norm of the first tensor, or to ``least`` if that is larger.
     """
+    if [x.shape for x, _ in one] != [y.shape for y, _ in two]:
+        return None, "unknown"
+    changes: list[Change] = []
+    for (x, action), (y, _) in zip(one, two, strict=True):
+        if action is None:
+            changes.append(_change(x, y, shift, floor, least))
+        else:
+            expected = as_double(action(element, x))
+            error = _ratio(expected - as_double(y), expected, least)
+            changes.append((error, "changes" if error > floor else "invariant"))
+    return _worst(changes)
+
+
+def _change(x: Tensor, y: Tensor, shift: bool, floor: float, least: float) -> Change:
+    """Return the relative distance of y [rows, features] from x, up to one shift or rotation of all rows."""
     if not (x.isfinite().all() and y.isfinite().all()):
         return None, "unknown"
     step = y - x
@@ -289,14 +243,12 @@ def _ratio(difference: Tensor, to: Tensor, least: float) -> float:
 
 
 def _summarise(
-    visits: Sequence[_Visit], worst: Sequence[_Worst], floor: float, features: Mapping[str, Features]
+    visits: Sequence[_Visit], before: Sequence[Change], after: Sequence[Change], floor: float
 ) -> list[LayerSymmetry]:
-    """Combine the calls with their errors, and find the calls in which an error begins."""
+    """Combine the calls with their errors, and find the innermost calls in which an error begins."""
     begins = [
-        each.before is not None
-        and each.after is not None
-        and each.after > max(floor, GROWTH * max(each.before, ROUNDING))
-        for each in worst
+        error is not None and given is not None and given > max(floor, GROWTH * max(error, ROUNDING))
+        for (error, _), (given, _) in zip(before, after, strict=True)
     ]
     outer = set()
     for number, visit in enumerate(visits):
@@ -304,12 +256,12 @@ def _summarise(
         while parent is not None:
             outer.add(parent)
             parent = visits[parent].parent
-    calls: dict[str, int] = {}
+    calls: Counter[str] = Counter()
     layers = []
-    for number, (visit, each) in enumerate(zip(visits, worst, strict=True)):
-        calls[visit.module] = count = calls.get(visit.module, 0) + 1
-        name = visit.module if count == 1 else f"{visit.module}#{count}"
-        known = bool(features.get(visit.module, Features()).gives)
+    for number, (visit, (error, _), (given, behaviour)) in enumerate(zip(visits, before, after, strict=True)):
+        calls[visit.module] += 1
+        name = visit.module if calls[visit.module] == 1 else f"{visit.module}#{calls[visit.module]}"
+        known = any(action is not None for _, action in visit.outputs)
         begin = begins[number] and number not in outer
-        layers.append(LayerSymmetry(name, visit.kind, each.behaviour, each.before, each.after, known, begin))
+        layers.append(LayerSymmetry(name, visit.kind, behaviour, error, given, known, begin))
     return layers

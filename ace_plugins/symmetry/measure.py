@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import AdapterError, ConfigError
 from .actions import GroupAction
+from .groups import Element
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def measure(
             "positional arguments, a dict of keyword arguments, or Call(args, kwargs)"
         ) from None
     generator = torch.Generator().manual_seed(seed)
+    elements = (action.group.sample(generator, scale=scale) for _ in range(samples))
     absolute, relative = [], []
     # Tensors made in inference mode can never be differentiated, so leave it. Gradients are enabled then, and a
     # transformed input still requires gradients if the original does.
@@ -124,15 +126,26 @@ def measure(
         # Applying the identity raises an error if the types of the outputs do not fit.
         compared = action.tensors_to_compare(action.act_on_outputs(action.group.identity(), output))
         norm = math.hypot(*(float(as_double(y).norm()) for y in compared.values()))
-        for _ in range(samples):
-            element = action.group.sample(generator, scale=scale)
-            expected = action.tensors_to_compare(action.act_on_outputs(element, output))
-            turned = action.act_on_inputs(element, names, args, kwargs)
-            found = action.tensors_to_compare(evaluate(model, *turned, seed))
-            rows, difference = _distance(expected, found)
+        for pair in compare_orders(model, action, (args, kwargs), output, elements, seed):
+            rows, difference = _distance(*pair)
             absolute.append(rows)
             relative.append(difference / norm if norm else (math.inf if difference else 0.0))
     return EquivarianceError(sum(absolute) / samples, sum(relative) / samples, samples, action.group.name)
+
+
+def compare_orders(
+    model: nn.Module,
+    action: GroupAction,
+    call: tuple[tuple[Any, ...], Mapping[str, Any]],
+    output: Any,
+    elements: Iterable[Element],
+    seed: int,
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Yield the tensors of rho_Y(g) f(x) and f(rho_X(g) x) for each element g; ``output`` is f(x)."""
+    names = forward_names(model)
+    for element in elements:
+        transformed = evaluate(model, *action.act_on_inputs(element, names, *call), seed)
+        yield action.tensors_to_compare(action.act_on_outputs(element, output)), action.tensors_to_compare(transformed)
 
 
 def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tuple[float, float]:

@@ -21,10 +21,8 @@ def positional_names(names: Sequence[str]) -> list[str]:
 
 def get_argument(name: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return an argument of a call by its parameter's name, or None if the call does not pass it."""
-    if name in kwargs:
-        return kwargs[name]
-    place = positional_names(names).index(name) if name in positional_names(names) else len(args)
-    return args[place] if place < len(args) else None
+    by_position = dict(zip(positional_names(names), args, strict=False))
+    return {**by_position, **kwargs}.get(name)
 
 
 def get_part(value: Any, step: str, where: str) -> Any:

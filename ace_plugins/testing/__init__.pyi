@@ -1,12 +1,6 @@
 from .checks import CHECKS as CHECKS
-from .checks import name_of as name_of
-from .judging import AdapterCheckError as AdapterCheckError
-from .judging import Failure as Failure
-from .judging import Judgement as Judgement
-from .judging import check_adapter as check_adapter
-from .judging import judge as judge
+from .doctor import AdapterCheckError as AdapterCheckError
+from .doctor import check_adapter as check_adapter
 from .kit import CheckError as CheckError
-from .kit import Kit as Kit
-from .kit import NotApplicable as NotApplicable
 from .pytest_plugin import AdapterCheck as AdapterCheck
 from .pytest_plugin import parametrize_with_checks as parametrize_with_checks

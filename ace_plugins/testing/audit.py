@@ -8,13 +8,15 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..contract.sites import Site, Tap
+from ..contract.upstreams import class_path
 from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import select_output
 from ..engine.measure import adapter_of, averaged, convert_to_double, hide_from_budget, use_branches
@@ -22,11 +24,12 @@ from ..engine.state import Ace, find, find_argument, unwrap
 from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import one_line
-from ..symmetry.actions import Action, GroupAction
+from ..plugins.registry import registry
+from ..symmetry.actions import GroupAction
 from ..symmetry.layers import Features, LayerSymmetry, measure_layers
-from ..symmetry.measure import EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
+from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
 from ..symmetry.parts import iterate_tensors, parse_path, positional_names
-from .examples import attach_example, build_for_model
+from .kit import Kit
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative error that counts as rounding, for each floating point type; 0.1 for types that are not listed."""
@@ -148,12 +151,14 @@ def audit(
             floor = FLOOR.get(dtype, 0.1)
             found: list[LayerSymmetry] = []
             if layers and is_model:
-                options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor}
                 # Branches are not meant to be equivariant; the modules that they add to are tested instead.
-                branches = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
-                options |= {"features": _features(judged, sites), "skip": branches}
-                found = measure_layers(judged, action, batch, **options)
-                found = _judge_whole(found, error, floor)
+                skip = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
+                features = _features(judged, sites)
+                found = measure_layers(
+                    judged, action, batch, samples=samples, seed=seed, floor=floor, features=features, skip=skip
+                )
+                if found and not found[0].name:  # the first call is that of the model itself
+                    found[0] = _judge_whole(found[0], found[1:], error.relative, floor)
     uncovered = tuple(_find_uncovered(judged, action, batch))
     return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, tuple(found), floor)
 
@@ -174,46 +179,28 @@ def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) 
     return min((dtype.to_real() if dtype.is_complex else dtype for dtype in dtypes), key=lambda dtype: dtype.itemsize)
 
 
-class _KnownFeature(NamedTuple):
-    action: Action
-    pick: Callable[[tuple[Any, ...], Mapping[str, Any], Any], Any]
-
-
 def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
     """Collect the actions on inputs and outputs of submodules that the adapter's sites declare."""
     found: dict[str, Features] = {}
     for site in sites:
-        if isinstance(site, Site) and site.acts is not None:
-            known = found.get(site.module, Features())
-            found[site.module] = Features((*known.reads, *_reads(model, site)), (*known.gives, _gives(site)))
+        if not isinstance(site, Site) or site.acts is None:
+            continue
+        known = found.setdefault(site.module, Features([], []))
+        known.gives.append((site.acts[1], partial(select_output, site=site)))
+        if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
+            argument = find_argument(site.reads, site.module, model, f"site {site.name!r}")
+            known.reads.append((site.acts[0], argument.pick))
     return found
 
 
-def _reads(model: nn.Module, site: Site) -> Iterator[_KnownFeature]:
-    if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
-        argument = find_argument(site.reads, site.module, model, f"site {site.name!r}")
-        assert site.acts is not None
-        yield _KnownFeature(site.acts[0], lambda args, kwargs, output: argument.pick(args, kwargs))
-
-
-def _gives(site: Site) -> _KnownFeature:
-    assert site.acts is not None
-    return _KnownFeature(site.acts[1], lambda args, kwargs, output: select_output(output, site))
-
-
-def _judge_whole(layers: list[LayerSymmetry], error: EquivarianceError, floor: float) -> list[LayerSymmetry]:
-    """Replace the entry of the model itself (name "") by its measured error, and blame it if no layer is to blame."""
-    level = SINGLE if error.relative > SINGLE else floor
-    inside = any(layer.begins and layer.name and (layer.after or 0.0) > level for layer in layers)
-    symmetric = error.relative <= floor
-    whole: dict[str, Any] = {"before": 0.0, "after": error.relative, "known": True}
-    whole["begins"] = not inside and not symmetric
-    found = []
-    for layer in layers:
-        turns = symmetric and layer.behaviour != "invariant"
-        behaviour = "turns" if turns else layer.behaviour
-        found.append(layer if layer.name else dataclasses.replace(layer, behaviour=behaviour, **whole))
-    return found
+def _judge_whole(whole: LayerSymmetry, layers: list[LayerSymmetry], relative: float, floor: float) -> LayerSymmetry:
+    """Replace the estimated error of the model itself by the measured one, and blame it if no layer is to blame."""
+    level = SINGLE if relative > SINGLE else floor
+    inside = any(layer.begins and (layer.after or 0.0) > level for layer in layers)
+    symmetric = relative <= floor
+    behaviour = "turns" if symmetric and whole.behaviour != "invariant" else whole.behaviour
+    begins = not inside and not symmetric
+    return dataclasses.replace(whole, behaviour=behaviour, before=0.0, after=relative, known=True, begins=begins)
 
 
 def _find_uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterator[str]:
@@ -272,36 +259,41 @@ def audit_example(
     if trust:
         REPAIRS.make_importable()
     content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
+    kit = Kit(name, seed, checkout)
     if isinstance(content, nn.Module):
-        built = build_for_model(name, content, seed, checkout=checkout)
+        model = content
+        if registry().find_adapter(model) is not kit.plugin:
+            raise AdapterError(f"adapter {name!r} does not claim {class_path(type(model))}: choose another adapter")
+        example = kit.plugin.example(seed, model)
     else:
-        built = attach_example(name, seed, checkout=checkout)
-    model = built.model.eval()
-    if checkpoint is not None and not isinstance(content, nn.Module):
-        _load_weights(model, checkpoint, content)
-    ace = find(model)
+        model, example = kit.attached()
+        if checkpoint is not None:
+            _load_weights(model, checkpoint, content)
+    model.eval()
+    batch, ace = Call(example.args, example.kwargs), find(model)
+    nodes = kit.nodes(model) if ace is None else ace.sites
     if ace is None and branches_on:
         raise ConfigError(f"branches on: the model in {checkpoint} has no ACE attached; leave the option out")
     with nullcontext() if branches_on is None or ace is None else use_branches(model, branches_on):
         on = ace is not None and ace.active()
         try:
-            found = audit(model, built.batch, samples=samples, seed=seed)
+            found = audit(model, batch, samples=samples, seed=seed)
             mean = None
             if average is not None:
                 smooth = averaged(model, average)
-                whole = audit(smooth, built.batch, smooth.action, samples=samples, seed=seed, layers=False)
+                whole = audit(smooth, batch, smooth.action, samples=samples, seed=seed, layers=False)
                 mean = average, whole.error
         except AceError:
             raise
         except Exception as error:
-            raise AdapterError(f"adapter {built.plugin.name!r}: its example does not run: {one_line(error)}") from error
+            raise AdapterError(f"adapter {name!r}: its example does not run: {one_line(error)}") from error
     return ExampleAudit(
-        adapter=built.plugin.name,
-        upstream=built.upstream,
+        adapter=kit.plugin.name,
+        upstream=kit.upstream,
         model=type(model).__name__,
         checkpoint="" if checkpoint is None else str(checkpoint),
         branches=on,
-        sites={site.name: site.module for site in built.sites},
+        sites={site.name: site.module for site in nodes if isinstance(site, Site)},
         found=found,
         averaged=mean,
     )

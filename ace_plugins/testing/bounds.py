@@ -10,14 +10,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.hooks import RemovableHandle
 
 from ..contract.sites import AddsItself, Site
 from ..engine.branches import Flat, Norm
@@ -29,7 +31,7 @@ from ..engine.state import Ace, unwrap
 from ..errors import ConfigError
 from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
-from ..symmetry.measure import as_call, as_double, evaluate, forward_names, preserve_state
+from ..symmetry.measure import as_call, as_double, compare_orders, evaluate, preserve_state
 from .kit import outputs_of
 
 
@@ -224,14 +226,13 @@ class _Passes:
         self.gammas = self.ace.gamma.detach().clone()
         self.names = [site.name for site in self.ace.sites]
 
-    def output(self, sites: Sequence[str], call: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None) -> Any:
+    def output(self, sites: Sequence[str]) -> Any:
         """Run the model with gamma unchanged at the given sites and 0 at all others."""
         mask = torch.tensor([name in sites for name in self.names]).to(self.gammas)
-        with torch.no_grad():
-            self.ace.gamma.copy_(self.gammas * mask)
         try:
-            args, kwargs = call or self.call
-            return evaluate(self.model, args, kwargs, self.seed)
+            with torch.no_grad():
+                self.ace.gamma.copy_(self.gammas * mask)
+            return evaluate(self.model, *self.call, self.seed)
         finally:
             with torch.no_grad():
                 self.ace.gamma.copy_(self.gammas)
@@ -245,37 +246,27 @@ class _Passes:
         seen, inputs = _Seen(), dict[str, Tensor]()
         first = {site.name: _chain(self.ace, site)[0] for site in self.ace.sites}
 
-        def keep(name: str) -> Callable[..., None]:
-            def hook(branch: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                inputs[name] = args[0].detach().clone()
-                if name in first:
-                    seen.calls[name] += 1
-                    seen.reads[name], seen.given[name] = inputs[first[name]], output.detach().clone()
-
-            return hook
+        def keep(name: str, branch: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            inputs[name] = args[0].detach().clone()
+            if name in first:
+                seen.calls[name] += 1
+                seen.reads[name], seen.given[name] = inputs[first[name]], output.detach().clone()
 
         self.output(sites)  # ACE registers its own hooks in this pass, so that they run before those below
-        handles = [self.ace.branch(name).register_forward_hook(keep(name)) for name in self.ace.nodes]
-        try:
-            with outputs_of(self.model, self.ace.sites) as seen.outputs:
-                self.output(sites)
-        finally:
-            for handle in handles:
-                handle.remove()
+        with ExitStack() as hooks:
+            for name in self.ace.nodes:
+                hooks.enter_context(self.ace.branch(name).register_forward_hook(partial(keep, name)))
+            seen.outputs = hooks.enter_context(outputs_of(self.model, self.ace.sites))
+            self.output(sites)
         return seen
 
-    @contextmanager
-    def perturb(self, site: Site, by: Tensor) -> Iterator[None]:
-        """Add the tensor ``by`` to the site's output inside the block."""
+    def perturb(self, site: Site, by: Tensor) -> RemovableHandle:
+        """Add the tensor ``by`` to the site's output until the handle is removed."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             return replace_output(output, site, select_output(output, site) + by)
 
-        handle = self.model.get_submodule(site.module).register_forward_hook(hook)
-        try:
-            yield
-        finally:
-            handle.remove()
+        return self.model.get_submodule(site.module).register_forward_hook(hook)
 
 
 def _chain(ace: Ace, node: Any) -> list[str]:
@@ -343,15 +334,9 @@ def _estimate_growth(
 def _equivariance(run: _Passes, samples: int) -> float:
     """Return the largest equivariance error over random elements without translation."""
     generator = torch.Generator().manual_seed(run.seed)
-    names = forward_names(run.model)
-    output = run.output(run.names)
-    errors = []
-    for _ in range(samples):
-        element = run.action.group.sample(generator, scale=0.0)
-        expected = run.action.tensors_to_compare(run.action.act_on_outputs(element, output))
-        turned = run.action.act_on_inputs(element, names, *run.call)
-        errors.append(_distance(expected, run.action.tensors_to_compare(run.output(run.names, turned))))
-    return max(errors)
+    elements = (run.action.group.sample(generator, scale=0.0) for _ in range(samples))
+    pairs = compare_orders(run.model, run.action, run.call, run.output(run.names), elements, run.seed)
+    return max(_distance(*pair) for pair in pairs)
 
 
 def _notes(ace: Ace, seen: _Seen, tail: bool, as_given: str) -> Iterator[str]:

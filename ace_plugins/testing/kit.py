@@ -5,20 +5,24 @@ from __future__ import annotations
 import copy
 import unittest
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..checkout.layout import read_layout
 from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
 from ..engine.forward import select_output
 from ..errors import AdapterError
 from ..patch.constructors import attach
+from ..patch.shims import REPAIRS
+from ..plugins.registry import registry
 from ..symmetry.parts import iterate_tensors
-from .examples import prepare
+from .examples import make_importable
 
 QUIET = {"trace": False, "tell": False}
 PLAIN = {**QUIET, "frames": "off"}
@@ -31,12 +35,13 @@ class CheckError(AssertionError):
     Attributes:
         reason: What was found.
         look_at: The hook that is the likely cause, with site and field if known: "ace_layers, Site 'layers.0', output".
+            "" if the cause is unknown, or if ``reason`` names it.
     """
 
-    def __init__(self, reason: str, look_at: str) -> None:
-        self.reason = reason
+    def __init__(self, reason: str, look_at: str = "") -> None:
+        self.reason = " ".join(reason.split())
         self.look_at = look_at
-        super().__init__(f"{reason}; look at {look_at}")
+        super().__init__(f"{self.reason}; look at {look_at}" if look_at else self.reason)
 
 
 class NotApplicable(unittest.SkipTest):
@@ -55,30 +60,20 @@ def node_field(node: Node, name: str) -> str:
 
 
 class Kit:
-    """Fresh examples of one adapter, for checks.
+    """Fresh examples of one adapter, for checks. Its upstream is made importable, with the adapter's shims applied.
 
-        kit = Kit("mynet")
-        model, example = kit.attached(mode="strict")
-        losses = kit.train(model, example)
-
-    Args:
-        adapter: Name of the adapter's entry point.
-        seed: Seed of the examples, and of the random numbers in `attached` and `call`.
-        checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
-            ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.
-
-    Attributes:
-        plugin: The adapter.
-        notes: Mapping from the description of a measurement to its value, for the summary that pytest prints.
-
-    Raises:
-        AdapterError: The adapter is unknown or not usable, or its upstream was not found.
+    ``seed`` determines the examples and the random numbers in `attached` and `call`.
     """
 
     def __init__(self, adapter: str, seed: int = 0, checkout: Path | None = None) -> None:
-        self.plugin, _ = prepare(adapter, checkout)
+        self.plugin = registry().adapter(adapter)
+        self.root = make_importable(self.plugin, checkout)
+        """Folder of the checkout; None for an installed upstream."""
+        REPAIRS.offer_stand_ins(self.plugin)
+        REPAIRS.apply(self.plugin, "cpu")  # examples are built on the CPU
         self.seed = seed
         self.notes: dict[str, str] = {}
+        """Mapping from the description of a measurement to its value, for the summary that pytest prints."""
         self._built: Example | None = None
 
     def example(self) -> Example:
@@ -90,56 +85,42 @@ class Kit:
         except Exception:  # the check copies_are_independent reports models that cannot be copied
             return self.plugin.example(self.seed)
 
+    @property
+    def upstream(self) -> str:
+        """Upstream's title, with the commit of a checkout."""
+        upstream = self.plugin.patches
+        if self.root is None or upstream.checkout is None:
+            return upstream.title
+        return f"{upstream.title} {read_layout(self.root, upstream.checkout)}"
+
     def nodes(self, model: nn.Module) -> Sequence[Node]:
         """Return the sites and stems that the adapter names for this model."""
         found: Sequence[Node] = self.plugin.call("ace_layers", model=model)
         return found
 
-    def attached(self, **config: Any) -> tuple[Any, Example]:
-        """Attach a fresh example.
-
-        Args:
-            config: Settings, as for `attach`. Trace, messages and random frames are off by default.
-
-        Returns:
-            The attached model, and its example with the batch.
-        """
+    def attached(self, *, gamma: float | None = None, **config: Any) -> tuple[Any, Example]:
+        """Attach a fresh example with these settings, set gamma if given, and return the model and the example."""
         example = self.example()
         torch.manual_seed(self.seed)
-        return attach(example.model, self.plugin.name, **{**PLAIN, **config}), example
+        model: Any = attach(example.model, self.plugin.name, **{**PLAIN, **config})
+        if gamma is not None:
+            with torch.no_grad():
+                model.ace.gamma.fill_(gamma)
+        return model, example
 
     def needs(self, hook: str) -> None:
-        """Skip the check if the adapter does not implement a hook.
-
-        Args:
-            hook: Name of the hook, such as "ace_group_action".
-
-        Raises:
-            NotApplicable: The adapter does not implement the hook.
-        """
+        """Raise `NotApplicable` if the adapter does not implement a hook."""
         if not self.plugin.has(hook):
             raise NotApplicable(f"adapter {self.plugin.name!r} does not implement {hook}")
 
     def call(self, model: nn.Module, example: Example) -> Any:
-        """Run a model on a copy of an example's batch, with the same random numbers each time.
-
-        Args:
-            model: The model, attached or plain.
-            example: The example with the batch.
-
-        Returns:
-            The model's output.
-        """
+        """Run a model on a copy of an example's batch, with the same random numbers each time."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
             return model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs)))
 
     def run(self, model: nn.Module, example: Example) -> list[Tensor]:
-        """Run a model on an example as `call` does, and return the non-empty floating point tensors of its output.
-
-        Raises:
-            AdapterError: The output has no such tensor.
-        """
+        """Run a model on an example as `call` does, and return the non-empty floating point tensors of its output."""
         tensors = (tensor for _, tensor in iterate_tensors(self.call(model, example)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
@@ -150,21 +131,11 @@ class Kit:
         """Return the loss of a model on an example: the mean squared distance from 1, summed over `run`'s tensors."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
-    def train(self, model: nn.Module, example: Example, steps: int = 3, lr: float = 1e-3) -> list[float]:
-        """Train a model on an example's batch with Adam.
-
-        Args:
-            model: The model, attached or plain; it is changed.
-            example: The example with the batch.
-            steps: Number of training steps.
-            lr: Learning rate.
-
-        Returns:
-            The loss before each step.
-        """
-        optimizer = torch.optim.Adam(model.parameters(), lr=lr)
+    def train(self, model: nn.Module, example: Example) -> list[float]:
+        """Train a model on an example's batch with three steps of Adam, and return the loss before each step."""
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         losses = []
-        for _ in range(steps):
+        for _ in range(3):
             optimizer.zero_grad()
             loss = self.loss(model, example)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -194,31 +165,15 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def differing_site(kit: Kit, sites: Iterable[Site], *sides: tuple[nn.Module, Example]) -> str:
-    """Return text for an error about the first site where two models differ: ``" (first at site 'layers.0')"``."""
-    seen = []
-    for model, example in sides:
-        with outputs_of(model, sites) as found:
-            kit.call(model, example)
-        seen.append(found)
-    names = different(*seen)
-    return f" (first at site {names[0]!r})" if names else ""
-
-
 @contextmanager
 def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Tensor]]:
     """Collect the sites' outputs, branches included, of a forward pass inside the block, in the order of the calls."""
     found: dict[str, Tensor] = {}
 
-    def keep(site: Site) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            found[site.name] = select_output(output, site).detach().clone()
+    def keep(site: Site, module: nn.Module, args: Any, output: Any) -> None:
+        found[site.name] = select_output(output, site).detach().clone()
 
-        return hook
-
-    handles = [model.get_submodule(site.module).register_forward_hook(keep(site)) for site in sites]
-    try:
+    with ExitStack() as hooks:
+        for site in sites:
+            hooks.enter_context(model.get_submodule(site.module).register_forward_hook(partial(keep, site)))
         yield found
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -45,13 +45,12 @@ class AdapterCheck:
 
     def __call__(self) -> None:
         """Run the check. If it fails, the test fails with a message only, without a traceback."""
-        from .checks import CHECKS, name_of
+        from .checks import CHECKS
         from .kit import CheckError
 
-        check = next(each for each in CHECKS if name_of(each) == self.name)
         try:
             kit = _kit(self.adapter, self.seed, self.checkout)
-            check(kit)
+            CHECKS[self.name](kit)
             self.notes, kit.notes = kit.notes, {}
             return
         except (AceError, CheckError) as error:
@@ -98,42 +97,26 @@ def parametrize_with_checks(
     Raises:
         AceError: ``expected_failures`` names an unknown check.
     """
-    from .checks import CHECKS, name_of
+    from .checks import CHECKS
 
-    names = [name_of(check) for check in CHECKS]
     expected = dict(expected_failures or {})
-    for unknown in expected.keys() - set(names):
-        raise AceError(one_of("check in expected_failures", unknown, names))
+    for unknown in expected.keys() - CHECKS.keys():
+        raise AceError(one_of("check in expected_failures", unknown, CHECKS))
     folder = None if checkout is None else Path(checkout)
-    parameters = [
-        pytest.param(
-            AdapterCheck(adapter, name, seed, folder),
-            id=name,
-            marks=[pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else [],
-        )
-        for name in names
-    ]
+    marks = {name: [pytest.mark.xfail(reason=reason, strict=True)] for name, reason in expected.items()}
+    checks = [AdapterCheck(adapter, name, seed, folder) for name in CHECKS]
+    parameters = [pytest.param(check, id=check.name, marks=marks.get(check.name, [])) for check in checks]
     return pytest.mark.parametrize("check", parameters)
-
-
-def _check_of(item: Any) -> AdapterCheck | None:
-    values = getattr(getattr(item, "callspec", None), "params", {}).values()
-    return next((value for value in values if isinstance(value, AdapterCheck)), None)
-
-
-def pytest_itemcollected(item: Any) -> None:
-    """Add the names of the adapter and the check to the test's report."""
-    check = _check_of(item)
-    if check is not None:
-        item.user_properties.append((CHECK, [check.adapter, check.name]))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> None:
-    """Add the check's measurements to the report, because only reports travel between processes (pytest-xdist)."""
-    check = _check_of(item)
-    if check is not None and call.when == "call":
-        item.user_properties += [(NOTE, [check.adapter, f"{what} {value}"]) for what, value in check.notes.items()]
+    """Add the check and its measurements to the report, because only reports travel between processes (xdist)."""
+    for check in getattr(getattr(item, "callspec", None), "params", {}).values():
+        if isinstance(check, AdapterCheck) and call.when == "setup":
+            item.user_properties.append((CHECK, [check.adapter, check.name]))
+        elif isinstance(check, AdapterCheck) and call.when == "call":
+            item.user_properties += [(NOTE, [check.adapter, f"{what} {value}"]) for what, value in check.notes.items()]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -21,7 +21,7 @@ from torch_geometric.nn import SchNet
 
 from ace_plugins import project
 from ace_plugins.cli.main import COMMANDS, main
-from ace_plugins.testing.examples import attach_example
+from ace_plugins.testing.kit import Kit
 
 SCRIPT = """
 import argparse, os, sys, torch
@@ -201,7 +201,7 @@ def test_audit(folder: Path, call: Any) -> None:
 
 
 def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
-    model = attach_example("schnet").model
+    model = Kit("schnet").attached()[0]
     with torch.no_grad():
         model.ace.gamma.zero_()
         model.ace.gamma[3] = 0.5

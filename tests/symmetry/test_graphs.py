@@ -60,8 +60,6 @@ def test_each_row_gets_the_element_of_its_graph(name: str, seed: int) -> None:
         assert torch.allclose(together[row], alone[0], rtol=0, atol=1e-12)
     back = action(each.with_index(NODES).inverse(), together)
     assert torch.allclose(back, x, atol=1e-11)
-    twice = action(each.with_index(NODES).compose(each.with_index(NODES)), x)
-    assert torch.allclose(twice, action(each.with_index(NODES), together), atol=1e-11)
 
 
 def test_elements_are_uniform_and_independent() -> None:
@@ -143,6 +141,15 @@ def test_several_rows_for_each_graph() -> None:
 )
 def test_one_element_where_the_batch_does_not_tell(graph: Any, why: str) -> None:
     assert isinstance(ACTION.sample_frame(torch.Generator(), ["graph"], (graph,), {}), Rigid), why
+
+
+@pytest.mark.parametrize(
+    ("graphs", "step"), [(Graphs("graph.bacth"), "bacth"), (Graphs("graph.batch", {"graph.edge_vec": "graph.e"}), "e")]
+)
+def test_a_wrong_attribute_is_refused(graphs: Graphs, step: str) -> None:
+    action = GroupAction(E3, {"graph.pos": Positions()}, Invariant(), graphs)
+    with pytest.raises(AdapterError, match=f"input 'graph.{step}': unknown part of SimpleNamespace '{step}'"):
+        action.sample_frame(torch.Generator(), ["graph"], (batch(),), {})
 
 
 def test_a_dense_batch_has_a_graph_in_every_row() -> None:

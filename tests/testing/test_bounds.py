@@ -15,7 +15,20 @@ from torch import Tensor, nn
 from toy import Adapter, Layered, TwoOutputs, VectorMaps
 
 from ace_plugins import attach, bounds, equivariance_error
-from ace_plugins.adapter import O3, GroupAction, Node, Norm, Site, Vectors, hookimpl, linear, mlp, norm_linear
+from ace_plugins.adapter import (
+    O3,
+    GroupAction,
+    Node,
+    Norm,
+    Site,
+    Stem,
+    Tap,
+    Vectors,
+    hookimpl,
+    linear,
+    mlp,
+    norm_linear,
+)
 from ace_plugins.errors import AceError, AttachError, ConfigError
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing.bounds import find_unknown, lipschitz, theorem_1, theorem_2
@@ -282,11 +295,73 @@ def test_a_branch_of_which_nothing_is_known_has_no_bound() -> None:
     assert any("layers.1: no bound" in note and "Softmax" in note for note in found.notes)
 
 
+def use_hooks(**hooks: Any) -> None:
+    """Register the adapter of `Chain` with some hooks replaced."""
+    registry().remove("chain")
+    registry().add(type("Other", (ChainAdapter,), {name: hookimpl(hook) for name, hook in hooks.items()})(), "chain")
+
+
+@pytest.mark.parametrize("stem", [True, False])
+@pytest.mark.usefixtures("_chain")
+def test_a_branch_that_reads_a_stem_or_another_branch(stem: bool) -> None:
+    shapes = (3, CHANNELS), (3, CHANNELS)
+    first: Node = Stem("first", Tap(0, "layers.0"), *shapes) if stem else Site("first", "layers.0", *shapes)
+    use_hooks(ace_layers=lambda self, model: [first, Site("second", "layers.1", *shapes, reads="first")])
+    model: Any = attach(Chain(2).double(), trace=False)
+    with torch.no_grad():
+        model.ace.gamma.fill_(0.4)
+    x = torch.randn(4, 3, CHANNELS, dtype=torch.float64)
+    found = bounds(model, x)
+    both = sigma(model.ace.branch("first").inner) * sigma(model.ace.branch("second").inner)
+    assert found.branches["second"] == pytest.approx(both)
+    assert found.norm == pytest.approx(float(x.norm()))
+    assert found.theorem_1 is not None
+    assert 0 < found.measured_1 <= found.theorem_1
+    assert any("branches form chains at second" in note for note in found.notes)
+
+
+class AddsToOutput(nn.Linear):
+    """A linear map of the channels that fulfils the protocol AddsItself."""
+
+    def prepare(self, read: Tensor) -> Tensor:
+        return read
+
+    def add_to(self, output: Tensor, gamma: Tensor, prepared: Tensor) -> Tensor:
+        return output + gamma * self(prepared)
+
+    def restore(self, output: Tensor) -> Tensor:
+        return output
+
+
+@pytest.mark.usefixtures("_chain")
+def test_a_branch_that_adds_itself_has_no_bound() -> None:
+    use_hooks(
+        ace_branch=lambda self, site: AddsToOutput(CHANNELS, CHANNELS),
+        ace_layers=lambda self, model: [Site("one", "layers.1", (3, CHANNELS), (3, CHANNELS), Tap(0, "layers.1"))],
+    )
+    found = bounds(with_gammas(attach(Chain(2), trace=False), 0.4), torch.randn(4, 3, CHANNELS))
+    assert (found.B, found.theorem_1, found.theorem_2) == (None, None, None)
+    assert found.measured_1 > 0
+    assert any("one: no bound, because its branch adds itself" in note for note in found.notes)
+
+
+@pytest.mark.usefixtures("_chain")
+def test_a_layer_that_runs_twice_has_no_bound() -> None:
+    use_hooks(ace_layers=lambda self, model: [Site("one", "layers.0", (3, CHANNELS), (3, CHANNELS))])
+    model: Any = Chain(1)
+    model.layers.append(model.layers[0])
+    found = bounds(with_gammas(attach(model, trace=False), 0.4), torch.randn(4, 3, CHANNELS))
+    assert (found.M, found.theorem_1, found.theorem_2) == (None, None, None)
+    assert found.measured_1 > 0
+    assert any("one: no bound, because it runs 2 times" in note for note in found.notes)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: bounds(Layered(), torch.randn(4, 3)), AttachError, "Layered has no ACE attached"),
         (lambda: bounds(attach(Layered(), trace=False), torch.randn(4, 3), samples=0), ConfigError, "samples"),
+        (lambda: bounds(attach(Layered(), trace=False), torch.randn(4, 3), probes=-1), ConfigError, "probes"),
     ],
 )
 def test_mistakes_are_named(call: Any, error: type[AceError], message: str) -> None:
