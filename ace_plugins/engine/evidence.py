@@ -40,8 +40,6 @@ FIRST = 2
 """Number of probes that only measure the size of b."""
 LIMIT = 4.0
 """Limit of |x|, so that a single outlier decides nothing."""
-SETTLED_SHARE = 0.25
-"""Share of the judges that stay judges of a site after its branch was kept; the others then train the branch."""
 
 
 class Evidence(nn.Module):
@@ -88,8 +86,8 @@ class Evidence(nn.Module):
 
     @property
     def share(self) -> Tensor:
-        """Share of the samples that judge each site, [sites]."""
-        return self.holdout * (1 - (1 - SETTLED_SHARE) * self.kept)
+        """Share of the samples that judge each site, [sites]: 0 for kept sites, whose branch all samples train."""
+        return self.holdout * (1 - self.kept)
 
     @torch.no_grad()
     def add(self, gamma: Tensor, gradient: Tensor, loss: Tensor | None) -> None:

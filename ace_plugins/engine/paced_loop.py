@@ -38,6 +38,8 @@ MOST = 2.0
 """Limit of |lambda| / s, where s is the size of the gradient: twice the largest possible mean gradient."""
 MEMORY = 0.04
 """Number of steps over which gradients are averaged, as a fraction of the horizon."""
+FLOOR = 0.1
+"""Smallest gamma of an undecided site in mode auto, as a share of its initial value."""
 SHORTEST = 5.0
 """Smallest number of steps over which gradients are averaged, however short the horizon is."""
 
@@ -90,6 +92,10 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         # the run: late gradients vanish, so that with these alone slack would cost nothing.
         duals.run_square.lerp_(gradient.square(), live / duals.count)
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
+    if config.mode == "auto":
+        start = abs(config.gamma_start)
+        # Above 0, so that the branch goes on learning until its site is decided. The gamma of a kept site is constant.
+        moved = torch.where(duals.evidence.kept > 0, gamma.clamp_min(start), moved.clamp_min(FLOOR * start))
     return torch.where(duals.site_landed > 0, 0.0, moved)
 
 
