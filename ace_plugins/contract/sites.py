@@ -145,13 +145,16 @@ class AddsItself(Protocol):
             Any object. It is passed to `add_to` as ``prepared``.
         """
 
-    def add_to(self, output: Tensor, gamma: Tensor, prepared: Any) -> Tensor:
+    def add_to(self, output: Tensor, gamma: Tensor, prepared: Any, fit: Tensor | None = None) -> Tensor:
         """Return ``output + gamma * branch``.
 
         Args:
             output: The submodule's output. It may be changed in place.
-            gamma: The site's gamma, a tensor without dimensions.
+            gamma: The site's gamma, a tensor without dimensions; with ``fit`` two of them, [2].
             prepared: The result of `prepare`.
+            fit: True for each row that trains the branch, False for each row that judges gamma, [rows]. The first use
+                ``gamma[0]``, the others ``gamma[1]`` and give the branch's parameters no gradient. None: all rows train
+                the branch and judge gamma.
         """
 
     def restore(self, output: Tensor) -> Tensor:

@@ -58,8 +58,10 @@ def ace_branch(site: ace.Node, model: Any) -> nn.Module:
 @ace.hookimpl
 def ace_group_action() -> ace.GroupAction:
     inputs = {"x": ace.Positions(), "v": ace.Vectors(), "loc_mean": ace.Positions()}
+    # There is no batch vector, but no edge connects two samples. Layers repeat all nodes for each time step.
+    graphs = ace.Graphs("x", linked="edge_index", repeated=True)
     # The third output, h, is not used by any script.
-    return ace.GroupAction(ace.SE3, inputs, outputs=(ace.Positions(), ace.Vectors(), None))
+    return ace.GroupAction(ace.SE3, inputs, outputs=(ace.Positions(), ace.Vectors(), None), graphs=graphs)
 
 
 @ace.hookimpl

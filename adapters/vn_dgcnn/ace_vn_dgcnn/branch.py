@@ -53,15 +53,25 @@ class VectorLinear(nn.Linear):
         """Prepare the input, once for all branches that read it."""
         return Points(x.contiguous(), self.repeats and _repeats(x))
 
-    def add_to(self, output: Tensor, gamma: Tensor, points: Points) -> Tensor:
+    def add_to(self, output: Tensor, gamma: Tensor, points: Points, fit: Tensor | None = None) -> Tensor:
         """Return upstream's output plus gamma times the map of the points."""
-        # Under autocast upstream's output has half precision; the result gets the same precision.
-        weight, bias, x = (t.to(output.dtype) for t in (gamma * self.matrix(), gamma * self.bias, points.x))
-        if torch.compiler.is_compiling():
-            made = torch.matmul(weight, _columns(x)) + bias[:, None]
+        x = points.x.to(output.dtype)
+        if fit is None:
+            # Under autocast upstream's output has half precision; the result gets the same precision.
+            weight, bias = ((gamma * t).to(output.dtype) for t in (self.matrix(), self.bias))
+        else:
+            # The weights of each sample: gamma is constant where it trains the map, the map where it judges gamma.
+            both = [[(gamma[0] * t).to(output.dtype), (gamma[1] * t.detach()).to(output.dtype)] for t in self.maps()]
+            weight, bias = (torch.stack(pair)[1 - fit.long()] for pair in both)
+        if fit is not None or torch.compiler.is_compiling():
+            made = torch.matmul(weight, _columns(x)) + bias[..., None]
             return output + made.view(len(x), -1, *x.shape[2:]).transpose(1, -1)
         added: Tensor = _Add.apply(output, x, weight, bias, points.repeats)  # type: ignore[no-untyped-call]
         return added
+
+    def maps(self) -> tuple[Tensor, Tensor]:
+        """Return the matrix and the bias of the map."""
+        return self.matrix(), self.bias
 
     def matrix(self) -> Tensor:
         return self.weight
