@@ -110,7 +110,7 @@ def _remove_partial_files(target: Path) -> None:
 FORMATS = (".png", ".pdf", ".svg")
 
 
-def check_picture(path: Path, install: str = "run pip install 'ace-plugins[picture]'") -> None:
+def check_picture(path: Path, install: str = "run pip install matplotlib") -> None:
     """Check that a picture can be drawn, before the work whose results it shows.
 
     Args:

@@ -16,7 +16,6 @@ from ..compare.results import RUNS, ComparisonResult, execute
 from ..compare.store import Store
 from ..compare.trial import choose_jobs, count_processors, list_devices
 from ..errors import AceError
-from ..output import check_picture
 from ..report.tables import format_duration
 from ..report.trace import shorten_path
 from .options import ScriptCommand, adapters_or_files, as_json, print_json
@@ -65,7 +64,6 @@ class CompareCommand(ScriptCommand):
 )
 @click.option("--on", default="here", show_default=True, metavar="here|ray|ADDRESS", help="Where to run.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=None, help="Folder for the results.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Draw the curves: .png")
 @click.option("--dry-run", is_flag=True, help="List the runs without starting any.")
 @as_json
 def compare(
@@ -80,7 +78,6 @@ def compare(
     budget_scale: float,
     on: str,
     out: Path | None,
-    picture: Path | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -93,8 +90,6 @@ def compare(
     Call it from the folder where you would call the script. Each run gets a copy of the code and links to the data, so
     your files stay unchanged. Called again, it continues where it stopped.
     """
-    if picture is not None:
-        check_picture(picture)
     given: dict[str, Any] = {}
     if runs:
         given["runs"] = parse_runs(runs)
@@ -118,9 +113,8 @@ def compare(
         if dry_run:
             _list(comparison, folder, jobs)
             continue
-        drawn = picture.with_stem(f"{picture.stem}-{label.replace(' ', '-')}") if picture and label else picture
         try:
-            result = execute(comparison, jobs=jobs, threads=threads, on=on, out=folder, picture=drawn)
+            result = execute(comparison, jobs=jobs, threads=threads, on=on, out=folder)
         except KeyboardInterrupt:
             sys.exit(130)
         results.append(result)
@@ -160,5 +154,4 @@ def _print(result: ComparisonResult) -> None:
     print_comparison(result)
     for text in result.failed.values():
         click.echo(f"ace: {text}", err=True)
-    picture = f"; picture: {result.picture}" if result.picture else ""
-    click.echo(f"Results: {shorten_path(result.folder)}{picture}")
+    click.echo(f"Results: {shorten_path(result.folder)}")

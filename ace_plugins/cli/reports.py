@@ -8,11 +8,9 @@ from pathlib import Path
 
 import click
 
-from ..compare.page import draw_curves, print_comparison, render_comparison
+from ..compare.page import print_comparison, render_comparison
 from ..compare.results import is_comparison, read_comparison
 from ..errors import AceError
-from ..output import check_picture
-from ..report.charts import draw_picture
 from ..report.page import PAGE, describe_run, write_report
 from ..report.runs import default_runs, find_newest, find_run, is_run, read_run
 from ..report.terminal import print_report
@@ -28,9 +26,8 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
 @click.option("--out", type=FILE, help=f"The page to write.  [default: {PAGE} in the folder of the run]")
 @click.option("--text", is_flag=True, help="Print the report in the terminal instead.")
-@click.option("--png", type=FILE, help="Draw a picture instead: .png, .pdf or .svg")
 @as_json
-def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | None, as_json: bool) -> None:
+def report(runs: tuple[Path, ...], out: Path | None, text: bool, as_json: bool) -> None:
     """Write a report on runs, as one self-contained HTML page.
 
     It shows the settings, gamma, lambda and u of every site over time, the loss, the equivariance error, and a verdict
@@ -39,18 +36,10 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
     """
     if text and as_json:
         raise AceError("--text and --json: expected one of them")
-    if png is not None:
-        check_picture(png)
     comparisons = [read_comparison(path) for path in runs if is_comparison(path)]
     folders = [find_run(path) for path in runs if not is_comparison(path)] if runs else [find_run(None)]
     read = [read_run(folder) for folder in dict.fromkeys(folders)]
     read += [read_run(trace, label) for found in comparisons for label, trace in found.traces().items()]
-    if png is not None:
-        if read:
-            draw_picture(read, png)
-        elif not draw_curves(comparisons[0].comparison, comparisons[0].results, png):
-            raise AceError(f"nothing to draw in {comparisons[0].folder}: expected traces or results with curves")
-        click.echo(f"Picture: {shorten_path(png)}", err=True)
     if as_json:
         compared = [{**found.to_dict(), "missing": found.missing} for found in comparisons]
         print_json({"comparisons": compared, "runs": [describe_run(run) for run in read]})
@@ -62,7 +51,7 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
         for number, run in enumerate(read):
             click.echo("\n" * bool(number or comparisons), nl=False)
             print_report(run)
-    if out is not None or not (text or as_json or png is not None):
+    if out is not None or not (text or as_json):
         sections = [render_comparison(found) for found in comparisons]
         if out is None and len(comparisons) == 1:
             out = comparisons[0].folder / PAGE

@@ -1,4 +1,4 @@
-"""Show a comparison: in the terminal, as a picture of its curves, and as a section of the HTML report."""
+"""Show a comparison: in the terminal, and as a section of the HTML report."""
 
 from __future__ import annotations
 
@@ -10,59 +10,16 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from ..report.charts import LINES_AT_MOST, Series, draw_lines, save_figure
+from ..report.charts import LINES_AT_MOST, Series, draw_lines
 from ..report.page import Chart, render_template
-from ..report.tables import format_count
 from ..report.terminal import open_console, render_table
 from ..report.trace import shorten_path
-from .plan import Comparison
 from .store import TrialResult
 
 if TYPE_CHECKING:
     from .results import ComparisonResult
 
-PALETTE = ("#4c4c4c", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Grey for the first run, then colours that colour-blind readers can distinguish (Okabe and Ito)."""
-
 Curve = Sequence[Sequence[float]]
-
-
-def draw_curves(comparison: Comparison, results: Sequence[TrialResult], path: Path) -> bool:
-    """Draw a thin line for each seed and a thick one for each run's mean. Returns False if there are no curves."""
-    metric = comparison.metrics[0]
-    curves = {run: _select_curves(results, run, metric.name) for run in comparison.runs}
-    values = sorted(value for run in curves.values() for curve in run for _, value in curve if math.isfinite(value))
-    if not any(curves.values()):
-        return False
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for index, (run, seeds) in enumerate(curves.items()):
-        colour = PALETTE[index % len(PALETTE)]
-        for curve in seeds:
-            axes.plot(range(1, len(curve) + 1), [value for _, value in curve], color=colour, alpha=0.35, linewidth=0.8)
-        if seeds:
-            mean, label = _mean_curve(seeds), f"{run} ({format_count(len(seeds), 'seed')})"
-            axes.plot(range(1, len(mean) + 1), mean, color=colour, linewidth=2, label=label)
-    if values and values[0] > 0 and values[-1] > 5 * values[0]:
-        axes.set_yscale("log")
-        plain = FuncFormatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(plain)
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.yaxis.set_minor_formatter(plain)
-        # The largest 2 % are cut off, so that a few diverged evaluations do not flatten the other curves.
-        axes.set_ylim(0.9 * values[0], 1.1 * values[min(len(values) - 1, int(0.98 * len(values)))])
-    axes.set(xlabel="evaluation", ylabel=metric.name)
-    axes.set_title(f"{comparison.adapter}: {' '.join(comparison.words)}"[:80], fontsize=9)
-    axes.grid(alpha=0.2)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path)
-    return True
 
 
 def _select_curves(results: Sequence[TrialResult], run: str, metric: str) -> list[Curve]:

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract.upstreams import Metric
 from ..errors import AceError
-from ..output import check_picture, say
+from ..output import say
 from ..report.runs import find_newest
 from ..report.tables import TableData, format_number
 from ..report.trace import shorten_path
 from .experiment import Experiment, check_runs, parse_metric, parse_runs, parse_seeds
 from .live import Progress, Screen
-from .page import draw_curves
 from .plan import DESCRIPTION, Comparison, plan_comparison
 from .statistics import Difference, Row, compare_runs, summarise
 from .store import Store, TrialResult
@@ -46,8 +45,6 @@ class ComparisonResult:
     """Mapping from the name of each failed trial, such as "strict seed 2", to its error message."""
     folder: Path = Path()
     """Folder of the results, with a log per trial."""
-    picture: Path | None = None
-    """Picture of the curves, if one was requested and there are curves."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -126,7 +123,6 @@ class ComparisonResult:
             "sentences": self.sentences,
             "failed": dict(self.failed),
             "folder": str(self.folder),
-            "picture": None if self.picture is None else str(self.picture),
             **({"label": self.comparison.label} if self.comparison.label else {}),
         }
 
@@ -146,7 +142,6 @@ def run_comparison(
     threads: int | None = None,
     on: str = "here",
     out: str | os.PathLike[str] | None = None,
-    picture: str | os.PathLike[str] | None = None,
 ) -> ComparisonResult:
     """Train a script with several settings and seeds, and compare the results it prints.
 
@@ -172,7 +167,6 @@ def run_comparison(
         threads: Threads per trial. Default: an equal share of the processors.
         on: ``"here"``, ``"ray"`` for a Ray cluster on this machine, or the address of a Ray cluster.
         out: Folder of the results. Default: a folder in ``.ace/compare`` that depends on the script's content.
-        picture: File for a picture of the curves (.png, .pdf or .svg).
 
     Returns:
         The outcome: rows of the table, differences between runs, and conclusions as sentences. Failed trials do not
@@ -181,8 +175,6 @@ def run_comparison(
     Raises:
         AceError: If an argument is invalid, the script does not exist, or the disk or the Ray cluster is not usable.
     """
-    if picture is not None:
-        check_picture(Path(picture))
     experiment = Experiment(
         adapter,
         tuple(command),
@@ -190,7 +182,7 @@ def run_comparison(
         parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","),
         tuple(parse_metric(metric) if isinstance(metric, str) else metric for metric in metrics),
     )
-    return execute(plan_comparison(experiment), jobs=jobs, threads=threads, on=on, out=out, picture=picture)
+    return execute(plan_comparison(experiment), jobs=jobs, threads=threads, on=on, out=out)
 
 
 def execute(
@@ -200,7 +192,6 @@ def execute(
     threads: int | None = None,
     on: str = "here",
     out: str | os.PathLike[str] | None = None,
-    picture: str | os.PathLike[str] | None = None,
 ) -> ComparisonResult:
     """Run the trials of a comparison that have no result yet, and return its outcome."""
     store = Store(comparison, out)
@@ -220,9 +211,8 @@ def execute(
     if comparison.contents.data_state() != before:
         say(f"a run changed data in {comparison.contents.root}, which all runs share: check it", anyway=True)
     results = list(progress.done.values())
-    path = Path(picture) if picture is not None and draw_curves(comparison, results, Path(picture)) else None
     failed = {str(trial): text for trial, text in progress.failed.items()}
-    return ComparisonResult(comparison, results, failed, store.folder, path)
+    return ComparisonResult(comparison, results, failed, store.folder)
 
 
 def _run_tasks(store: Store, tasks: Sequence[Task], progress: Progress, on: str) -> None:

@@ -59,20 +59,6 @@ def test_text_and_json_write_no_file(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["a"]
 
 
-def test_a_picture_and_what_to_do_without_matplotlib(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(here / "a"), write_run(here / "b", sites=12, loss=False)
-    pytest.importorskip("matplotlib")
-    assert call("report", "a", "b", "--png", "runs.png").exit_code == 0
-    assert (here / "runs.png").read_bytes().startswith(b"\x89PNG")
-    done = call("report", "a", "--png", "runs.doc")
-    assert done.exit_code == 2
-    assert "expected a name that ends in .png" in done.stderr
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = call("report", "a", "--png", "other.png")
-    assert done.exit_code == 2
-    assert "pip install 'ace-plugins[picture]'" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -158,8 +158,6 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
             ["schnet", *METRIC, "--runs", "a:dual_lr=1", "--", "train.py"],
             "run 'a': .*dual_lr",
         ),
-        (["schnet", *METRIC, "--picture", "x.gif", "--", "train.py"], "x.gif.*\\.png"),
-        (["schnet", *METRIC, "--picture", "no/x.png", "--", "train.py"], "no/x.png.*folder"),
         (["no.toml"], "no.toml cannot be read: No such file"),
         (["schnet", *METRIC, "--seeds", "none", "--", "train.py"], "seeds 'none': expected a number of seeds"),
     ],

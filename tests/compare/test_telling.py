@@ -1,17 +1,14 @@
-"""Display of a comparison: progress, table and picture."""
+"""Display of a comparison: progress and table."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from ace_plugins import AceError
-from ace_plugins.adapter import Metric, Script, check_picture
+from ace_plugins.adapter import Metric, Script
 from ace_plugins.compare import trial
 from ace_plugins.compare.live import Progress, Screen
-from ace_plugins.compare.page import draw_curves, print_comparison
+from ace_plugins.compare.page import print_comparison
 from ace_plugins.compare.plan import Comparison, Trial
 from ace_plugins.compare.results import ComparisonResult
 from ace_plugins.compare.store import TrialResult
@@ -112,18 +109,6 @@ def test_a_narrow_terminal_wraps_numbers_and_cuts_none_off(
     print_comparison(ComparisonResult(comparison(paper={"off": "0.6 ± 0.1"}), results, {}))
     words = capsys.readouterr().out.split()
     assert {"strict", "0.14", "0.071", "−50.0", "1.00"} <= set(words)
-
-
-def test_the_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'ace-plugins[picture]'")
-    path = tmp_path / "curves.png"
-    results = [result("off", 1, 0.5), result("off", 2, 0.7), result("strict", 1, 0.25)]
-    assert draw_curves(comparison(), results, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert not draw_curves(comparison(), [TrialResult("off", 1, {"test": 1.0})], tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
-    with pytest.raises(AceError, match=r"expected a name that ends in \.png"):
-        check_picture(tmp_path / "x.gif")
 
 
 def test_the_number_of_simultaneous_trials(monkeypatch: pytest.MonkeyPatch) -> None:
