@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -12,11 +11,9 @@ from ..compare.page import print_comparison, render_comparison
 from ..compare.results import is_comparison, read_comparison
 from ..errors import AceError
 from ..report.page import PAGE, describe_run, write_report
-from ..report.runs import default_runs, find_newest, find_run, is_run, read_run
-from ..report.terminal import print_report
+from ..report.runs import find_run, read_run
+from ..report.terminal import SECONDS, print_report, watch_run
 from ..report.trace import shorten_path
-from ..report.watch import SECONDS, RunWatcher, follow, print_once
-from ..settings.sources import RUNS
 from .options import as_json, print_json
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -62,37 +59,21 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, as_json: bool) 
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
-@click.option("--once", is_flag=True, help="Print the current state and exit.")
-@click.option("--follow", "go_on", is_flag=True, help="Keep watching even without a terminal.")
+@click.option("--once", is_flag=True, help="Print the current state and exit, as without a terminal.")
 @click.option(
     "--every", type=click.FloatRange(min=0.05), default=SECONDS, show_default=True, help="Seconds between updates."
 )
-def watch(run: Path | None, once: bool, go_on: bool, every: float) -> None:
+def watch(run: Path | None, once: bool, every: float) -> None:
     """Watch a run while it trains: gamma, lambda and u of every site, and the loss. Stop with Ctrl-C.
 
-    RUN is the folder of a run, or a folder with runs. Default: the newest run in .ace/runs; when a newer one starts,
-    that one is watched.
+    RUN is the folder of a run, or a folder with runs, of which the newest is shown. Default: the newest run in
+    .ace/runs.
     """
-    once = once or not (go_on or sys.stdout.isatty())
-    runs = None if run is not None and is_run(run) else _runs_in(run)
+    folder = find_run(run)
+    if once or not sys.stdout.isatty():
+        print_report(read_run(folder))
+        return
     try:
-        if not once and runs is not None and find_newest(runs) is None:
-            click.echo(f"waiting for a run in {shorten_path(runs)}", err=True)
-            while find_newest(runs) is None:
-                time.sleep(every)
-        watched = RunWatcher(find_run(run), runs=runs)
-        if once:
-            print_once(watched)
-        else:
-            follow(watched, seconds=every)
+        watch_run(folder, seconds=every)
     except KeyboardInterrupt:
         sys.exit(0)
-
-
-def _runs_in(where: Path | None) -> Path:
-    """Return the folder in which new runs appear."""
-    if where is None:
-        return default_runs()
-    if not where.is_dir():
-        raise AceError(f"no run {str(where)!r}: expected the folder of a run, or a folder with runs, such as {RUNS}")
-    return where / RUNS if find_newest(where) is None and (where / RUNS).is_dir() else where

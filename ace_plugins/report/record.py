@@ -110,6 +110,11 @@ class Record:
         return self.errors[-1] if self.errors and self.errors[-1]["step"] == self.steps else None
 
     @property
+    def outer_errors(self) -> list[dict[str, Any]]:
+        """The first and the last measured equivariance error."""
+        return self.errors[:1] + self.errors[1:][-1:]
+
+    @property
     def new_landings(self) -> frozenset[int]:
         """Indices of sites that landed since the last line of the trace; empty unless the loop is paced."""
         return self.duals.landed_sites - self._landings if self.config.paced else frozenset()
@@ -213,7 +218,7 @@ class Record:
             "verdict": outcome.advice,
             "budget": str(self.budget) if self.config.paced else None,
             "folder": None if self.folder is None else shorten_path(self.folder),
-            "errors": self.errors[:1] + self.errors[1:][-1:],
+            "errors": self.outer_errors,
             "sites": [site.to_dict() for site in outcome.sites],
         }
 
