@@ -21,23 +21,9 @@ from ..report.trace import shorten_path
 from .options import ScriptCommand, adapters_or_files, as_json, print_json
 
 
-class CompareCommand(ScriptCommand):
-    """A command with ADAPTER or FILE and options before '--', and a script with its arguments after '--'."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        place = args.index("--") if "--" in args else len(args)
-        words = args[place + 1 :]
-        rest = super().parse_args(ctx, args[:place])
-        ctx.params["words"] = tuple(words)
-        if "--" in args:
-            self.begin_script(ctx)
-            if not words and not ctx.resilient_parsing:
-                raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
-        return rest
-
-
-@click.command(cls=CompareCommand, options_metavar="[OPTIONS]")
+@click.command(cls=ScriptCommand)
 @click.argument("what", metavar="ADAPTER|FILE.toml", shell_complete=adapters_or_files)
+@click.argument("words", nargs=-1, type=click.Path(), metavar="[-- SCRIPT [ARGS]...]")
 @click.option("--seeds", default=None, metavar="N|A,B,C", help="Number of seeds, or the seeds.  [default: 3]")
 @click.option(
     "--runs",
@@ -81,7 +67,9 @@ def compare(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Compare a script with and without ACE over several seeds, by the results it prints.
+    """Compare a script with and without ACE over several seeds.
+
+    The script's printed results are compared.
 
     \b
     ace-patch compare segnn --seeds 3 --runs off,strict -- main.py --dataset=nbody --epochs=150

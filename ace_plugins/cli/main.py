@@ -1,11 +1,10 @@
-"""The command ``ace-patch``: finds the module of each command, and prints errors in one line.
+"""The command ``ace-patch``: all commands, and errors in one line.
 
-Commands are imported when they are called, so that ``--help`` does not wait for torch and no broken plugin can stop it.
+No module of a command imports torch at the top, so that ``--help`` and shell completion are fast.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import warnings
@@ -14,26 +13,14 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..errors import AceError, AceWarning, CheckoutError, one_of
+from ..errors import AceError, AceWarning, CheckoutError
 from ..plugins.registry import registry
-from .options import Items, matching
-
-COMMANDS = {
-    "audit": ("models", "audit", "Measure how equivariant a model is, as a whole and by layer."),
-    "compare": ("compare", "compare", "Compare a script with and without ACE over several seeds."),
-    "data": ("plugins", "data", "Generate a data set for an upstream."),
-    "demo": ("plugins", "demo", "Show ACE on small examples, in a few minutes."),
-    "doctor": ("models", "doctor", "Attach an adapter to a small model and check it."),
-    "export": ("models", "export", "Write a checkpoint without ACE, for plain upstream."),
-    "list": ("plugins", "list_", "List adapters, with the versions they require and find."),
-    "new-adapter": ("plugins", "new_adapter", "Create a new adapter, as a package that works."),
-    "report": ("reports", "report", "Write a report on runs, as an HTML page."),
-    "revert": ("scripts", "revert", "Remove ACE from a patched checkout."),
-    "run": ("scripts", "run", "Run a script with ACE, without changing any file."),
-    "status": ("scripts", "status", "Show whether and how a checkout is patched."),
-    "watch": ("reports", "watch", "Watch a run in the terminal while it trains."),
-}
-"""Mapping from each command to its module, attribute and summary. Each adapter of a cloned upstream adds a command."""
+from .compare import compare
+from .models import audit, doctor, export
+from .options import Commands
+from .plugins import data, demo, list_, new_adapter
+from .reports import report, watch
+from .scripts import patch_command, revert, run, status
 
 COMPLETION = """\b
 To complete commands, adapters and options with TAB, add this line to ~/.bashrc:
@@ -41,8 +28,10 @@ To complete commands, adapters and options with TAB, add this line to ~/.bashrc:
 In zsh use zsh_source; in fish: _ACE_PATCH_COMPLETE=fish_source ace-patch | source"""
 
 
-class Commands(click.Group):
-    """A group that imports a command when it is called, prints errors in one line, and suggests similar names."""
+class AcePatch(Commands):
+    """The commands, and one command for each adapter of a cloned upstream. Errors are printed in one line."""
+
+    advice = "see 'ace-patch --help'"
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -52,54 +41,20 @@ class Commands(click.Group):
             ctx.exit(2)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*super().list_commands(ctx), *(plugin.name for plugin in registry().with_checkouts)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        found: click.Command | None = None
-        if name in COMMANDS:
-            module, command, _ = COMMANDS[name]
-            found = getattr(importlib.import_module(f".{module}", __package__), command)
-        elif name.replace("-", "_") in registry().plugins:
-            from .scripts import patch_command
-
-            found = patch_command(name)
-        return found
+        found = super().get_command(ctx, name)
+        return patch_command(name) if found is None and name.replace("-", "_") in registry().plugins else found
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in (("Commands", _commands()), ("Checkouts", _checkouts())):
-            if commands:
-                with formatter.section(title):
-                    formatter.write_dl(commands)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
-        """Complete names without importing every command, which is too slow for TAB."""
-        options = click.Command.shell_complete(self, ctx, incomplete)
-        return [*matching([*_commands(), *_checkouts()], incomplete), *options]
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        name = args[0]
-        if ctx.resilient_parsing:  # completion: an error would be printed into the line that the user is typing
-            try:
-                found = self.get_command(ctx, name)
-            except AceError:
-                found = None
-            return name, found or click.Command(name, add_help_option=False), args[1:]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
-            known = [*COMMANDS, *(p.name for p in registry().with_checkouts)]
-            raise AceError(one_of("command", name, known, do="see 'ace-patch --help'"))
-        return super().resolve_command(ctx, args)
-
-
-def _commands() -> list[tuple[str, str]]:
-    return [(name, text) for name, (_, _, text) in COMMANDS.items()]
-
-
-def _checkouts() -> list[tuple[str, str]]:
-    return [(p.name, f"Patch a checkout of {p.patches.title}.") for p in registry().with_checkouts]
+        self.write_section("Commands", [*self.commands], ctx, formatter)
+        checkouts = [name for name in self.list_commands(ctx) if name not in self.commands]
+        self.write_section("Checkouts", checkouts, ctx, formatter)
 
 
 @click.group(
-    cls=Commands,
+    cls=AcePatch,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=COMPLETION,
@@ -110,6 +65,10 @@ def cli(ctx: click.Context) -> None:
     """Train the equivariant models you already use under ACE, with the scripts you already have."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+for _command in (audit, compare, data, demo, doctor, export, list_, new_adapter, report, revert, run, status, watch):
+    cli.add_command(_command)
 
 
 def main(prog_name: str = "ace-patch") -> None:

@@ -100,7 +100,9 @@ def audit(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Measure how equivariant ADAPTER's example is, as a whole and by layer.
+    """Measure how equivariant an example model of ADAPTER is.
+
+    The error is measured for the whole model and for each layer.
 
     A cloned upstream is expected in CHECKOUT or in the current folder. To audit your own model, or a function with your
     preprocessing, call ace_plugins.audit(model, batch) in Python.
@@ -151,7 +153,10 @@ def _print_audit(example: ExampleAudit, *, every: bool) -> None:
 @TRUST
 @as_json
 def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: bool) -> None:
-    """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
+    """Write CHECKPOINT without ACE, for plain upstream.
+
+    Upstream can then load it with strict=True.
+    """
     from ..engine.checkpoint import export_checkpoint
     from ..patch.shims import REPAIRS
 

@@ -4,43 +4,61 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from ..errors import AceError
+from ..errors import AceError, one_of
 from ..plugins.registry import registry
 from ..settings.config import FIT, KINDS, NONE, SETTINGS
 from ..settings.fields import Choice, Flag, Kind
 from ..settings.sources import option
 
 Items = list[CompletionItem]
-_SCRIPT = "ace_plugins.script"
+
+
+class Commands(click.Group):
+    """A group whose help shows the whole first sentence of each command, and whose errors suggest similar names."""
+
+    kind, advice = "command", ""
+
+    def write_section(
+        self, title: str, names: Sequence[str], ctx: click.Context, formatter: click.HelpFormatter
+    ) -> None:
+        """Write a list of commands to the help, each with its first sentence."""
+        found = [(name, self.get_command(ctx, name)) for name in names]
+        if found:
+            with formatter.section(title):
+                formatter.write_dl([(name, command.get_short_help_str(300)) for name, command in found if command])
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.write_section("Commands", self.list_commands(ctx), ctx, formatter)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        try:
+            if not (ctx.resilient_parsing or name.startswith("-")) and self.get_command(ctx, name) is None:
+                raise AceError(one_of(self.kind, name, self.list_commands(ctx), do=self.advice))
+            return super().resolve_command(ctx, args)
+        except AceError:
+            if ctx.resilient_parsing:  # completion: an error would be printed into the line that the user is typing
+                return None, None, args
+            raise
 
 
 class ScriptCommand(click.Command):
-    """A command that ends with a script and its arguments, for which the shell completes files and no options."""
+    """A command that ends with '--' and a script with its arguments, which may have options of the same names."""
 
-    def begin_script(self, ctx: click.Context) -> None:
-        """Mark the rest of the command line as part of the script's command."""
-        ctx.meta[_SCRIPT] = True
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return [] if _in_script(ctx) else super().get_params(ctx)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
-        return files(ctx, None, incomplete) if _in_script(ctx) else super().shell_complete(ctx, incomplete)
-
-
-def _in_script(ctx: click.Context) -> bool:
-    return ctx.resilient_parsing and _SCRIPT in ctx.meta
-
-
-def files(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    """Let the shell complete paths."""
-    return [CompletionItem(incomplete, type="file")]
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        separated = "--" in args
+        rest = super().parse_args(ctx, args)
+        words = ctx.params["words"]
+        if words and not separated and not ctx.resilient_parsing:
+            expected = f"expected '--' before the script, as in {ctx.command_path} ADAPTER -- script.py"
+            raise AceError(f"{words[0]!r}: {expected}")
+        return rest
 
 
 def adapters(ctx: click.Context, param: Any, incomplete: str) -> Items:
@@ -50,14 +68,16 @@ def adapters(ctx: click.Context, param: Any, incomplete: str) -> Items:
 
 def adapters_or_files(ctx: click.Context, param: Any, incomplete: str) -> Items:
     """Complete adapters and files. Files come first, because the shell drops items before a file."""
-    return [*files(ctx, param, incomplete), *adapters(ctx, param, incomplete)]
+    return [CompletionItem(incomplete, type="file"), *adapters(ctx, param, incomplete)]
 
 
 def presets(ctx: click.Context, param: Any, incomplete: str) -> Items:
     """Complete presets of the adapter, which is an argument of the command (run) or the command itself (segnn)."""
-    words = ctx.params.get("words") or (ctx.info_name or "",)
+    # click leaves the adapter in ctx.args while the value of an option is missing.
+    words = (ctx.params.get("adapter"), *ctx.args, ctx.info_name)
+    name = next((word for word in words if word and word.replace("-", "_") in registry().plugins), "")
     try:
-        own = registry().adapter(words[0]).presets
+        own = registry().adapter(name).presets
     except AceError:  # reported when the command is called
         own = {}
     return matching(((name, "") for name in sorted({*own, FIT, NONE})), incomplete)

@@ -64,10 +64,10 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, as_json: bool) 
     "--every", type=click.FloatRange(min=0.05), default=SECONDS, show_default=True, help="Seconds between updates."
 )
 def watch(run: Path | None, once: bool, every: float) -> None:
-    """Watch a run while it trains: gamma, lambda and u of every site, and the loss. Stop with Ctrl-C.
+    """Watch a run in the terminal while it trains. Stop with Ctrl-C.
 
-    RUN is the folder of a run, or a folder with runs, of which the newest is shown. Default: the newest run in
-    .ace/runs.
+    Shows gamma, lambda and u of every site, and the loss. RUN is the folder of a run, or a folder with runs, of which
+    the newest is shown. Default: the newest run in .ace/runs.
     """
     folder = find_run(run)
     if once or not sys.stdout.isatty():

@@ -18,7 +18,7 @@ from clones import python
 from toy import ADAPTERS, Layered, LayeredAdapter
 
 from ace_plugins.adapter import hookimpl
-from ace_plugins.cli.main import COMMANDS, cli
+from ace_plugins.cli.main import cli
 from ace_plugins.plugins.registry import registry
 from ace_plugins.settings.config import KINDS
 from ace_plugins.settings.fields import Choice
@@ -93,7 +93,6 @@ MODES = ["strict", "bounded", "resilient", "scheduled", "off"]
         ("ace-patch new", ["new-adapter"]),
         ("ace-patch new-adapter ", []),
         ("ace-patch new-adapter --in", ["--into"]),
-        ("ace-patch nonsense ", []),
     ],
 )
 def test_what_is_offered(line: str, expected: list[str]) -> None:
@@ -101,8 +100,8 @@ def test_what_is_offered(line: str, expected: list[str]) -> None:
 
 
 def test_commands_and_adapters_are_all_there() -> None:
-    assert offered("ace-patch ")[: len(COMMANDS)] == list(COMMANDS)
-    assert offered("ace-patch ")[len(COMMANDS) :] == [plugin.name for plugin in registry().with_checkouts]
+    assert offered("ace-patch ")[: len(cli.commands)] == list(cli.commands)
+    assert offered("ace-patch ")[len(cli.commands) :] == [plugin.name for plugin in registry().with_checkouts]
     usable = [plugin.name for plugin in registry().adapters]
     assert offered("ace-patch run ") == offered("ace-patch doctor ") == usable
     assert {*ADAPTERS, "named"} <= set(usable)
@@ -112,12 +111,8 @@ def test_commands_and_adapters_are_all_there() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "ace-patch run named -- train.py --mode ",
         "ace-patch run named -- train.py --mo",
-        "ace-patch run named train.py --mo",
-        "ace-patch run --mode off named --mo",
         "ace-patch compare named -- train.py --se",
-        "ace-patch compare named -- train.py --seeds ",
     ],
 )
 def test_the_scripts_own_options_are_not_ours_to_offer(line: str) -> None:
@@ -131,7 +126,7 @@ def test_what_adapters_bring() -> None:
     assert offered("ace-patch segnn --preset ") == ["fit", "none", "paper", "qm9"]
     assert offered("ace-patch segnn --mode re") == ["resilient"]
     pytest.importorskip("ace_schnet")
-    assert offered("ace-patch schnet ") == [], "it has no checkout to patch: told when it is called"
+    assert offered("ace-patch schnet ") == offered("ace-patch nonsense ") == offered("ace-patch "), "and no error"
     pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install torch-geometric")
     assert "schnet" in offered("ace-patch demo ")
     assert offered("ace-patch demo schnet --ta") == ["--target"]
@@ -150,10 +145,10 @@ def test_nobody_waits_for_torch() -> None:
     """Of any command, its words and its options."""
     code = (
         "import sys\nfrom click.shell_completion import BashComplete\n"
-        "from ace_plugins.cli.main import COMMANDS, cli\nfrom ace_plugins.plugins.registry import registry\n"
+        "from ace_plugins.cli.main import cli\nfrom ace_plugins.plugins.registry import registry\n"
         f"shell = BashComplete(cli, {{}}, 'ace-patch', {VARIABLE!r})\n"
         "assert shell.get_completions([], '')\n"
-        "for name in [*COMMANDS, *(plugin.name for plugin in registry().with_checkouts)]:\n"
+        "for name in [*cli.commands, *(plugin.name for plugin in registry().with_checkouts)]:\n"
         "    shell.get_completions([name], '')\n"
         "    assert shell.get_completions([name], '--'), name\n"
         "    if 'torch' in sys.modules:\n        sys.exit(f'{name} imports torch')\n"
