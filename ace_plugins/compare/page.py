@@ -14,7 +14,7 @@ from ..report.charts import LINES_AT_MOST, Series, draw_lines
 from ..report.page import Chart, render_template
 from ..report.terminal import open_console, render_table
 from ..report.trace import shorten_path
-from .store import TrialResult
+from .plan import TrialResult
 
 if TYPE_CHECKING:
     from .results import ComparisonResult

@@ -21,10 +21,9 @@ from ..report.runs import find_newest
 from ..report.tables import TableData, format_number
 from ..report.trace import shorten_path
 from .experiment import Experiment, check_runs, parse_metric, parse_runs, parse_seeds
-from .live import Progress, Screen
-from .plan import DESCRIPTION, Comparison, plan_comparison
+from .live import Progress
+from .plan import DESCRIPTION, Comparison, Store, TrialResult, plan_comparison
 from .statistics import Difference, Row, compare_runs, summarise
-from .store import Store, TrialResult
 from .trial import LocalBackend, Task, choose_jobs, count_processors, list_devices
 
 if TYPE_CHECKING:
@@ -198,15 +197,13 @@ def execute(
     jobs = choose_jobs(jobs, len(comparison.trials))
     finished = store.load()
     missing = [trial for trial in comparison.trials if trial not in finished]
-    store.folder.mkdir(parents=True, exist_ok=True)
-    comparison.contents.check_space(store.folder, len(missing))
     first_threads = store.describe(threads or max(1, count_processors() // jobs))
     tasks = [Task(comparison, trial, threads or first_threads) for trial in missing]
     if finished:
         total = len(comparison.trials)
         say(f"{len(finished)} of {total} runs were finished before, in {shorten_path(store.folder)}", anyway=True)
     before = comparison.contents.data_state()
-    progress = (Screen if sys.stderr.isatty() else Progress)(comparison, finished, jobs)
+    progress = Progress(comparison, finished, jobs, live=sys.stderr.isatty())
     _run_tasks(store, tasks, progress, on)
     if comparison.contents.data_state() != before:
         say(f"a run changed data in {comparison.contents.root}, which all runs share: check it", anyway=True)

@@ -177,16 +177,6 @@ def test_a_script_that_prints_no_metric(project: Path) -> None:
     assert "'loss 3'" in failed
 
 
-def test_no_space_on_the_disk(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage:
-        free = 2**20
-
-    monkeypatch.setattr("ace_plugins.compare.plan.shutil.disk_usage", lambda path: Usage)
-    done = compare("schnet", *METRIC, "--", "train.py", code=2)
-    assert "free for 9 copies of" in done.stderr
-    assert "found 1 MiB" in done.stderr
-
-
 def test_a_disk_that_fills_meanwhile_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
     import shutil

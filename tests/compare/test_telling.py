@@ -7,11 +7,10 @@ from rich.console import Console
 
 from ace_plugins.adapter import Metric, Script
 from ace_plugins.compare import trial
-from ace_plugins.compare.live import Progress, Screen
+from ace_plugins.compare.live import Progress
 from ace_plugins.compare.page import print_comparison
-from ace_plugins.compare.plan import Comparison, Trial
+from ace_plugins.compare.plan import Comparison, Trial, TrialResult
 from ace_plugins.compare.results import ComparisonResult
-from ace_plugins.compare.store import TrialResult
 from ace_plugins.compare.trial import Event, MetricReader, choose_jobs
 from ace_plugins.report.tables import format_duration
 
@@ -43,11 +42,11 @@ def text_of(renderable: object) -> str:
 
 
 def test_the_end_is_estimated_from_the_first_epoch_on() -> None:
-    with Screen(comparison(), {}, jobs=1) as screen:
+    with Progress(comparison(), {}, jobs=1, live=True) as screen:
         check_estimates(screen)
 
 
-def check_estimates(screen: Screen) -> None:
+def check_estimates(screen: Progress) -> None:
     assert screen.seconds_left() is None
     screen.update(Event(Trial("off", 1), reading(1, 6.0)))
     assert screen.seconds_left() == pytest.approx(6.0 * 10 * 4 - 6.0, rel=0.05), (
