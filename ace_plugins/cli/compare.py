@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from ..compare.experiment import Experiment, parse_metric, parse_runs, parse_seeds, read_experiments
-from ..compare.page import print_comparison
+from ..compare.page import ComparisonResult, print_comparison
 from ..compare.plan import Comparison, Store, plan_comparison
-from ..compare.results import RUNS, ComparisonResult, execute
+from ..compare.results import RUNS, execute
 from ..compare.trial import choose_jobs, count_processors, list_devices
 from ..errors import AceError
 from ..report.tables import format_duration

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from ..compare.page import print_comparison, render_comparison
-from ..compare.results import is_comparison, read_comparison
+from ..compare.page import is_comparison, print_comparison, read_comparison, render_comparison
 from ..errors import AceError
 from ..report.page import PAGE, describe_run, write_report
 from ..report.runs import find_run, read_run

@@ -8,9 +8,8 @@ from rich.console import Console
 from ace_plugins.adapter import Metric, Script
 from ace_plugins.compare import trial
 from ace_plugins.compare.live import Progress
-from ace_plugins.compare.page import print_comparison
+from ace_plugins.compare.page import ComparisonResult, print_comparison
 from ace_plugins.compare.plan import Comparison, Trial, TrialResult
-from ace_plugins.compare.results import ComparisonResult
 from ace_plugins.compare.trial import Event, MetricReader, choose_jobs
 from ace_plugins.report.tables import format_duration
 
