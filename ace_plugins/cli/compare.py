@@ -124,14 +124,10 @@ def _list(comparison: Comparison, out: Path | None, jobs: int | None) -> None:
     first, contents = comparison.trials[0], comparison.contents
     seeded = "in the command" if comparison.seed_shift(first) is None else "every seed the script sets is shifted"
     click.echo(f"command: {' '.join(comparison.command(first))} (seed: {seeded})")
-    copied, linked = len(contents.copied), len(contents.linked)
-    click.echo(f"each in a copy of {contents.root}: {copied} files copied, {linked} linked")
-    available = f"{count_processors()} processors and {len(list_devices())} GPUs"
-    click.echo(f"{jobs} at a time, on {available}; in {store.folder}")
-    if finished:
-        mean = sum(result.seconds for result in finished.values()) / len(finished)
-        left = (len(comparison.trials) - len(finished)) * mean / jobs
-        click.echo(f"about {format_duration(left)} to go, estimated from the finished runs")
+    files = f"{len(contents.copied)} files copied, {len(contents.linked)} linked"
+    click.echo(f"each in a copy of {contents.root}: {files}")
+    click.echo(f"{jobs} at a time, on {count_processors()} processors and {len(list_devices())} GPUs")
+    click.echo(f"results: {store.folder}")
     for key in ("needs", "hours"):
         if key in comparison.about:
             click.echo(f"{key}: {comparison.about[key]}")

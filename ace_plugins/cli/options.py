@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from ..errors import AceError, one_of
 from ..plugins.registry import registry
-from ..settings.config import FIT, KINDS, NONE, SETTINGS
+from ..settings.config import KINDS, SETTINGS
 from ..settings.fields import Choice, Flag, Kind
 from ..settings.sources import option
 
@@ -71,18 +71,6 @@ def adapters_or_files(ctx: click.Context, param: Any, incomplete: str) -> Items:
     return [CompletionItem(incomplete, type="file"), *adapters(ctx, param, incomplete)]
 
 
-def presets(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    """Complete presets of the adapter, which is an argument of the command (run) or the command itself (segnn)."""
-    # click leaves the adapter in ctx.args while the value of an option is missing.
-    words = (ctx.params.get("adapter"), *ctx.args, ctx.info_name)
-    name = next((word for word in words if word and word.replace("-", "_") in registry().plugins), "")
-    try:
-        own = registry().adapter(name).presets
-    except AceError:  # reported when the command is called
-        own = {}
-    return matching(((name, "") for name in sorted({*own, FIT, NONE})), incomplete)
-
-
 def matching(known: Iterable[tuple[str, str]], incomplete: str) -> Items:
     """Return the words that start with ``incomplete``. ``known`` has pairs of a word and its help text."""
     return [CompletionItem(word, help=text or None) for word, text in known if word.startswith(incomplete)]
@@ -135,8 +123,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             add = click.option(name, field.name, type=value, metavar=value.name, default=None, help=text)
         command = add(command)
     command = click.option("--cpu", is_flag=True, default=None, help="The same as --device cpu.")(command)
-    text = "Named settings of the adapter to start from."
-    return click.option("--preset", default=None, help=text, shell_complete=presets)(command)
+    return click.option("--preset", default=None, help="Named settings of the adapter to start from.")(command)
 
 
 def collect_settings(options: Mapping[str, Any]) -> dict[str, Any]:

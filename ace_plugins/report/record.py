@@ -14,13 +14,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
+from .. import __version__
 from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..plugins.registry import registry
@@ -225,10 +225,7 @@ class Record:
 
 def _find_versions(adapter: str) -> dict[str, str]:
     """Return the versions of Python, torch, ace-plugins, the adapter and the packages that the adapter requires."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "ace-plugins"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
+    found = {"python": platform.python_version(), "torch": version("torch"), "ace-plugins": __version__}
     plugin = registry().plugins.get(adapter)
     if plugin is not None:
         found[plugin.distribution] = plugin.version
