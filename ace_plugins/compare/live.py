@@ -35,9 +35,6 @@ class Progress:
         if self._live is not None:
             self._live.update(self.draw())
             self._live.start()
-        else:
-            for trial, result in self.reused.items():
-                say(f"{trial}: finished before, {self._describe(result)}", anyway=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -56,11 +53,11 @@ class Progress:
         if self._live is not None:
             self._live.update(self.draw())
         elif event.reader is None:
-            text = event.failed or f"{event.trial}: {self._describe(self.done[event.trial])}"
+            text = event.failed
+            if event.result is not None:
+                value, time = event.result.metrics[self.metric], format_duration(event.result.seconds)
+                text = f"{event.trial}: {self.metric} {value:.4g} after {time}"
             say(f"{text} ({self.summary()})", anyway=True)
-
-    def _describe(self, result: TrialResult) -> str:
-        return f"{self.metric} {result.metrics[self.metric]:.4g} after {format_duration(result.seconds)}"
 
     @property
     def ended(self) -> int:
@@ -68,8 +65,8 @@ class Progress:
 
     def share(self, trial: Trial) -> float:
         """Return the finished share of a running trial, from 0 to 1; 0 while it is unknown."""
-        reader, script = self.running[trial], self.comparison.script
-        return min(1.0, reader.epoch / script.epochs) if script and script.epochs else 0.0
+        epochs = self.comparison.script.epochs
+        return min(1.0, self.running[trial].epoch / epochs) if epochs else 0.0
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds until all trials have ended. Returns None before the first epoch."""

@@ -134,7 +134,7 @@ class Comparison(Experiment):
     contents: Contents = field(default_factory=lambda: Contents(Path()))
     below: str = "."
     """Working directory of the command, relative to the root of the contents."""
-    script: Script | None = None
+    script: Script = field(default_factory=Script)
     """The adapter's description of the script."""
 
     @property
@@ -145,7 +145,7 @@ class Comparison(Experiment):
     def command(self, trial: Trial) -> list[str]:
         """Return the script's command, with the trial's seed if the command takes a seed."""
         words = [word.replace(SEED, str(trial.seed)) for word in self.words]
-        if self.script is not None and self.script.seed and not self._has_seed:
+        if self.script.seed and not self._has_seed:
             words += [self.script.seed, str(trial.seed)]
         return words
 
@@ -158,8 +158,7 @@ class Comparison(Experiment):
 
         Seed 1 leaves the script's own seeds unchanged.
         """
-        in_command = self._has_seed or (self.script is not None and self.script.seed)
-        return None if in_command else trial.seed - 1
+        return None if self._has_seed or self.script.seed else trial.seed - 1
 
     def fingerprint(self) -> str:
         """Hash the script and its command. The hash ignores runs and seeds, so that these can be added later."""
@@ -258,8 +257,8 @@ def plan_comparison(experiment: Experiment) -> Comparison:
     root, below = _find_root(plugin, words)
     # An absolute path would run the original script instead of the trial's copy.
     words = tuple(os.path.relpath(w) if os.path.isabs(w) and root in Path(w).parents else w for w in words)
-    script: Script | None = plugin.call("ace_script", argv=words) if plugin.has("ace_script") else None
-    metrics = experiment.metrics or (script.metrics if script else ())
+    script: Script = (plugin.call("ace_script", argv=words) if plugin.has("ace_script") else None) or Script()
+    metrics = experiment.metrics or script.metrics
     if not metrics:
         raise AceError(
             f"adapter {plugin.name!r} has no metrics for {words[0]}: add one, as in "

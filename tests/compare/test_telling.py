@@ -69,7 +69,6 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
         lines.update(Event(Trial("off", 2), failed="off seed 2 ended with exit code 1"))
     told = capsys.readouterr().err.splitlines()
     assert told == [
-        "ace: off seed 1: finished before, test 0.5 after 60 s",
         "ace: strict seed 1: test 0.25 after 60 s (2 of 4 runs; about 60 s to go)",
         "ace: off seed 2 ended with exit code 1 (3 of 4 runs; about 60 s to go)",
     ]
