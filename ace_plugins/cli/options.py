@@ -20,7 +20,7 @@ Items = list[CompletionItem]
 
 
 class Commands(click.Group):
-    """A group whose help shows the whole first sentence of each command, and whose errors suggest similar names."""
+    """A group with the whole first sentence of each command in its help, and similar names in its errors."""
 
     kind, advice = "command", ""
 
