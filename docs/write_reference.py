@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ace_plugins.cli.main import cli
+from ace_plugins.cli.main import COMMANDS, cli
 from ace_plugins.settings.config import KINDS, PAPER_ONLY, SETTINGS, build
 from ace_plugins.settings.fields import Choice, Flag
 from ace_plugins.settings.sources import option, variable
@@ -77,7 +77,7 @@ def _setting(name: str) -> str:
 def commands_page() -> str:
     context = click.Context(cli, info_name="ace-patch")
     parts = [COMMANDS_HEAD]
-    for name in sorted([CHECKOUT, *cli.commands]):
+    for name in sorted([CHECKOUT, *COMMANDS]):
         command = cli.get_command(context, name)
         if command is not None:
             parts.append(_command(name, command, click.Context(command, info_name=name, parent=context)))

@@ -1,10 +1,11 @@
-"""The command ``ace-patch``: all commands, and errors in one line.
+"""The command ``ace-patch``: the list of its commands, and errors in one line.
 
-No module of a command imports torch at the top, so that ``--help`` and shell completion are fast.
+A command is imported when it is called, so that ``--help`` and shell completion are fast.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -15,13 +16,24 @@ import click
 from .. import __version__
 from ..errors import AceError, AceWarning, CheckoutError
 from ..plugins.registry import registry
-from .compare import compare
-from .models import audit, doctor, export
-from .options import Commands
-from .plugins import data, demo, list_, new_adapter
-from .reports import report, watch
-from .scripts import patch_command, revert, run, status
+from .options import Commands, Items, matching
 
+COMMANDS = {
+    "audit": ("models:audit", "Measure how equivariant an example model of ADAPTER is."),
+    "compare": ("compare:compare", "Compare a script with and without ACE over several seeds."),
+    "data": ("plugins:data", "Generate a data set for an upstream."),
+    "demo": ("plugins:demo", "Show ACE on small examples, in a few minutes."),
+    "doctor": ("models:doctor", "Attach ADAPTER to a small model and check it."),
+    "export": ("models:export", "Write CHECKPOINT without ACE, for plain upstream."),
+    "list": ("plugins:list_", "List adapters, with the versions they require and find."),
+    "new-adapter": ("plugins:new_adapter", "Create the package ace-NAME: a new adapter with tests."),
+    "report": ("reports:report", "Write a report on runs, as one self-contained HTML page."),
+    "revert": ("scripts:revert", "Remove ACE from CHECKOUT: the marked lines and ace.toml."),
+    "run": ("scripts:run", "Run a script with ACE, without changing any file."),
+    "status": ("scripts:status", "Show whether CHECKOUT is patched, and with which settings."),
+    "watch": ("reports:watch", "Watch a run in the terminal while it trains."),
+}
+"""The module and attribute of each command, and the first sentence of its help."""
 COMPLETION = """\b
 To complete commands, adapters and options with TAB, add this line to ~/.bashrc:
   eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"
@@ -41,16 +53,36 @@ class AcePatch(Commands):
             ctx.exit(2)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *(plugin.name for plugin in registry().with_checkouts)]
+        return [*COMMANDS, *(plugin.name for plugin in registry().with_checkouts)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        found = super().get_command(ctx, name)
-        return patch_command(name) if found is None and name.replace("-", "_") in registry().plugins else found
+        if name in COMMANDS:
+            module, attribute = COMMANDS[name][0].split(":")
+            command: click.Command = getattr(importlib.import_module(f".{module}", __package__), attribute)
+            return command
+        if name.replace("-", "_") in registry().plugins:
+            from .scripts import patch_command
+
+            return patch_command(name)
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.write_section("Commands", [*self.commands], ctx, formatter)
-        checkouts = [name for name in self.list_commands(ctx) if name not in self.commands]
-        self.write_section("Checkouts", checkouts, ctx, formatter)
+        for title, commands in (("Commands", _commands()), ("Checkouts", _checkouts())):
+            if commands:
+                with formatter.section(title):
+                    formatter.write_dl(commands)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*matching([*_commands(), *_checkouts()], incomplete), *options]
+
+
+def _commands() -> list[tuple[str, str]]:
+    return [(name, text) for name, (_, text) in COMMANDS.items()]
+
+
+def _checkouts() -> list[tuple[str, str]]:
+    return [(p.name, f"Patch a checkout of {p.patches.title}.") for p in registry().with_checkouts]
 
 
 @click.group(
@@ -65,10 +97,6 @@ def cli(ctx: click.Context) -> None:
     """Train the equivariant models you already use under ACE, with the scripts you already have."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
-
-
-for _command in (audit, compare, data, demo, doctor, export, list_, new_adapter, report, revert, run, status, watch):
-    cli.add_command(_command)
 
 
 def main(prog_name: str = "ace-patch") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
@@ -24,17 +24,11 @@ class Commands(click.Group):
 
     kind, advice = "command", ""
 
-    def write_section(
-        self, title: str, names: Sequence[str], ctx: click.Context, formatter: click.HelpFormatter
-    ) -> None:
-        """Write a list of commands to the help, each with its first sentence."""
-        found = [(name, self.get_command(ctx, name)) for name in names]
-        if found:
-            with formatter.section(title):
-                formatter.write_dl([(name, command.get_short_help_str(300)) for name, command in found if command])
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        self.write_section("Commands", self.list_commands(ctx), ctx, formatter)
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        if found:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, command.get_short_help_str(300)) for name, command in found if command])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name = args[0]

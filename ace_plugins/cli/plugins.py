@@ -87,10 +87,11 @@ def new_adapter(ctx: click.Context, name: str, into: Path, as_json: bool) -> Non
     It patches a small network in place of yours, can be installed and passes its tests at once. Its README says what to
     change.
     """
-    taken = {plugin.name: f"{plugin.distribution} has an adapter with this name" for plugin in registry()}
+    taken = {}
     ace_patch = ctx.find_root().command
     if isinstance(ace_patch, click.Group):
-        taken |= {command: f"'ace-patch {command}' is a command" for command in ace_patch.commands}
+        taken = {command: f"'ace-patch {command}' is a command" for command in ace_patch.list_commands(ctx)}
+    taken |= {plugin.name: f"{plugin.distribution} has an adapter with this name" for plugin in registry()}
     folder, written = make_adapter(name, into, taken)
     if as_json:
         print_json({"folder": str(folder), "files": written})

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
-from clones import ace, miniature
+from clones import ace, miniature, python
 
 pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install torch-geometric")
 
 from torch_geometric.nn import SchNet
 
 from ace_plugins import project
-from ace_plugins.cli.main import cli, main
+from ace_plugins.cli.main import COMMANDS, cli, main
 from ace_plugins.testing.examples import attach_example
 
 SCRIPT = """
@@ -126,9 +127,20 @@ def test_without_a_word_the_command_shows_its_help(call: Any) -> None:
     for words in ((), ("--help",)):
         done = call(*words)
         shown = done.stdout + done.stderr
-        assert f"Commands:\n  {next(iter(cli.commands))} " in shown
+        assert f"Commands:\n  {next(iter(COMMANDS))} " in shown
         assert "Checkouts:\n  egno " in shown
         assert 'eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"\n' in shown
+
+
+def test_a_command_is_imported_when_it_is_called_and_has_the_summary_of_the_list() -> None:
+    code = "import sys\nfrom ace_plugins.cli.main import cli\ncli(['--help'], standalone_mode=False)\n"
+    code += "print(*sorted(name for name in sys.modules if name.startswith('ace_plugins.cli.')))"
+    done = python(Path(__file__).parents[2], "-c", code)
+    assert done.stdout.endswith("\nace_plugins.cli.main ace_plugins.cli.options\n"), done.stdout + done.stderr
+    for name, (_, summary) in COMMANDS.items():
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert (command.name, command.get_short_help_str(300)) == (name, summary)
 
 
 def test_data_without_a_name_lists_data_sets_one_per_line(call: Any) -> None:

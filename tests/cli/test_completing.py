@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from clones import python
 from toy import ADAPTERS, Layered, LayeredAdapter
 
-from ace_plugins.cli.main import cli
+from ace_plugins.cli.main import COMMANDS, cli
 from ace_plugins.plugins.registry import registry
 from ace_plugins.settings.config import KINDS
 from ace_plugins.settings.fields import Choice
@@ -79,8 +79,8 @@ def test_what_is_offered(line: str, expected: list[str]) -> None:
 
 
 def test_commands_and_adapters_are_all_there() -> None:
-    assert offered("ace-patch ")[: len(cli.commands)] == list(cli.commands)
-    assert offered("ace-patch ")[len(cli.commands) :] == [plugin.name for plugin in registry().with_checkouts]
+    assert offered("ace-patch ")[: len(COMMANDS)] == list(COMMANDS)
+    assert offered("ace-patch ")[len(COMMANDS) :] == [plugin.name for plugin in registry().with_checkouts]
     usable = [plugin.name for plugin in registry().adapters]
     assert offered("ace-patch run ") == offered("ace-patch doctor ") == usable
     assert {*ADAPTERS, "named"} <= set(usable)
@@ -123,10 +123,10 @@ def test_nobody_waits_for_torch() -> None:
     """Of any command, its words and its options."""
     code = (
         "import sys\nfrom click.shell_completion import BashComplete\n"
-        "from ace_plugins.cli.main import cli\nfrom ace_plugins.plugins.registry import registry\n"
+        "from ace_plugins.cli.main import COMMANDS, cli\nfrom ace_plugins.plugins.registry import registry\n"
         f"shell = BashComplete(cli, {{}}, 'ace-patch', {VARIABLE!r})\n"
         "assert shell.get_completions([], '')\n"
-        "for name in [*cli.commands, *(plugin.name for plugin in registry().with_checkouts)]:\n"
+        "for name in [*COMMANDS, *(plugin.name for plugin in registry().with_checkouts)]:\n"
         "    shell.get_completions([name], '')\n"
         "    assert shell.get_completions([name], '--'), name\n"
         "    if 'torch' in sys.modules:\n        sys.exit(f'{name} imports torch')\n"
