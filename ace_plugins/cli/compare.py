@@ -20,7 +20,19 @@ from ..report.trace import shorten_path
 from .options import ScriptCommand, adapters_or_files, as_json, print_json
 
 
-@click.command(cls=ScriptCommand)
+class CompareCommand(ScriptCommand):
+    """A command with ADAPTER or FILE and options before '--', and a script with its arguments after '--'."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        script = args[args.index("--") + 1 :] if "--" in args else []
+        rest = super().parse_args(ctx, args)
+        words = ctx.params["words"]
+        if list(words) != script and not ctx.resilient_parsing:
+            raise AceError(f"{words[0]!r}: expected '--' before the script, as in ace-patch compare schnet -- train.py")
+        return rest
+
+
+@click.command(cls=CompareCommand)
 @click.argument("what", metavar="ADAPTER|FILE.toml", shell_complete=adapters_or_files)
 @click.argument("words", nargs=-1, type=click.Path(), metavar="[-- SCRIPT [ARGS]...]")
 @click.option("--seeds", default=None, metavar="N|A,B,C", help="Number of seeds, or the seeds.  [default: 3]")

@@ -43,16 +43,18 @@ class Commands(click.Group):
 
 
 class ScriptCommand(click.Command):
-    """A command that ends with '--' and a script with its arguments, which may have options of the same names."""
+    """A command that ends with a script and its arguments (``words``), for which the shell completes files only."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        separated = "--" in args
-        rest = super().parse_args(ctx, args)
-        words = ctx.params["words"]
-        if words and not separated and not ctx.resilient_parsing:
-            expected = f"expected '--' before the script, as in {ctx.command_path} ADAPTER -- script.py"
-            raise AceError(f"{words[0]!r}: {expected}")
-        return rest
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        return [] if ctx.resilient_parsing and ctx.params.get("words") else super().get_params(ctx)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
+        return files(ctx, None, incomplete) if ctx.params.get("words") else super().shell_complete(ctx, incomplete)
+
+
+def files(ctx: click.Context, param: Any, incomplete: str) -> Items:
+    """Let the shell complete paths."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def adapters(ctx: click.Context, param: Any, incomplete: str) -> Items:
@@ -62,7 +64,7 @@ def adapters(ctx: click.Context, param: Any, incomplete: str) -> Items:
 
 def adapters_or_files(ctx: click.Context, param: Any, incomplete: str) -> Items:
     """Complete adapters and files. Files come first, because the shell drops items before a file."""
-    return [CompletionItem(incomplete, type="file"), *adapters(ctx, param, incomplete)]
+    return [*files(ctx, param, incomplete), *adapters(ctx, param, incomplete)]
 
 
 def matching(known: Iterable[tuple[str, str]], incomplete: str) -> Items:

@@ -149,7 +149,26 @@ def _print_state(found: State) -> None:
         out.print(f"'ace-patch {found.adapter.name}' patches it.")
 
 
-@click.command(cls=ScriptCommand)
+class RunCommand(ScriptCommand):
+    """A command with ADAPTER and options in any order. The next word, or the one after '--', begins the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = False  # options of the script may have the same names
+        options, words = self._split(ctx, args)
+        adapter, script = words[:1], words[1:]
+        if script[:1] not in (["-m"], ["-c"]):
+            more, script = self._split(ctx, script)
+            options += more
+        return super().parse_args(ctx, [*options, *adapter, *script])
+
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """Return the options at the beginning, with a '--' that follows them, and the other words."""
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        _, words, _ = click.Command(self.name, params=[*options]).make_parser(ctx).parse_args(list(args))
+        return args[: len(args) - len(words)], words
+
+
+@click.command(cls=RunCommand)
 @click.argument("adapter", shell_complete=adapters)
 @click.argument("words", nargs=-1, type=click.Path(), metavar="-- SCRIPT [ARGS]...")
 @config_options

@@ -154,18 +154,27 @@ def test_data_without_a_name_lists_data_sets_one_per_line(call: Any) -> None:
 
 def test_the_scripts_own_options_are_its_own(folder: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[list[str]] = []
+    environments: list[dict[str, str]] = []
 
-    def execve(path: str, command: list[str], environment: Any) -> None:
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
         became.append(command)
+        environments.append(environment)
         sys.exit(0)
 
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     words = ["train.py", "--mode", "fast", "--epsilon", "7", "--json", "--", "x"]
-    for before in (["run", "schnet", "--mode", "off"], ["run", "--mode", "off", "schnet"]):
-        assert call(*before, "--", *words).returncode == 0
-        assert became[-1][-len(words) :] == words
-        assert became[-1][0] == sys.executable
+    both = ["run", "--budget", "25", "schnet", "--mode", "off"]
+    for before in (["run", "schnet", "--mode", "off"], ["run", "--mode", "off", "schnet"], both):
+        for dashes in ([], ["--"]):
+            assert call(*before, *dashes, *words).returncode == 0
+            assert became[-1][-len(words) :] == words
+            assert became[-1][0] == sys.executable
+            assert '"mode": "off"' in environments[-1]["ACE_RUN"]
+    assert '"budget": 25' in environments[-1]["ACE_RUN"], "from the left of the adapter"
+    for before in (["run", "schnet"], ["run", "--mode", "off", "schnet"]):
+        assert call(*before, "-m", "json.tool", "--mode", "x").returncode == 0
+        assert became[-1][-4:] == ["-m", "json.tool", "--mode", "x"]
 
 
 def test_run_says_when_nothing_came_of_it(folder: Path) -> None:
@@ -246,8 +255,6 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
         (["run", "schnet", "--dual-lr", "-1", "--", "train.py"], "dual_lr -1.0: expected a finite number of at least"),
         (["run", "schnet", "--", "trian.py"], "trian.py"),
         (["run", "schnet"], "no script given"),
-        (["run", "schnet", "train.py"], "'train.py': expected '--' before the script"),
-        (["run", "schnet", "train.py", "--mode", "off"], "'train.py': expected '--' before the script"),
         (["run", "schnet", "--prest", "x", "--", "train.py"], "--prest"),
         (["run", "schnet", "--land-at", "1e3", "--", "train.py"], "--land-at"),
         (["run"], "Missing argument 'ADAPTER'"),

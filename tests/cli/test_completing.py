@@ -90,8 +90,12 @@ def test_commands_and_adapters_are_all_there() -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        "ace-patch run named -- train.py --mode ",
         "ace-patch run named -- train.py --mo",
+        "ace-patch run named train.py --mo",
+        "ace-patch run --mode off named train.py --mo",
         "ace-patch compare named -- train.py --se",
+        "ace-patch compare named -- train.py --seeds ",
     ],
 )
 def test_the_scripts_own_options_are_not_ours_to_offer(line: str) -> None:

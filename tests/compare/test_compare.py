@@ -148,6 +148,8 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
         (["schnet", *METRIC, "--", "trian.py"], "no script 'trian.py' in"),
         (["schnet", *METRIC], "no script given"),
         (["schnet", *METRIC, "--"], "no script given"),
+        (["schnet", *METRIC, "train.py", "--dry-run"], "'train.py': expected '--' before the script"),
+        (["schnet", *METRIC, "train.py", "--", "x"], "'train.py': expected '--' before the script"),
         (["schnt", *METRIC, "--", "train.py"], "unknown adapter 'schnt'.*did you mean 'schnet'"),
         (["schnet", "--metric", "test=(", "--", "train.py"], "metric 'test': '\\(' is not a regular expression"),
         (["schnet", "--metric", "test=x", "--", "train.py"], "expected {number} once"),
