@@ -96,7 +96,7 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
 FORMATS = (".png", ".pdf", ".svg")
 
 
-def check_picture(path: Path, install: str = "run pip install 'ace-plugins[picture]'") -> None:
+def check_picture(path: Path, install: str = "run pip install matplotlib") -> None:
     """Check that a picture can be drawn, before the work whose results it shows.
 
     Args:

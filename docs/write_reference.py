@@ -39,7 +39,7 @@ COMMANDS_HEAD = f"""\
 Invalid input is reported in one line, with exit code 2, and nothing is changed. (If a clone does not have the expected
 layout, there is one line for each difference.)
 
-For shell completion of commands, adapters, options, values and presets, add
+For shell completion of commands, adapters, options and values, add
 `eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"` to `~/.bashrc` (zsh: the same with `zsh_source`; fish:
 `_ACE_PATCH_COMPLETE=fish_source ace-patch | source`).
 

@@ -10,13 +10,11 @@ from typing import Any
 import click
 
 from ..compare.experiment import Experiment, parse_metric, parse_runs, parse_seeds, read_experiments
-from ..compare.page import print_comparison
-from ..compare.plan import Comparison, plan_comparison
-from ..compare.results import RUNS, ComparisonResult, execute
-from ..compare.store import Store
+from ..compare.page import ComparisonResult, print_comparison
+from ..compare.plan import Comparison, Store, plan_comparison
+from ..compare.results import RUNS, execute
 from ..compare.trial import choose_jobs, count_processors, list_devices
 from ..errors import AceError
-from ..output import check_picture
 from ..report.tables import format_duration
 from ..report.trace import shorten_path
 from .options import ScriptCommand, adapters_or_files, as_json, print_json
@@ -26,19 +24,17 @@ class CompareCommand(ScriptCommand):
     """A command with ADAPTER or FILE and options before '--', and a script with its arguments after '--'."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        place = args.index("--") if "--" in args else len(args)
-        words = args[place + 1 :]
-        rest = super().parse_args(ctx, args[:place])
-        ctx.params["words"] = tuple(words)
-        if "--" in args:
-            self.begin_script(ctx)
-            if not words and not ctx.resilient_parsing:
-                raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
+        script = args[args.index("--") + 1 :] if "--" in args else []
+        rest = super().parse_args(ctx, args)
+        words = ctx.params["words"]
+        if list(words) != script and not ctx.resilient_parsing:
+            raise AceError(f"{words[0]!r}: expected '--' before the script, as in ace-patch compare schnet -- train.py")
         return rest
 
 
-@click.command(cls=CompareCommand, options_metavar="[OPTIONS]")
+@click.command(cls=CompareCommand)
 @click.argument("what", metavar="ADAPTER|FILE.toml", shell_complete=adapters_or_files)
+@click.argument("words", nargs=-1, type=click.Path(), metavar="[-- SCRIPT [ARGS]...]")
 @click.option("--seeds", default=None, metavar="N|A,B,C", help="Number of seeds, or the seeds.  [default: 3]")
 @click.option(
     "--runs",
@@ -65,7 +61,6 @@ class CompareCommand(ScriptCommand):
 )
 @click.option("--on", default="here", show_default=True, metavar="here|ray|ADDRESS", help="Where to run.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=None, help="Folder for the results.")
-@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Draw the curves: .png")
 @click.option("--dry-run", is_flag=True, help="List the runs without starting any.")
 @as_json
 def compare(
@@ -80,11 +75,12 @@ def compare(
     budget_scale: float,
     on: str,
     out: Path | None,
-    picture: Path | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Compare a script with and without ACE over several seeds, by the results it prints.
+    """Compare a script with and without ACE over several seeds.
+
+    The script's printed results are compared.
 
     \b
     ace-patch compare segnn --seeds 3 --runs off,strict -- main.py --dataset=nbody --epochs=150
@@ -93,8 +89,6 @@ def compare(
     Call it from the folder where you would call the script. Each run gets a copy of the code and links to the data, so
     your files stay unchanged. Called again, it continues where it stopped.
     """
-    if picture is not None:
-        check_picture(picture)
     given: dict[str, Any] = {}
     if runs:
         given["runs"] = parse_runs(runs)
@@ -118,9 +112,8 @@ def compare(
         if dry_run:
             _list(comparison, folder, jobs)
             continue
-        drawn = picture.with_stem(f"{picture.stem}-{label.replace(' ', '-')}") if picture and label else picture
         try:
-            result = execute(comparison, jobs=jobs, threads=threads, on=on, out=folder, picture=drawn)
+            result = execute(comparison, jobs=jobs, threads=threads, on=on, out=folder)
         except KeyboardInterrupt:
             sys.exit(130)
         results.append(result)
@@ -143,14 +136,10 @@ def _list(comparison: Comparison, out: Path | None, jobs: int | None) -> None:
     first, contents = comparison.trials[0], comparison.contents
     seeded = "in the command" if comparison.seed_shift(first) is None else "every seed the script sets is shifted"
     click.echo(f"command: {' '.join(comparison.command(first))} (seed: {seeded})")
-    copied, linked = len(contents.copied), len(contents.linked)
-    click.echo(f"each in a copy of {contents.root}: {copied} files copied, {linked} linked")
-    available = f"{count_processors()} processors and {len(list_devices())} GPUs"
-    click.echo(f"{jobs} at a time, on {available}; in {store.folder}")
-    if finished:
-        mean = sum(result.seconds for result in finished.values()) / len(finished)
-        left = (len(comparison.trials) - len(finished)) * mean / jobs
-        click.echo(f"about {format_duration(left)} to go, estimated from the finished runs")
+    files = f"{len(contents.copied)} files copied, {len(contents.linked)} linked"
+    click.echo(f"each in a copy of {contents.root}: {files}")
+    click.echo(f"{jobs} at a time, on {count_processors()} processors and {len(list_devices())} GPUs")
+    click.echo(f"results: {store.folder}")
     for key in ("needs", "hours"):
         if key in comparison.about:
             click.echo(f"{key}: {comparison.about[key]}")
@@ -160,5 +149,4 @@ def _print(result: ComparisonResult) -> None:
     print_comparison(result)
     for text in result.failed.values():
         click.echo(f"ace: {text}", err=True)
-    picture = f"; picture: {result.picture}" if result.picture else ""
-    click.echo(f"Results: {shorten_path(result.folder)}{picture}")
+    click.echo(f"Results: {shorten_path(result.folder)}")

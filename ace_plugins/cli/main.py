@@ -1,6 +1,6 @@
-"""The command ``ace-patch``: finds the module of each command, and prints errors in one line.
+"""The command ``ace-patch``: the list of its commands, and errors in one line.
 
-Commands are imported when they are called, so that ``--help`` does not wait for torch and no broken plugin can stop it.
+A command is imported when it is called, so that ``--help`` and shell completion are fast.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from typing import Any
 import click
 
 from .. import __version__
-from ..errors import AceError, AceWarning, CheckoutError, one_of
+from ..errors import AceError, AceWarning, CheckoutError
 from ..plugins.registry import registry
-from .options import Items, matching
+from .options import Commands, Items, matching
 
 COMMANDS = {
-    "audit": ("models", "audit", "Measure how equivariant a model is, as a whole and by layer."),
-    "compare": ("compare", "compare", "Compare a script with and without ACE over several seeds."),
-    "data": ("plugins", "data", "Generate a data set for an upstream."),
-    "demo": ("plugins", "demo", "Show ACE on small examples, in a few minutes."),
-    "doctor": ("models", "doctor", "Attach an adapter to a small model and check it."),
-    "export": ("models", "export", "Write a checkpoint without ACE, for plain upstream."),
-    "list": ("plugins", "list_", "List adapters, with the versions they require and find."),
-    "new-adapter": ("plugins", "new_adapter", "Create a new adapter, as a package that works."),
-    "report": ("reports", "report", "Write a report on runs, as an HTML page."),
-    "revert": ("scripts", "revert", "Remove ACE from a patched checkout."),
-    "run": ("scripts", "run", "Run a script with ACE, without changing any file."),
-    "status": ("scripts", "status", "Show whether and how a checkout is patched."),
-    "watch": ("reports", "watch", "Watch a run in the terminal while it trains."),
+    "audit": ("models:audit", "Measure how equivariant an example model of ADAPTER is."),
+    "compare": ("compare:compare", "Compare a script with and without ACE over several seeds."),
+    "data": ("plugins:data", "Generate a data set for an upstream."),
+    "demo": ("plugins:demo", "Show ACE on small examples, in a few minutes."),
+    "doctor": ("models:doctor", "Attach ADAPTER to a small model and check it."),
+    "export": ("models:export", "Write CHECKPOINT without ACE, for plain upstream."),
+    "list": ("plugins:list_", "List adapters, with the versions they require and find."),
+    "new-adapter": ("plugins:new_adapter", "Create the package ace-NAME: a new adapter with tests."),
+    "report": ("reports:report", "Write a report on runs, as one self-contained HTML page."),
+    "revert": ("scripts:revert", "Remove ACE from CHECKOUT: the marked lines and ace.toml."),
+    "run": ("scripts:run", "Run a script with ACE, without changing any file."),
+    "status": ("scripts:status", "Show whether CHECKOUT is patched, and with which settings."),
+    "watch": ("reports:watch", "Watch a run in the terminal while it trains."),
 }
-"""Mapping from each command to its module, attribute and summary. Each adapter of a cloned upstream adds a command."""
-
+"""The module and attribute of each command, and the first sentence of its help."""
 COMPLETION = """\b
 To complete commands, adapters and options with TAB, add this line to ~/.bashrc:
   eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"
 In zsh use zsh_source; in fish: _ACE_PATCH_COMPLETE=fish_source ace-patch | source"""
 
 
-class Commands(click.Group):
-    """A group that imports a command when it is called, prints errors in one line, and suggests similar names."""
+class AcePatch(Commands):
+    """The commands, and one command for each adapter of a cloned upstream. Errors are printed in one line."""
+
+    advice = "see 'ace-patch --help'"
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -52,18 +53,18 @@ class Commands(click.Group):
             ctx.exit(2)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *(plugin.name for plugin in registry().with_checkouts)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        found: click.Command | None = None
         if name in COMMANDS:
-            module, command, _ = COMMANDS[name]
-            found = getattr(importlib.import_module(f".{module}", __package__), command)
-        elif name.replace("-", "_") in registry().plugins:
+            module, attribute = COMMANDS[name][0].split(":")
+            command: click.Command = getattr(importlib.import_module(f".{module}", __package__), attribute)
+            return command
+        if name.replace("-", "_") in registry().plugins:
             from .scripts import patch_command
 
-            found = patch_command(name)
-        return found
+            return patch_command(name)
+        return None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in (("Commands", _commands()), ("Checkouts", _checkouts())):
@@ -72,26 +73,12 @@ class Commands(click.Group):
                     formatter.write_dl(commands)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
-        """Complete names without importing every command, which is too slow for TAB."""
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*matching([*_commands(), *_checkouts()], incomplete), *options]
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        name = args[0]
-        if ctx.resilient_parsing:  # completion: an error would be printed into the line that the user is typing
-            try:
-                found = self.get_command(ctx, name)
-            except AceError:
-                found = None
-            return name, found or click.Command(name, add_help_option=False), args[1:]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
-            known = [*COMMANDS, *(p.name for p in registry().with_checkouts)]
-            raise AceError(one_of("command", name, known, do="see 'ace-patch --help'"))
-        return super().resolve_command(ctx, args)
-
 
 def _commands() -> list[tuple[str, str]]:
-    return [(name, text) for name, (_, _, text) in COMMANDS.items()]
+    return [(name, text) for name, (_, text) in COMMANDS.items()]
 
 
 def _checkouts() -> list[tuple[str, str]]:
@@ -99,7 +86,7 @@ def _checkouts() -> list[tuple[str, str]]:
 
 
 @click.group(
-    cls=Commands,
+    cls=AcePatch,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=COMPLETION,

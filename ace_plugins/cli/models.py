@@ -5,7 +5,6 @@ Functions that need torch are imported when a command is called, because shell c
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.markup import escape
 
-from ..errors import AceError, AceWarning
+from ..errors import AceError
 from ..report.terminal import make_table, open_console
 from ..settings.config import FIT
 from .options import adapters, as_json, print_json, show
@@ -100,7 +99,9 @@ def audit(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Measure how equivariant ADAPTER's example is, as a whole and by layer.
+    """Measure how equivariant an example model of ADAPTER is.
+
+    The error is measured for the whole model and for each layer.
 
     A cloned upstream is expected in CHECKOUT or in the current folder. To audit your own model, or a function with your
     preprocessing, call ace_plugins.audit(model, batch) in Python.
@@ -151,7 +152,10 @@ def _print_audit(example: ExampleAudit, *, every: bool) -> None:
 @TRUST
 @as_json
 def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: bool) -> None:
-    """Write CHECKPOINT without ACE, so that plain upstream loads it with strict=True."""
+    """Write CHECKPOINT without ACE, for plain upstream.
+
+    Upstream can then load it with strict=True.
+    """
     from ..engine.checkpoint import export_checkpoint
     from ..patch.shims import REPAIRS
 
@@ -159,14 +163,8 @@ def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: 
         raise AceError(f"{output!r} exists: choose another name, or add --overwrite")
     if trust:
         REPAIRS.make_importable()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", AceWarning)
-        done = export_checkpoint(checkpoint, output, trust=trust)
-    notices = [str(warning.message) for warning in caught if issubclass(warning.category, AceWarning)]
+    done = export_checkpoint(checkpoint, output, trust=trust)
     if as_json:
-        counts = {"kept": done.kept, "removed": done.removed}
-        print_json({"checkpoint": checkpoint, "output": output, **counts, "warnings": notices})
-        return
-    click.echo(f"{output}: {done.kept} tensors kept, {done.removed} of ACE removed")
-    for notice in notices:
-        click.echo(f"ace-patch: {notice}", err=True)
+        print_json({"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed})
+    else:
+        click.echo(f"{output}: {done.kept} tensors kept, {done.removed} of ACE removed")

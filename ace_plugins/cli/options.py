@@ -10,32 +10,46 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from ..errors import AceError
+from ..errors import AceError, one_of
 from ..plugins.registry import registry
-from ..settings.config import FIT, KINDS, NONE, SETTINGS
+from ..settings.config import KINDS, SETTINGS
 from ..settings.fields import Choice, Flag, Kind
 from ..settings.sources import option
 
 Items = list[CompletionItem]
-_SCRIPT = "ace_plugins.script"
+
+
+class Commands(click.Group):
+    """A group with the whole first sentence of each command in its help, and similar names in its errors."""
+
+    kind, advice = "command", ""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        if found:
+            with formatter.section("Commands"):
+                formatter.write_dl([(name, command.get_short_help_str(300)) for name, command in found if command])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        try:
+            if not (ctx.resilient_parsing or name.startswith("-")) and self.get_command(ctx, name) is None:
+                raise AceError(one_of(self.kind, name, self.list_commands(ctx), do=self.advice))
+            return super().resolve_command(ctx, args)
+        except AceError:
+            if ctx.resilient_parsing:  # completion: an error would be printed into the line that the user is typing
+                return None, None, args
+            raise
 
 
 class ScriptCommand(click.Command):
-    """A command that ends with a script and its arguments, for which the shell completes files and no options."""
-
-    def begin_script(self, ctx: click.Context) -> None:
-        """Mark the rest of the command line as part of the script's command."""
-        ctx.meta[_SCRIPT] = True
+    """A command that ends with a script and its arguments (``words``), for which the shell completes files only."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        return [] if _in_script(ctx) else super().get_params(ctx)
+        return [] if ctx.resilient_parsing and ctx.params.get("words") else super().get_params(ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
-        return files(ctx, None, incomplete) if _in_script(ctx) else super().shell_complete(ctx, incomplete)
-
-
-def _in_script(ctx: click.Context) -> bool:
-    return ctx.resilient_parsing and _SCRIPT in ctx.meta
+        return files(ctx, None, incomplete) if ctx.params.get("words") else super().shell_complete(ctx, incomplete)
 
 
 def files(ctx: click.Context, param: Any, incomplete: str) -> Items:
@@ -51,16 +65,6 @@ def adapters(ctx: click.Context, param: Any, incomplete: str) -> Items:
 def adapters_or_files(ctx: click.Context, param: Any, incomplete: str) -> Items:
     """Complete adapters and files. Files come first, because the shell drops items before a file."""
     return [*files(ctx, param, incomplete), *adapters(ctx, param, incomplete)]
-
-
-def presets(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    """Complete presets of the adapter, which is an argument of the command (run) or the command itself (segnn)."""
-    words = ctx.params.get("words") or (ctx.info_name or "",)
-    try:
-        own = registry().adapter(words[0]).presets
-    except AceError:  # reported when the command is called
-        own = {}
-    return matching(((name, "") for name in sorted({*own, FIT, NONE})), incomplete)
 
 
 def matching(known: Iterable[tuple[str, str]], incomplete: str) -> Items:
@@ -115,8 +119,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             add = click.option(name, field.name, type=value, metavar=value.name, default=None, help=text)
         command = add(command)
     command = click.option("--cpu", is_flag=True, default=None, help="The same as --device cpu.")(command)
-    text = "Named settings of the adapter to start from."
-    return click.option("--preset", default=None, help=text, shell_complete=presets)(command)
+    return click.option("--preset", default=None, help="Named settings of the adapter to start from.")(command)
 
 
 def collect_settings(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,18 +11,18 @@ from typing import Any
 import click
 from rich.markup import escape
 
-from ..errors import AceError, AceWarning, one_of
+from ..errors import AceError, AceWarning
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..report.terminal import make_table, open_console
 from ..scaffold import make_adapter
-from .options import as_json, print_json
+from .options import Commands, as_json, print_json
 
 
 @click.command("list")
 @as_json
 def list_(as_json: bool) -> None:
-    """List every adapter: its distribution, the versions it requires and finds, and its problem if it has one."""
+    """List adapters, with the versions they require and find."""
     plugins = list(registry())
     if as_json:
         print_json([_describe(plugin) for plugin in plugins])
@@ -82,14 +82,16 @@ def _print_plugins(plugins: Sequence[Plugin]) -> None:
 @as_json
 @click.pass_context
 def new_adapter(ctx: click.Context, name: str, into: Path, as_json: bool) -> None:
-    """Create the package ace-NAME: an adapter with tests, for a small network in place of yours.
+    """Create the package ace-NAME: a new adapter with tests.
 
-    It can be installed and passes its tests at once. Its README says what to change.
+    It patches a small network in place of yours, can be installed and passes its tests at once. Its README says what to
+    change.
     """
-    taken = {plugin.name: f"{plugin.distribution} has an adapter with this name" for plugin in registry()}
+    taken = {}
     ace_patch = ctx.find_root().command
-    if isinstance(ace_patch, click.Group):  # adapters of cloned upstreams are commands too
-        taken |= {command: f"'ace-patch {command}' is a command" for command in ace_patch.list_commands(ctx)}
+    if isinstance(ace_patch, click.Group):
+        taken = {command: f"'ace-patch {command}' is a command" for command in ace_patch.list_commands(ctx)}
+    taken |= {plugin.name: f"{plugin.distribution} has an adapter with this name" for plugin in registry()}
     folder, written = make_adapter(name, into, taken)
     if as_json:
         print_json({"folder": str(folder), "files": written})
@@ -111,65 +113,44 @@ def _call_hook(hook: str) -> Iterator[tuple[Plugin, Any]]:
                 yield plugin, answer
 
 
-class AdapterCommands(click.Group):
-    """A group of commands that adapters provide. Its help shows the whole first sentence of each command's help."""
+class Demos(Commands):
+    """The adapters' demos, each with the name of its adapter."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        if commands:
-            with formatter.section("Commands"):
-                formatter.write_dl([(name, found.get_short_help_str(300)) for name, found in commands.items() if found])
-
-
-class Demos(AdapterCommands):
-    """The group of the adapters' demos. If no demo is named, all of them run."""
+    kind = "demo"
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [plugin.name for plugin in registry().adapters if plugin.has("ace_demo")]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in self.list_commands(ctx):
-            return None
-        found: click.Command = registry().adapter(name).call("ace_demo")
-        return found
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        names = self.list_commands(ctx)
-        if ctx.resilient_parsing and (not args or args[0] not in names):  # completion of names
-            return super().parse_args(ctx, args)
-        if not names:
-            raise AceError("no installed adapter has a demo: expected one that implements ace_demo, such as ace-schnet")
-        if args and args[0] not in names and args[0] not in ctx.help_option_names:
-            if not args[0].startswith("-"):
-                raise AceError(one_of("demo", args[0], names))
-            if len(names) > 1:
-                raise AceError(f"demo {args[0]}: give the name of a demo ({', '.join(names)}) before its options")
-            args = [names[0], *args]
-        return super().parse_args(ctx, args)
+        return registry().adapter(name).call("ace_demo") if name in self.list_commands(ctx) else None
 
 
 @click.group("demo", cls=Demos, invoke_without_command=True)
 @click.pass_context
 def demo(ctx: click.Context) -> None:
-    """Show ACE on small examples, in a few minutes: the named demo, or all of them.
+    """Show ACE on small examples, in a few minutes.
 
-    Options of a demo follow its name.
+    Without a name, all demos run. Options of a demo follow its name.
     """
     if ctx.invoked_subcommand is not None:
         return
-    failed = []
-    for number, (plugin, found) in enumerate(_call_hook("ace_demo")):
-        click.echo(f"{chr(10) * (number > 0)}{plugin.name}: {found.get_short_help_str(200)}\n")
+    found, failed = list(_call_hook("ace_demo")), []
+    if not found:
+        raise AceError("no installed adapter has a demo: expected one that implements ace_demo, such as ace-schnet")
+    for number, (plugin, command) in enumerate(found):
+        click.echo(f"{chr(10) * (number > 0)}{plugin.name}: {command.get_short_help_str(200)}\n")
         try:
-            found.main([], f"{ctx.command_path} {plugin.name}", standalone_mode=False)
+            command.main([], f"{ctx.command_path} {plugin.name}", standalone_mode=False)
         except AceError as error:  # the other demos still run
             failed.append(f"demo {plugin.name}: {error}")
     if failed:
         raise AceError("; ".join(failed))
 
 
-class Datasets(AdapterCommands):
-    """The group of data sets that adapters generate. Of two data sets with the same name, the first one is used."""
+class Datasets(Commands):
+    """Data sets that adapters generate. Of two data sets with the same name, the first one is used."""
+
+    kind, advice = "data set", "installed adapters provide these"
 
     def _commands(self) -> dict[str, click.Command]:
         found: dict[str, click.Command] = {}
@@ -182,12 +163,6 @@ class Datasets(AdapterCommands):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         return self._commands().get(name)
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        known = self.list_commands(ctx)
-        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            raise AceError(one_of("data set", args[0], known, do="installed adapters provide these"))
-        return super().resolve_command(ctx, args)
 
 
 @click.group("data", cls=Datasets, invoke_without_command=True)

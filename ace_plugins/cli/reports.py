@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import click
 
-from ..compare.page import draw_curves, print_comparison, render_comparison
-from ..compare.results import is_comparison, read_comparison
+from ..compare.page import is_comparison, print_comparison, read_comparison, render_comparison
 from ..errors import AceError
-from ..output import check_picture
-from ..report.charts import draw_picture
 from ..report.page import PAGE, describe_run, write_report
-from ..report.runs import default_runs, find_newest, find_run, is_run, read_run
-from ..report.terminal import print_report
+from ..report.runs import find_run, read_run
+from ..report.terminal import SECONDS, print_report, watch_run
 from ..report.trace import shorten_path
-from ..report.watch import SECONDS, RunWatcher, follow, print_once
-from ..settings.sources import RUNS
 from .options import as_json, print_json
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -28,9 +22,8 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN]...")
 @click.option("--out", type=FILE, help=f"The page to write.  [default: {PAGE} in the folder of the run]")
 @click.option("--text", is_flag=True, help="Print the report in the terminal instead.")
-@click.option("--png", type=FILE, help="Draw a picture instead: .png, .pdf or .svg")
 @as_json
-def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | None, as_json: bool) -> None:
+def report(runs: tuple[Path, ...], out: Path | None, text: bool, as_json: bool) -> None:
     """Write a report on runs, as one self-contained HTML page.
 
     It shows the settings, gamma, lambda and u of every site over time, the loss, the equivariance error, and a verdict
@@ -39,18 +32,10 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
     """
     if text and as_json:
         raise AceError("--text and --json: expected one of them")
-    if png is not None:
-        check_picture(png)
     comparisons = [read_comparison(path) for path in runs if is_comparison(path)]
     folders = [find_run(path) for path in runs if not is_comparison(path)] if runs else [find_run(None)]
     read = [read_run(folder) for folder in dict.fromkeys(folders)]
     read += [read_run(trace, label) for found in comparisons for label, trace in found.traces().items()]
-    if png is not None:
-        if read:
-            draw_picture(read, png)
-        elif not draw_curves(comparisons[0].comparison, comparisons[0].results, png):
-            raise AceError(f"nothing to draw in {comparisons[0].folder}: expected traces or results with curves")
-        click.echo(f"Picture: {shorten_path(png)}", err=True)
     if as_json:
         compared = [{**found.to_dict(), "missing": found.missing} for found in comparisons]
         print_json({"comparisons": compared, "runs": [describe_run(run) for run in read]})
@@ -62,7 +47,7 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
         for number, run in enumerate(read):
             click.echo("\n" * bool(number or comparisons), nl=False)
             print_report(run)
-    if out is not None or not (text or as_json or png is not None):
+    if out is not None or not (text or as_json):
         sections = [render_comparison(found) for found in comparisons]
         if out is None and len(comparisons) == 1:
             out = comparisons[0].folder / PAGE
@@ -73,37 +58,21 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, png: Path | Non
 
 @click.command()
 @click.argument("run", required=False, type=click.Path(path_type=Path), metavar="[RUN]")
-@click.option("--once", is_flag=True, help="Print the current state and exit.")
-@click.option("--follow", "go_on", is_flag=True, help="Keep watching even without a terminal.")
+@click.option("--once", is_flag=True, help="Print the current state and exit, as without a terminal.")
 @click.option(
     "--every", type=click.FloatRange(min=0.05), default=SECONDS, show_default=True, help="Seconds between updates."
 )
-def watch(run: Path | None, once: bool, go_on: bool, every: float) -> None:
-    """Watch a run while it trains: gamma, lambda and u of every site, and the loss. Stop with Ctrl-C.
+def watch(run: Path | None, once: bool, every: float) -> None:
+    """Watch a run in the terminal while it trains. Stop with Ctrl-C.
 
-    RUN is the folder of a run, or a folder with runs. Default: the newest run in .ace/runs; when a newer one starts,
-    that one is watched.
+    Shows gamma, lambda and u of every site, and the loss. RUN is the folder of a run, or a folder with runs, of which
+    the newest is shown. Default: the newest run in .ace/runs.
     """
-    once = once or not (go_on or sys.stdout.isatty())
-    runs = None if run is not None and is_run(run) else _runs_in(run)
+    folder = find_run(run)
+    if once or not sys.stdout.isatty():
+        print_report(read_run(folder))
+        return
     try:
-        if not once and runs is not None and find_newest(runs) is None:
-            click.echo(f"waiting for a run in {shorten_path(runs)}", err=True)
-            while find_newest(runs) is None:
-                time.sleep(every)
-        watched = RunWatcher(find_run(run), runs=runs)
-        if once:
-            print_once(watched)
-        else:
-            follow(watched, seconds=every)
+        watch_run(folder, seconds=every)
     except KeyboardInterrupt:
         sys.exit(0)
-
-
-def _runs_in(where: Path | None) -> Path:
-    """Return the folder in which new runs appear."""
-    if where is None:
-        return default_runs()
-    if not where.is_dir():
-        raise AceError(f"no run {str(where)!r}: expected the folder of a run, or a folder with runs, such as {RUNS}")
-    return where / RUNS if find_newest(where) is None and (where / RUNS).is_dir() else where

@@ -12,7 +12,6 @@ from rich.markup import escape
 from ..checkout.changes import Plan
 from ..checkout.patching import PatchPlan, State, plan_patch, plan_revert, read_state, require_checkout
 from ..contract.upstreams import StandIn
-from ..errors import AceError
 from ..patch.shims import has_effect
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
@@ -20,7 +19,7 @@ from ..report.terminal import open_console
 from ..run.launch import launch
 from ..settings.config import Config
 from ..settings.toml_file import SettingsFile
-from .options import Items, ScriptCommand, adapters, as_json, collect_settings, config_options, files, print_json, show
+from .options import ScriptCommand, adapters, as_json, collect_settings, config_options, print_json, show
 
 CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes as a diff, without making them.")
@@ -33,6 +32,7 @@ def patch_command(name: str) -> click.Command:
 
     @click.command(
         name,
+        short_help=f"Patch a checkout of {adapter.patches.title}.",
         help=f"Patch CHECKOUT, a clone of {clone.repository}, so that its scripts train with ACE.\n\nAdds one marked "
         f"line to {', '.join(clone.scripts)} and writes the settings to ace.toml. CHECKOUT is the current folder by "
         "default. Call the command again with options to change settings.",
@@ -126,7 +126,7 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
 @CHECKOUT
 @as_json
 def status(checkout: Path, as_json: bool) -> None:
-    """Show the upstream and commit of CHECKOUT, whether it is patched, and with which settings."""
+    """Show whether CHECKOUT is patched, and with which settings."""
     show(read_state(checkout), as_json, _print_state)
 
 
@@ -151,39 +151,33 @@ def _print_state(found: State) -> None:
 
 
 class RunCommand(ScriptCommand):
-    """A command with ADAPTER and options first. The script's name and everything after it belong to the script."""
+    """A command with ADAPTER and options in any order. The next word, or the one after '--', begins the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.allow_interspersed_args = False
-        named = bool(args) and not args[0].startswith("-")
-        rest = super().parse_args(ctx, args[1:] if named else args)
-        words = list(ctx.params["words"])
-        adapter = args[0] if named else words.pop(0) if words else None
-        if words or "--" in args or (adapter is not None and not named):  # only the script's words follow
-            self.begin_script(ctx)
-        if ctx.resilient_parsing:  # completion of an unfinished line
-            ctx.params["words"] = () if adapter is None else (adapter, *words)
-            return rest
-        if adapter is None:
-            raise AceError("no adapter given: expected ace-patch run ADAPTER -- script.py; 'ace-patch list' shows them")
-        if words and words[0].startswith("-") and words[0] not in ("--", "-m", "-c"):
-            raise AceError(f"option {words[0]!r}: expected options before the adapter, or between it and '--'")
-        ctx.params["words"] = (adapter, *(words[1:] if words[:1] == ["--"] else words))
-        return rest
+        ctx.allow_interspersed_args = False  # options of the script may have the same names
+        options, words = self._split(ctx, args)
+        adapter, script = words[:1], words[1:]
+        if script[:1] not in (["-m"], ["-c"]):
+            more, script = self._split(ctx, script)
+            options += more
+        return super().parse_args(ctx, [*options, *adapter, *script])
+
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """Return the options at the beginning, with a '--' that follows them, and the other words."""
+        options = [param for param in self.params if isinstance(param, click.Option)]
+        _, words, _ = click.Command(self.name, params=[*options]).make_parser(ctx).parse_args(list(args))
+        return args[: len(args) - len(words)], words
 
 
-def _adapter_or_script(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    return (files if ctx.params["words"] else adapters)(ctx, param, incomplete)
-
-
-@click.command(cls=RunCommand, options_metavar="ADAPTER [OPTIONS]")
+@click.command(cls=RunCommand)
+@click.argument("adapter", shell_complete=adapters)
+@click.argument("words", nargs=-1, type=click.Path(), metavar="-- SCRIPT [ARGS]...")
 @config_options
 @as_json
-@click.argument(
-    "words", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...", shell_complete=_adapter_or_script
-)
-def run(as_json: bool, words: tuple[str, ...], **options: Any) -> None:
-    """Run a training script with ACE attached to every model of ADAPTER. No file is changed.
+def run(adapter: str, words: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Run a script with ACE, without changing any file.
+
+    ACE is attached to every model of ADAPTER that the script builds.
 
     \b
     ace-patch run schnet --mode resilient -- train.py --epochs 10
@@ -191,5 +185,4 @@ def run(as_json: bool, words: tuple[str, ...], **options: Any) -> None:
     SCRIPT is script.py, -m module, -c code or a program such as torchrun. It replaces the ace-patch process, and
     processes that it starts train with ACE too.
     """
-    adapter, *command = words
-    launch(adapter, collect_settings(options), command, as_json=as_json)
+    launch(adapter, collect_settings(options), words, as_json=as_json)

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError
-from .plan import Contents, Trial
-from .store import LOG, Store, TrialResult
+from .plan import LOG, Contents, Store, Trial, TrialResult
 from .trial import TICK, Event, Task, perform
 
 SMALL = 64 * 2**20

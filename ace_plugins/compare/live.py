@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from ..output import say
 from ..report.tables import format_duration
-from .plan import Comparison, Trial
-from .store import TrialResult
+from .plan import Comparison, Trial, TrialResult
 from .trial import Event, MetricReader
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 
 class Progress:
-    """State of all trials. Prints a line when a trial ends."""
+    """State of all trials. Shows a live table if ``live``, else prints a line when a trial ends."""
 
-    def __init__(self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int) -> None:
+    def __init__(
+        self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int, *, live: bool = False
+    ) -> None:
         self.comparison = comparison
         self.reused = dict(finished)
         self.done = dict(finished)
@@ -26,14 +29,17 @@ class Progress:
         self.running: dict[Trial, MetricReader] = {}
         self.jobs = jobs
         self.metric = comparison.metrics[0].name
+        self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True) if live else None
 
     def __enter__(self) -> Progress:
-        for trial, result in self.reused.items():
-            say(f"{trial}: finished before, {self._describe(result)}", anyway=True)
+        if self._live is not None:
+            self._live.update(self.draw())
+            self._live.start()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        pass
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
 
     def update(self, event: Event) -> None:
         """Record an event and show it."""
@@ -44,15 +50,14 @@ class Progress:
             self.done[event.trial] = event.result
         else:
             self.failed[event.trial] = event.failed
-        self.show(event)
-
-    def show(self, event: Event) -> None:
-        if event.reader is None:
-            text = event.failed or f"{event.trial}: {self._describe(self.done[event.trial])}"
+        if self._live is not None:
+            self._live.update(self.draw())
+        elif event.reader is None:
+            text = event.failed
+            if event.result is not None:
+                value, time = event.result.metrics[self.metric], format_duration(event.result.seconds)
+                text = f"{event.trial}: {self.metric} {value:.4g} after {time}"
             say(f"{text} ({self.summary()})", anyway=True)
-
-    def _describe(self, result: TrialResult) -> str:
-        return f"{self.metric} {result.metrics[self.metric]:.4g} after {format_duration(result.seconds)}"
 
     @property
     def ended(self) -> int:
@@ -60,8 +65,8 @@ class Progress:
 
     def share(self, trial: Trial) -> float:
         """Return the finished share of a running trial, from 0 to 1; 0 while it is unknown."""
-        reader, script = self.running[trial], self.comparison.script
-        return min(1.0, reader.epoch / script.epochs) if script and script.epochs else 0.0
+        epochs = self.comparison.script.epochs
+        return min(1.0, self.running[trial].epoch / epochs) if epochs else 0.0
 
     def seconds_left(self) -> float | None:
         """Estimate the seconds until all trials have ended. Returns None before the first epoch."""
@@ -76,30 +81,8 @@ class Progress:
         until = f"; about {format_duration(left)} to go" if left else ""
         return f"{self.ended} of {len(self.comparison.trials)} runs{until}"
 
-
-class Screen(Progress):
-    """Live table with a row per run and a column per seed, and a progress bar. Cells show results or progress."""
-
-    def __enter__(self) -> Screen:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._live = Live(self.draw(), console=Console(stderr=True), refresh_per_second=4, transient=True)
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
-
-    def show(self, event: Event) -> None:
-        self._live.update(self.draw())
-
     def draw(self) -> Group:
-        from rich import box
-        from rich.console import Group
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
+        """Return a progress bar and a table of results or progress, with a row per run and a column per seed."""
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column(self.metric, no_wrap=True)
         for seed in self.comparison.seeds:

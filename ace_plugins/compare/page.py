@@ -1,79 +1,154 @@
-"""Show a comparison: in the terminal, as a picture of its curves, and as a section of the HTML report."""
+"""The outcome of a comparison: as an object, in the terminal, and as a section of the HTML report."""
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from markupsafe import Markup
 
-from ..report.charts import LINES_AT_MOST, Series, draw_lines, save_figure
+from ..contract.upstreams import Metric
+from ..errors import AceError
+from ..report.charts import LINES_AT_MOST, Series, draw_lines
 from ..report.page import Chart, render_template
-from ..report.tables import format_count
+from ..report.runs import find_newest
+from ..report.tables import TableData, format_number
 from ..report.terminal import open_console, render_table
 from ..report.trace import shorten_path
-from .plan import Comparison
-from .store import TrialResult
-
-if TYPE_CHECKING:
-    from .results import ComparisonResult
-
-PALETTE = ("#4c4c4c", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Grey for the first run, then colours that colour-blind readers can distinguish (Okabe and Ito)."""
-
-Curve = Sequence[Sequence[float]]
+from .plan import DESCRIPTION, Comparison, Store, TrialResult
+from .statistics import Difference, Row, compare_runs, summarise
 
 
-def draw_curves(comparison: Comparison, results: Sequence[TrialResult], path: Path) -> bool:
-    """Draw a thin line for each seed and a thick one for each run's mean. Returns False if there are no curves."""
-    metric = comparison.metrics[0]
-    curves = {run: _select_curves(results, run, metric.name) for run in comparison.runs}
-    values = sorted(value for run in curves.values() for curve in run for _, value in curve if math.isfinite(value))
-    if not any(curves.values()):
-        return False
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator
+@dataclass(frozen=True)
+class ComparisonResult:
+    """Outcome of a comparison, as returned by `run_comparison`."""
 
-    figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for index, (run, seeds) in enumerate(curves.items()):
-        colour = PALETTE[index % len(PALETTE)]
-        for curve in seeds:
-            axes.plot(range(1, len(curve) + 1), [value for _, value in curve], color=colour, alpha=0.35, linewidth=0.8)
-        if seeds:
-            mean, label = _mean_curve(seeds), f"{run} ({format_count(len(seeds), 'seed')})"
-            axes.plot(range(1, len(mean) + 1), mean, color=colour, linewidth=2, label=label)
-    if values and values[0] > 0 and values[-1] > 5 * values[0]:
-        axes.set_yscale("log")
-        plain = FuncFormatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(plain)
-        axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        axes.yaxis.set_minor_formatter(plain)
-        # The largest 2 % are cut off, so that a few diverged evaluations do not flatten the other curves.
-        axes.set_ylim(0.9 * values[0], 1.1 * values[min(len(values) - 1, int(0.98 * len(values)))])
-    axes.set(xlabel="evaluation", ylabel=metric.name)
-    axes.set_title(f"{comparison.adapter}: {' '.join(comparison.words)}"[:80], fontsize=9)
-    axes.grid(alpha=0.2)
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    save_figure(figure, path)
-    return True
+    comparison: Comparison
+    """The script, runs, seeds and metrics that were compared."""
+    results: Sequence[TrialResult]
+    """Metrics and curves of each finished trial (one run with one seed)."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from the name of each failed trial, such as "strict seed 2", to its error message."""
+    folder: Path = Path()
+    """Folder of the results, with a log per trial."""
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """One row per run: the value for each seed, mean, spread, time ratio and equivariance error."""
+        return summarise(self.results, list(self.comparison.runs), self.comparison.metrics)
+
+    @cached_property
+    def differences(self) -> list[Difference]:
+        """Change of each run compared with the first run, with a bootstrap interval over seeds."""
+        return compare_runs(self.rows, next(iter(self.comparison.runs)), self.comparison.metrics[0])
+
+    @property
+    def sentences(self) -> list[str]:
+        """The conclusions in words, one sentence per run."""
+        sentences = [difference.sentence() + "." for difference in self.differences]
+        if self.failed:
+            total = len(self.comparison.trials)
+            sentences.append(f"{len(self.failed)} of {total} runs failed and are not in the table.")
+        return sentences
+
+    @property
+    def missing(self) -> list[str]:
+        """Notes on trials without a result."""
+        total = len(self.comparison.trials)
+        missing = total - len(self.results)
+        return [f"{missing} of {total} runs have no result: they failed or have not finished"] if missing else []
+
+    def traces(self) -> dict[str, Path]:
+        """Return a mapping from trial names to trace folders, with one trial per run: the first that has a trace."""
+        store, traces = Store(self.comparison, self.folder), {}
+        for trial in reversed(self.comparison.trials):
+            attempts = sorted(store.trial_folder(trial).glob("work-*/ace-runs"), key=lambda path: path.stat().st_mtime)
+            found = [trace for attempt in attempts if (trace := find_newest(attempt))]
+            if found:
+                traces[trial.run] = (str(trial), found[-1])
+        return dict(traces[run] for run in self.comparison.runs if run in traces)
+
+    def table(self, *, by_seed: bool = False) -> TableData:
+        """Return the table as text, optionally with a column per seed. ``print(result.table())`` prints it."""
+        first, *others = self.comparison.metrics
+        rows, paper = self.rows, self.comparison.about.get("paper", {})
+        changes = {difference.run: difference.cell() for difference in self.differences}
+        spreads = ["" if row.spread is None else f" ± {format_number(row.spread, 2)}" for row in rows]
+        columns = [
+            ("run", [row.run for row in rows]),
+            ("seeds", [str(len(row.values)) for row in rows]),
+            (first.name, [format_number(row.mean) + spread for row, spread in zip(rows, spreads, strict=True)]),
+            ("change", [changes.get(row.run, "") for row in rows]),
+        ]
+        for seed in self.comparison.seeds if by_seed else ():
+            columns.append((f"seed {seed}", [_format(row.values.get(seed)) for row in rows]))
+        columns += [(metric.name, [format_number(row.others[metric.name]) for row in rows]) for metric in others]
+        columns.append(("time", ["" if row.time is None else f"× {row.time:.2f}" for row in rows]))
+        columns.append(("equiv. error", [_format(row.equivariance_error, 2) for row in rows]))
+        columns.append(("paper", [str(paper.get(row.run, "")) for row in rows]))
+        columns = [(name, cells) for name, cells in columns if any(cells) or name == "change"]
+        headers = [name for name, _ in columns]
+        cells = list(zip(*(cells for _, cells in columns), strict=True))
+        return TableData(headers, cells, numbers=headers[1:], optional=[h for h in headers if h.startswith("seed ")])
+
+    @property
+    def caption(self) -> str:
+        """Explanation of the table."""
+        metric = self.comparison.metrics[0]
+        better = "higher" if metric.higher else "lower"
+        return f"{metric.name}: mean and standard deviation over seeds, {better} is better."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the outcome as JSON-compatible data, as printed by ``ace-patch compare --json``."""
+        return {
+            "adapter": self.comparison.adapter,
+            "command": list(self.comparison.words),
+            "metrics": [{"name": m.name, "higher": m.higher} for m in self.comparison.metrics],
+            "runs": [row.to_dict() | {"settings": dict(self.comparison.runs[row.run])} for row in self.rows],
+            "differences": [difference.to_dict() for difference in self.differences],
+            "sentences": self.sentences,
+            "failed": dict(self.failed),
+            "folder": str(self.folder),
+            **({"label": self.comparison.label} if self.comparison.label else {}),
+        }
 
 
-def _select_curves(results: Sequence[TrialResult], run: str, metric: str) -> list[Curve]:
-    """Return a run's curves, one per seed, without curves of fewer than two points."""
-    curves = [result.curves.get(metric, []) for result in results if result.run == run]
-    return [curve for curve in curves if len(curve) > 1]
+def _format(value: float | None, digits: int = 4) -> str:
+    return "" if value is None else format_number(value, digits)
 
 
-def _mean_curve(curves: Sequence[Curve]) -> list[float]:
-    """Return the mean over seeds at each evaluation, up to the end of the shortest curve."""
-    return [sum(point[1] for point in points) / len(curves) for points in zip(*curves, strict=False)]
+def is_comparison(folder: Path) -> bool:
+    """Return True if the folder holds results of a comparison."""
+    return (folder / DESCRIPTION).is_file()
+
+
+def read_comparison(folder: Path) -> ComparisonResult:
+    """Read the results in a folder. Neither the script nor the adapter is needed.
+
+    Raises:
+        AceError: If the folder's description is missing or invalid.
+    """
+    path = folder / DESCRIPTION
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        comparison = Comparison(
+            str(described.get("adapter") or ""),
+            tuple(str(word) for word in described["command"]),
+            {str(name): dict(settings) for name, settings in described["runs"].items()},
+            tuple(int(seed) for seed in described["seeds"]),
+            tuple(Metric(str(each["name"]), "", higher=bool(each["higher"])) for each in described["metrics"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise AceError(f"{path} is invalid ({type(error).__name__}: {error}): run 'ace-patch compare' again") from None
+    if not (comparison.runs and comparison.metrics):
+        raise AceError(f"{path} is invalid (no runs or no metrics): run 'ace-patch compare' again")
+    return ComparisonResult(comparison, list(Store(comparison, folder).load().values()), folder=folder)
 
 
 def print_comparison(result: ComparisonResult) -> None:
@@ -112,14 +187,17 @@ def render_comparison(result: ComparisonResult) -> Markup:
 
 
 def _draw_charts(result: ComparisonResult) -> list[Chart]:
-    """Draw one chart per metric, which shows the mean over seeds at each evaluation."""
+    """Draw one chart per metric: the mean over seeds at each evaluation, up to the end of the shortest curve."""
     charts = []
     for metric in result.comparison.metrics:
         series = []
         for run in result.comparison.runs:
-            curves = _select_curves(result.results, run, metric.name)
-            if curves and any(map(math.isfinite, mean := _mean_curve(curves))):
-                series.append(Series(run, [(float(n), value) for n, value in enumerate(mean, 1)], noisy=True))
+            curves = [trial.curves.get(metric.name, []) for trial in result.results if trial.run == run]
+            curves = [curve for curve in curves if len(curve) > 1]
+            values = zip(*([value for _, value in curve] for curve in curves), strict=False)
+            mean = [(float(n), sum(at) / len(at)) for n, at in enumerate(values, 1)]
+            if any(math.isfinite(value) for _, value in mean):
+                series.append(Series(run, mean, noisy=True))
         if series and len(series) <= LINES_AT_MOST:
             svg = draw_lines(metric.name, series, unit="evaluation")
             charts.append(Chart(metric.name, "mean over seeds", svg))

@@ -1,4 +1,4 @@
-"""Plan a comparison: the script's files, the runs with their settings, the seeds and the metrics.
+"""Plan a comparison: the script's files, the runs with their settings, the seeds, the metrics and the result folder.
 
 Each trial runs in a fresh folder with a copy of the code, so that scripts cannot overwrite each other's files. Large
 files are linked instead of copied, except types that scripts tend to write again, such as checkpoints.
@@ -13,10 +13,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from ..contract.upstreams import Script
 from ..errors import AceError
+from ..output import publish
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..run.launch import find_checkout
@@ -29,9 +32,9 @@ WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
 DESCRIPTION = "comparison.json"
 """File that describes a comparison. Folders that contain it hold results and are not copied."""
-SPARE = 50 * 2**20
-"""Number of bytes that must stay free on the disk after all copies are made."""
 SEED = "{seed}"
+FOLDER = Path(".ace/compare")
+RESULT, LOG = "result.json", "log.txt"
 
 
 @dataclass
@@ -41,20 +44,14 @@ class Contents:
     root: Path
     copied: list[str] = field(default_factory=list)
     linked: list[str] = field(default_factory=list)
-    bytes: int = 0
-    """Total size of the copied files."""
 
     @classmethod
     def of(cls, root: Path) -> Contents:
         """List the files below a folder."""
         contents = cls(root)
         for path in _walk(root):
-            size, name = path.stat().st_size, path.relative_to(root).as_posix()
-            if size >= LARGE and path.suffix not in WRITTEN:
-                contents.linked.append(name)
-            else:
-                contents.copied.append(name)
-                contents.bytes += size
+            linked = path.stat().st_size >= LARGE and path.suffix not in WRITTEN
+            (contents.linked if linked else contents.copied).append(path.relative_to(root).as_posix())
         return contents
 
     def fingerprint(self) -> str:
@@ -90,15 +87,6 @@ class Contents:
             raise AceError(
                 f"{self.root} cannot be copied to {target}: {why}; choose another folder with --out"
             ) from None
-
-    def check_space(self, target: Path, copies: int) -> None:
-        """Raise AceError if the disk of ``target`` has too little free space for this number of copies."""
-        free, needed = shutil.disk_usage(target).free, copies * self.bytes + SPARE
-        if free < needed:
-            raise AceError(
-                f"{target}: expected {needed / 2**20:,.0f} MiB free for {copies} copies of {self.root}, "
-                f"found {free / 2**20:,.0f} MiB; choose another folder with --out"
-            )
 
 
 def _list_tracked(root: Path) -> set[str] | None:
@@ -146,7 +134,7 @@ class Comparison(Experiment):
     contents: Contents = field(default_factory=lambda: Contents(Path()))
     below: str = "."
     """Working directory of the command, relative to the root of the contents."""
-    script: Script | None = None
+    script: Script = field(default_factory=Script)
     """The adapter's description of the script."""
 
     @property
@@ -157,7 +145,7 @@ class Comparison(Experiment):
     def command(self, trial: Trial) -> list[str]:
         """Return the script's command, with the trial's seed if the command takes a seed."""
         words = [word.replace(SEED, str(trial.seed)) for word in self.words]
-        if self.script is not None and self.script.seed and not self._has_seed:
+        if self.script.seed and not self._has_seed:
             words += [self.script.seed, str(trial.seed)]
         return words
 
@@ -170,8 +158,7 @@ class Comparison(Experiment):
 
         Seed 1 leaves the script's own seeds unchanged.
         """
-        in_command = self._has_seed or (self.script is not None and self.script.seed)
-        return None if in_command else trial.seed - 1
+        return None if self._has_seed or self.script.seed else trial.seed - 1
 
     def fingerprint(self) -> str:
         """Hash the script and its command. The hash ignores runs and seeds, so that these can be added later."""
@@ -182,6 +169,79 @@ class Comparison(Experiment):
         """Hash a run's settings, so that results are not reused for a run with the same name but other settings."""
         settings = json.dumps(self.runs[trial.run], sort_keys=True, default=str)
         return hashlib.sha256(settings.encode()).hexdigest()[:6]
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """Outcome of a trial that ended successfully."""
+
+    run: str
+    seed: int
+    metrics: dict[str, float]
+    curves: dict[str, list[list[float]]] = field(default_factory=dict)
+    """Mapping from each metric to its evaluations, each as [seconds since the start, value]."""
+    seconds: float = 0.0
+    """Duration of the trial in seconds."""
+    error: float | None = None
+    """Last measured relative equivariance error of the deployed model."""
+
+    @property
+    def seconds_per_evaluation(self) -> float | None:
+        """Median number of seconds between two evaluations, or None with fewer than three evaluations."""
+        times = [point[0] for point in max(self.curves.values(), key=len, default=[])]
+        gaps = sorted(after - before for before, after in pairwise(times))
+        return gaps[len(gaps) // 2] if len(gaps) > 1 else None
+
+
+class Store:
+    """Reads and writes the result folder of one comparison."""
+
+    def __init__(self, comparison: Comparison, folder: str | os.PathLike[str] | None = None) -> None:
+        self.comparison = comparison
+        self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute()
+
+    def trial_folder(self, trial: Trial) -> Path:
+        return self.folder / f"{trial.run}-{self.comparison.settings_key(trial)}" / f"seed-{trial.seed}"
+
+    def load(self) -> dict[Trial, TrialResult]:
+        """Return the results of all finished trials."""
+        loaded = {trial: self._load(trial) for trial in self.comparison.trials}
+        return {trial: result for trial, result in loaded.items() if result is not None}
+
+    def _load(self, trial: Trial) -> TrialResult | None:
+        try:
+            result = TrialResult(**json.loads((self.trial_folder(trial) / RESULT).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        return result if {metric.name for metric in self.comparison.metrics} <= result.metrics.keys() else None
+
+    def save(self, trial: Trial, result: TrialResult) -> None:
+        publish(self.trial_folder(trial) / RESULT, _encode(vars(result)))
+
+    def describe(self, threads: int) -> int:
+        """Write the description of the comparison.
+
+        Returns the number of threads per trial. It stays that of the first call, since it affects floating-point sums.
+        """
+        path = self.folder / DESCRIPTION
+        try:
+            described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            described = {"threads": threads}
+        described |= {
+            "adapter": self.comparison.adapter,
+            "command": list(self.comparison.words),
+            "runs": {name: dict(settings) for name, settings in self.comparison.runs.items()},
+            "seeds": list(self.comparison.seeds),
+            "metrics": [{"name": metric.name, "higher": metric.higher} for metric in self.comparison.metrics],
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        publish(path, _encode(described))
+        return int(described["threads"])
+
+
+def _encode(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
 
 
 def plan_comparison(experiment: Experiment) -> Comparison:
@@ -197,8 +257,8 @@ def plan_comparison(experiment: Experiment) -> Comparison:
     root, below = _find_root(plugin, words)
     # An absolute path would run the original script instead of the trial's copy.
     words = tuple(os.path.relpath(w) if os.path.isabs(w) and root in Path(w).parents else w for w in words)
-    script: Script | None = plugin.call("ace_script", argv=words) if plugin.has("ace_script") else None
-    metrics = experiment.metrics or (script.metrics if script else ())
+    script: Script = (plugin.call("ace_script", argv=words) if plugin.has("ace_script") else None) or Script()
+    metrics = experiment.metrics or script.metrics
     if not metrics:
         raise AceError(
             f"adapter {plugin.name!r} has no metrics for {words[0]}: add one, as in "

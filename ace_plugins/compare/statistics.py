@@ -11,7 +11,7 @@ from typing import Any
 
 from ..contract.upstreams import Metric
 from ..report.tables import MINUS
-from .store import TrialResult
+from .plan import TrialResult
 
 RESAMPLES = 10_000
 COVERED = 0.95

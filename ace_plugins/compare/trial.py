@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import re
@@ -18,11 +17,11 @@ from pathlib import Path
 
 from ..contract.upstreams import Metric
 from ..errors import AceError
+from ..report.trace import LINES, read_trace
 from ..run.activation import SHIFT
 from ..settings.sources import VARIABLES, option
 from .experiment import compile_pattern
-from .plan import Comparison, Trial
-from .store import LOG, Store, TrialResult
+from .plan import LOG, Comparison, Store, Trial, TrialResult
 
 _EPOCH = re.compile(r"epoch\D{0,3}(\d+)", re.IGNORECASE)
 LAST_LINES = 8
@@ -161,15 +160,11 @@ def perform(
     return TrialResult(task.trial.run, task.trial.seed, dict(reader.values), curves, seconds, error)
 
 
-def _read_last_error(traces: Path) -> float | None:
+def _read_last_error(runs: Path) -> float | None:
     """Return the relative equivariance error that the trial measured last, if any."""
-    last = None
-    for trace in sorted(traces.glob("*/trace.jsonl")):
-        for line in trace.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line) if '"error"' in line else {}
-            value = (entry.get("error") or {}).get("relative")
-            last = value if isinstance(value, (int, float)) else last
-    return last
+    traces = [read_trace(path.parent) for path in sorted(runs.glob(f"*/{LINES}"))]
+    errors = [line["error"]["relative"] for trace in traces for line in trace if "error" in line]
+    return errors[-1] if errors else None
 
 
 @dataclass

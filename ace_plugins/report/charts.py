@@ -1,4 +1,4 @@
-"""Draws charts: SVG for the page, sparklines for the terminal, picture files with matplotlib.
+"""Draws charts: SVG for the page, sparklines for the terminal.
 
 In line charts every line is labelled where it ends. Heat maps show more sites than lines can: one row per site.
 """
@@ -9,14 +9,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup, escape
 
-from ..errors import AceError
-from ..output import check_picture
-from .runs import QUANTITIES, SavedRun
 from .tables import format_number
 
 Point = tuple[float, float]
@@ -30,7 +25,6 @@ PARTS = 150  # number of parts of a long line; of each part only the lowest and 
 NOISY = 240  # a noisy line with more points than this is smoothed
 COLUMNS, LEVELS = 120, 8  # of a heat map; CSS classes: p1 to p8 above 0, n1 to n8 below 0, z at 0, x not finite
 BARS = "▁▂▃▄▅▆▇█"
-PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8b8f94")  # Okabe and Ito
 
 
 @dataclass(frozen=True)
@@ -342,60 +336,3 @@ def _draw_legend(signed: bool, most: float) -> str:
     )
     low = _text(start - 5, 14.5, format_number(-most, 3) if signed else "0", "left")
     return f'{low}<g class="heat">{boxes}</g>{_text(end + 5, 14.5, high)}'
-
-
-def draw_picture(runs: Sequence[SavedRun], path: Path) -> None:
-    """Write a picture file with one row per run: gamma, lambda, u, the loss and the equivariance error."""
-    check_picture(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(17, 3.1 * len(runs)), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    for run, row in zip(runs, figure.subplots(len(runs), 5, squeeze=False), strict=True):
-        series: list[list[Series]] = [
-            [Series(site, list(zip(run.steps, at, strict=True))) for site, at in zip(run.sites, values, strict=True)]
-            for values in run.values.values()
-        ]
-        series += [[Series("", points)] if points else [] for points in (run.loss, run.errors)]
-        titles = [*QUANTITIES, "training loss", f"equivariance error {run.group}".strip()]
-        for axes, lines, title in zip(row, series, titles, strict=True):
-            axes.set_title(title, fontsize=10)
-            axes.set_xlabel("step", fontsize=8)
-            axes.tick_params(labelsize=8)
-            axes.grid(alpha=0.2)
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.set_prop_cycle(color=PALETTE)
-            if len(lines) > LINES_AT_MOST:
-                _plot_map(axes, run, [[value for _, value in line.points] for line in lines])
-                continue
-            for line in lines:
-                axes.plot(*zip(*line.points, strict=True), linewidth=1.2 if len(line.points) < 500 else 0.5)
-            if title not in QUANTITIES and needs_log(value for line in lines for _, value in line.points):
-                axes.set_yscale("log")
-        if len(run.sites) <= LINES_AT_MOST and run.steps:
-            row[0].legend(run.sites, frameon=False, fontsize=7)
-        row[0].set_ylabel(f"{run.title}\n{run.name}", fontsize=9)
-    save_figure(figure, path)
-
-
-def _plot_map(axes: Any, run: SavedRun, values: Sequence[Sequence[float]]) -> None:
-    rows = [average_spans(run.steps, site, 200) for site in values]
-    most = max((abs(value) for row in rows for value in row if math.isfinite(value)), default=0.0) or 1.0
-    across = (find_axis_start(min(run.steps), run.length), run.length)
-    image = axes.imshow(
-        rows, aspect="auto", cmap="PuOr_r", vmin=-most, vmax=most, extent=(*across, len(rows) - 0.5, -0.5)
-    )
-    axes.figure.colorbar(image, ax=axes, fraction=0.05)
-    axes.grid(False)
-    axes.set_yticks(range(len(rows)), [shorten_name(site) for site in run.sites], fontsize=min(6, 130 / len(rows)))
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure to a file."""
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise AceError(
-            f"picture {path} could not be written ({error.strerror or error}); choose another path or fix the cause"
-        ) from None

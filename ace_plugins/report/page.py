@@ -20,16 +20,15 @@ from .. import __version__
 from ..output import publish
 from ..settings.config import SETTINGS
 from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, draw_sparkline, is_drawable, needs_log
-from .runs import QUANTITIES, SavedRun, find_run, pick_evenly, read_run
+from .runs import QUANTITIES, SavedRun, find_run, read_run
 from .tables import TableData, build_site_table, format_count, format_duration, format_number
-from .trace import finite_or_none, shorten_path
+from .trace import shorten_path
 from .verdicts import RunOutcome, judge_saved
 
 TEMPLATES = Path(__file__).with_name("templates")
 PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
 MEANINGS = ("share of its branch that a layer uses", "pull of the constraint", "slack of a layer")
 NAMED = 6  # largest number of layers that are listed beside a verdict
-POINTS = 1000  # largest number of points of a series in the JSON data; the trace has all points
 
 
 @dataclass(frozen=True)
@@ -232,9 +231,8 @@ def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
 def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
     """Compare runs: settings that differ, outcomes, and curves in one chart."""
     names = name_runs(runs)
-    defaults = {key: setting.default for key, setting in SETTINGS.items()}
     keys = dict.fromkeys(key for run in runs for key in run.changed)
-    settings = {key: [str((defaults | run.settings).get(key, "")) for run in runs] for key in keys}
+    settings = {key: [str(getattr(run.config, key)) for run in runs] for key in keys}
     u = [[value for value in run.last("u") if math.isfinite(value)] for run in runs]
     curves = {
         "training loss": ("as each script computed it", [run.loss for run in runs]),
@@ -274,10 +272,8 @@ def name_runs(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def describe_run(run: SavedRun) -> dict[str, Any]:
-    """Return the content of the page as JSON-compatible data, with None for numbers that are not finite."""
+    """Return the outcome of a run as JSON-compatible data. `read_trace` returns the values over time."""
     outcome = judge_saved(run)
-    kept = pick_evenly(len(run.steps), POINTS)
-    rates = [run.rates[place] for place in pick_evenly(len(run.rates), POINTS)]
     return {
         "folder": str(run.folder),
         "about": dict(run.about),
@@ -289,18 +285,5 @@ def describe_run(run: SavedRun) -> dict[str, Any]:
         "missing": run.missing,
         "verdict": outcome.advice,
         "sites": [{**site.to_dict(), "meaning": outcome.meanings.get(site.verdict, "")} for site in outcome.sites],
-        "trace": {
-            "step": [run.steps[place] for place in kept],
-            "seconds": [finite_or_none(run.seconds[place]) for place in kept],
-            **{q: [[finite_or_none(site[place]) for site in run.values[q]] for place in kept] for q in QUANTITIES},
-        },
-        "loss": _list_points(run.loss),
-        "lr": [{"step": step, "lr": list(map(finite_or_none, values))} for step, values in rates],
-        "errors": [{**point, "group": run.group} for point in _list_points(run.errors)],
         "events": [{"step": step, "event": event} for step, event in run.events],
     }
-
-
-def _list_points(points: Sequence[tuple[int, float]]) -> list[dict[str, Any]]:
-    kept = (points[place] for place in pick_evenly(len(points), POINTS))
-    return [{"step": step, "value": finite_or_none(value)} for step, value in kept]

@@ -14,13 +14,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
 
+from .. import __version__
 from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..plugins.registry import registry
@@ -108,6 +108,11 @@ class Record:
     def current_error(self) -> dict[str, Any] | None:
         """Equivariance error after the last step, if it was measured."""
         return self.errors[-1] if self.errors and self.errors[-1]["step"] == self.steps else None
+
+    @property
+    def outer_errors(self) -> list[dict[str, Any]]:
+        """The first and the last measured equivariance error."""
+        return self.errors[:1] + self.errors[1:][-1:]
 
     @property
     def new_landings(self) -> frozenset[int]:
@@ -213,17 +218,14 @@ class Record:
             "verdict": outcome.advice,
             "budget": str(self.budget) if self.config.paced else None,
             "folder": None if self.folder is None else shorten_path(self.folder),
-            "errors": self.errors[:1] + self.errors[1:][-1:],
+            "errors": self.outer_errors,
             "sites": [site.to_dict() for site in outcome.sites],
         }
 
 
 def _find_versions(adapter: str) -> dict[str, str]:
     """Return the versions of Python, torch, ace-plugins, the adapter and the packages that the adapter requires."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "ace-plugins"):
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
+    found = {"python": platform.python_version(), "torch": version("torch"), "ace-plugins": __version__}
     plugin = registry().plugins.get(adapter)
     if plugin is not None:
         found[plugin.distribution] = plugin.version

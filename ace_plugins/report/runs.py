@@ -1,4 +1,4 @@
-"""Finds runs and reads them from their folders, in any state: finished, killed, still training, partly unreadable."""
+"""Finds runs and reads them from their folders, whether they finished, were killed or are still training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import AceError, ConfigError
 from ..plugins.plugin import one_line
-from ..settings.config import FORMER_LOOPS, REMOVED, SETTINGS, Config
+from ..settings.config import SETTINGS, Config
 from ..settings.sources import RUNS
 from .trace import ABOUT, LINES, TraceReader
 
@@ -27,7 +27,6 @@ class SavedRun:
 
     folder: Path
     about: Mapping[str, Any]  # content of run.json
-    settings: dict[str, Any]  # settings in run.json, converted to those of this version
     config: Config
     sites: list[str]
     steps: list[int] = field(default_factory=list)
@@ -75,7 +74,8 @@ class SavedRun:
     @property
     def changed(self) -> dict[str, Any]:
         """Settings that differ from the defaults."""
-        return {k: v for k, v in self.settings.items() if k not in SETTINGS or v != SETTINGS[k].default}
+        values = {name: getattr(self.config, name) for name in SETTINGS}
+        return {name: value for name, value in values.items() if value != SETTINGS[name].default}
 
     def last(self, quantity: str) -> list[float]:
         """Return the last value of a quantity for each site."""
@@ -144,36 +144,15 @@ def open_run(folder: Path) -> tuple[SavedRun, TraceReader]:
     path = folder / ABOUT
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
-        sites, settings = list(map(str, about["sites"])), dict(about["config"])
-        settings = {key: value for key, value in settings.items() if key not in REMOVED}
-        if settings.get("loop") in FORMER_LOOPS:
-            settings["loop"] = FORMER_LOOPS[settings["loop"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        expected = "expected the sites and settings of a run, as training writes them"
+        sites, config = list(map(str, about["sites"])), Config(**about["config"])
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        expected = "expected the sites and settings of a run, as this version of ace-plugins writes them"
         raise AceError(f"{path} cannot be read ({one_line(error)}): {expected}") from None
-    missing: list[str] = []
-    run = SavedRun(folder, about, settings, _build_config(settings, missing), sites, missing=missing)
+    run = SavedRun(folder, about, config, sites)
     run.values = {name: [[] for _ in sites] for name in QUANTITIES}
     reader = TraceReader(folder)
     run.add(reader.read_new())
     return run, reader
-
-
-def _build_config(settings: Mapping[str, Any], missing: list[str]) -> Config:
-    """Return the settings that this version knows, and add a note on the others to ``missing``.
-
-    The run may come from an older or a newer version."""
-    known = {key: value for key, value in settings.items() if key in SETTINGS}
-    if unknown := settings.keys() - known.keys():
-        missing.append(f"unknown settings: {', '.join(sorted(unknown))}")
-    try:
-        return Config(**known)
-    except ConfigError as error:
-        wrong = {key for key, _ in error.problems}
-        if "mode" in wrong:  # verdicts depend on the mode, so it cannot be left out
-            raise
-    missing.append(f"settings with unknown values: {', '.join(sorted(wrong))}")
-    return Config(**{key: value for key, value in known.items() if key not in wrong})
 
 
 def read_run(folder: Path, label: str = "") -> SavedRun:

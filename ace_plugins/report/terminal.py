@@ -1,22 +1,29 @@
-"""Prints runs to the terminal, with rich."""
+"""Prints runs to the terminal with rich: the summary at the end of a run, saved runs, and the live view of a run."""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
 from .charts import sparkline
 from .record import Record
-from .runs import SavedRun, to_number
+from .runs import SavedRun, open_run, to_number
 from .tables import TableData, build_site_table, format_count, format_duration, format_number
 from .trace import shorten_path
 from .verdicts import RunOutcome, judge_saved
 
 WIDTH = 500  # characters per line without a terminal, so that no name is broken and all can be searched for
+SECONDS = 1.0  # default time between two updates of the live view
+QUIET = 60.0  # seconds without a new line of the trace after which the live view says so
 
 
 def open_console(stderr: bool = False) -> Console:
@@ -46,48 +53,75 @@ def render_table(data: TableData) -> Table:
 
 def print_summary(record: Record) -> None:
     """Print the outcome of a run of this process to stderr."""
-    out = open_console(stderr=True)
-    outcome, errors = record.judge(), record.errors[:1] + record.errors[1:][-1:]
+    outcome = record.judge()
     steps = f"landed at step {record.steps:,}" if record.duals.landed else format_count(record.steps, "step")
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
-    out.print(f"ACE {outcome.mode}, {steps}{escape(where)}")
-    _print_outcome(out, outcome)
-    if errors:
+    parts = [f"ACE {outcome.mode}, {steps}{escape(where)}", *_describe_outcome(outcome)]
+    if errors := record.outer_errors:
         listed = ", ".join(f"{format_number(to_number(e['relative']), 3)} at step {e['step']:,}" for e in errors)
-        out.print(f"equivariance error under {escape(errors[0]['group'])}, with branches, relative: {listed}")
-    if outcome.advice:
-        out.print(escape(outcome.advice))
+        parts.append(f"equivariance error under {escape(errors[0]['group'])}, with branches, relative: {listed}")
+    _print(open_console(stderr=True), [*parts, escape(outcome.advice)])
 
 
 def print_report(run: SavedRun) -> None:
     """Print a saved run to stdout."""
-    out = open_console()
+    _print(open_console(), draw_run(run))
+
+
+def watch_run(folder: Path, *, seconds: float = SECONDS) -> None:
+    """Show a run in the terminal while it trains, until Ctrl-C."""
+    run, reader = open_run(folder)
+    console = Console(highlight=False)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            parts = draw_run(run, most=max(3, console.height - 14))
+            silence = time.time() - reader.changed
+            if run.steps and run.end is None and silence > QUIET:
+                parts.append(f"[yellow]no new line for {format_duration(silence)}[/]")
+            live.update(Group(*(part for part in parts if part)), refresh=True)
+            time.sleep(seconds)
+            run.add(reader.read_new())
+
+
+def draw_run(run: SavedRun, *, most: int | None = None) -> list[str | Table]:
+    """Return the lines (rich markup) and the table that describe a run.
+
+    Of more than ``most`` sites, only those with the largest |gamma| are shown."""
     outcome = judge_saved(run)
     progress = [f"{run.length:,} steps"]
     if run.duration:
         progress += [format_duration(run.duration), f"{format_number(run.length / run.duration, 3)} steps/s"]
     progress += ["finished"] if run.end is not None else []
-    out.print(f"[bold]{escape(run.title)}[/]: {', '.join(progress)}")
-    out.print(escape(str(run.folder)))
-    for note in run.missing:
-        out.print(f"[yellow]note[/]: {escape(note)}")
-    _print_outcome(out, outcome, [sparkline(run.steps, gamma, 16) for gamma in run.values["gamma"]])
+    parts: list[str | Table] = [f"[bold]{escape(run.title)}[/]: {', '.join(progress)}", escape(str(run.folder))]
+    parts += [f"[yellow]note[/]: {escape(note)}" for note in run.missing]
+    parts += _describe_outcome(outcome, [sparkline(run.steps, gamma, 16) for gamma in run.values["gamma"]], most)
     for name, points, group in (("loss", run.loss, ""), ("equivariance error", run.errors, run.group)):
         if points:
             steps, values = zip(*points, strict=True)
             under = f" (relative, under {escape(group)})" if group else ""
             first, last = format_number(values[0], 3), format_number(values[-1], 3)
-            out.print(f"{name}{under}: {first} {sparkline(steps, values)} {last}")
-    for step, event in run.events:
-        out.print(f"step {step:,}: {escape(event)}")
+            parts.append(f"{name}{under}: {first} {sparkline(steps, values)} {last}")
+    parts += [f"step {step:,}: {escape(event)}" for step, event in run.events]
     if run.changed:
-        out.print(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")
-    if outcome.advice:
-        out.print(escape(outcome.advice))
+        parts.append(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")
+    return [*parts, escape(outcome.advice)]
 
 
-def _print_outcome(out: Console, outcome: RunOutcome, pictures: Sequence[str] = ()) -> None:
+def _describe_outcome(outcome: RunOutcome, pictures: Sequence[str] = (), most: int | None = None) -> list[str | Table]:
+    parts: list[str | Table] = []
+    data = build_site_table(outcome.sites, outcome.mode, pictures)
+    left = len(outcome.sites) - most if most is not None else 0
+    if left > 0:
+        sizes = [abs(site.gamma) if math.isfinite(site.gamma) else math.inf for site in outcome.sites]
+        largest = sorted(range(len(sizes)), key=lambda n: -sizes[n])[:most]
+        data = replace(data, rows=[data.rows[n] for n in sorted(largest)])
     if outcome.sites:
-        out.print(render_table(build_site_table(outcome.sites, outcome.mode, pictures)), soft_wrap=False)
-    for verdict, meaning in outcome.meanings.items():
-        out.print(f"{escape(verdict)}: {escape(meaning)}")
+        parts.append(render_table(data))
+    if left > 0:
+        parts.append(f"and {left} sites with a smaller |gamma|")
+    return [*parts, *(f"{escape(verdict)}: {escape(meaning)}" for verdict, meaning in outcome.meanings.items())]
+
+
+def _print(out: Console, parts: Iterable[str | Table]) -> None:
+    for part in filter(None, parts):
+        out.print(part, soft_wrap=isinstance(part, str))

@@ -42,6 +42,7 @@ class TraceReader:
     def __init__(self, folder: Path) -> None:
         self.path = folder / LINES
         self.skipped = 0  # number of lines that are not JSON objects
+        self.changed = 0.0  # time at which the file was last changed, in seconds since the epoch
         self._position = 0
         self._rest = b""
 
@@ -56,6 +57,7 @@ class TraceReader:
             with self.path.open("rb") as file:
                 file.seek(self._position)
                 added = file.read()
+                self.changed = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return []
         except OSError as error:

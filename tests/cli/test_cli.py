@@ -11,17 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
-from clones import ace, miniature
+from clones import ace, miniature, python
 
 pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip install torch-geometric")
 
 from torch_geometric.nn import SchNet
 
 from ace_plugins import project
+<<<<<<< HEAD
 from ace_plugins.cli.main import COMMANDS, main
 from ace_plugins.testing.kit import Kit
+=======
+from ace_plugins.cli.main import COMMANDS, cli, main
+from ace_plugins.testing.examples import attach_example
+>>>>>>> 843a9d08d639db21eca3781fcbd281b05ae07517
 
 SCRIPT = """
 import argparse, os, sys, torch
@@ -131,6 +137,17 @@ def test_without_a_word_the_command_shows_its_help(call: Any) -> None:
         assert 'eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"\n' in shown
 
 
+def test_a_command_is_imported_when_it_is_called_and_has_the_summary_of_the_list() -> None:
+    code = "import sys\nfrom ace_plugins.cli.main import cli\ncli(['--help'], standalone_mode=False)\n"
+    code += "print(*sorted(name for name in sys.modules if name.startswith('ace_plugins.cli.')))"
+    done = python(Path(__file__).parents[2], "-c", code)
+    assert done.stdout.endswith("\nace_plugins.cli.main ace_plugins.cli.options\n"), done.stdout + done.stderr
+    for name, (_, summary) in COMMANDS.items():
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        assert (command.name, command.get_short_help_str(300)) == (name, summary)
+
+
 def test_data_without_a_name_lists_data_sets_one_per_line(call: Any) -> None:
     pytest.importorskip("ace_segnn")
     done = call("data")
@@ -142,19 +159,27 @@ def test_data_without_a_name_lists_data_sets_one_per_line(call: Any) -> None:
 
 def test_the_scripts_own_options_are_its_own(folder: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     became: list[list[str]] = []
+    environments: list[dict[str, str]] = []
 
-    def execve(path: str, command: list[str], environment: Any) -> None:
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
         became.append(command)
+        environments.append(environment)
         sys.exit(0)
 
     monkeypatch.setattr(os, "execve", execve)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     words = ["train.py", "--mode", "fast", "--epsilon", "7", "--json", "--", "x"]
-    for before in (["run", "schnet", "--mode", "off"], ["run", "--mode", "off", "schnet"]):
+    both = ["run", "--budget", "25", "schnet", "--mode", "off"]
+    for before in (["run", "schnet", "--mode", "off"], ["run", "--mode", "off", "schnet"], both):
         for dashes in ([], ["--"]):
             assert call(*before, *dashes, *words).returncode == 0
             assert became[-1][-len(words) :] == words
             assert became[-1][0] == sys.executable
+            assert '"mode": "off"' in environments[-1]["ACE_RUN"]
+    assert '"budget": 25' in environments[-1]["ACE_RUN"], "from the left of the adapter"
+    for before in (["run", "schnet"], ["run", "--mode", "off", "schnet"]):
+        assert call(*before, "-m", "json.tool", "--mode", "x").returncode == 0
+        assert became[-1][-4:] == ["-m", "json.tool", "--mode", "x"]
 
 
 def test_run_says_when_nothing_came_of_it(folder: Path) -> None:
@@ -235,10 +260,9 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
         (["run", "schnet", "--dual-lr", "-1", "--", "train.py"], "dual_lr -1.0: expected a finite number of at least"),
         (["run", "schnet", "--", "trian.py"], "trian.py"),
         (["run", "schnet"], "no script given"),
-        (["run", "--mode", "strict", "schnet", "--rho", "2", "--", "x.py"], "option '--rho': expected options before"),
         (["run", "schnet", "--prest", "x", "--", "train.py"], "--prest"),
         (["run", "schnet", "--land-at", "1e3", "--", "train.py"], "--land-at"),
-        (["run"], "no adapter given"),
+        (["run"], "Missing argument 'ADAPTER'"),
         (["doctor"], "Missing argument 'ADAPTER'"),
         (["export", "train.py", "-o", "x.pt"], "cannot read train.py as a checkpoint"),
         (["export", "none.pt", "-o", "x.pt"], "no checkpoint at 'none.pt'"),

@@ -65,14 +65,10 @@ def test_one_that_cannot_run_does_not_hide_the_others(monkeypatch: pytest.Monkey
 def test_a_name_and_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     both: dict[str, click.Command] = {"one": broken, "two": small}
     assert invoke(monkeypatch, both, "two", "--size", "3").stdout == "size 3\n"
-    assert invoke(monkeypatch, {"two": small}, "--size", "4").stdout == "size 4\n", "there is only one"
-    for arguments, words in (
-        (["--size", "3"], "demo --size: .*one, two"),
-        (["tow"], "unknown demo 'tow'.*did you mean 'two'"),
-    ):
-        result = invoke(monkeypatch, both, *arguments)
-        with pytest.raises(AceError, match=words):
-            raise result.exception or AssertionError
+    result = invoke(monkeypatch, both, "tow")
+    with pytest.raises(AceError, match="unknown demo 'tow'.*did you mean 'two'"):
+        raise result.exception or AssertionError
+    assert "No such option" in invoke(monkeypatch, both, "--size", "3").output
     assert "What nobody sees." in invoke(monkeypatch, both, "--help").stdout
     result = invoke(monkeypatch, {})
     with pytest.raises(AceError, match="no installed adapter has a demo"):

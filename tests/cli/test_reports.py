@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from traces import write_run
 
+from ace_plugins.cli import reports
 from ace_plugins.cli.main import cli
-from ace_plugins.report import watch as watching
 
 
 @pytest.fixture
@@ -59,20 +59,6 @@ def test_text_and_json_write_no_file(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["a"]
 
 
-def test_a_picture_and_what_to_do_without_matplotlib(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(here / "a"), write_run(here / "b", sites=12, loss=False)
-    pytest.importorskip("matplotlib")
-    assert call("report", "a", "b", "--png", "runs.png").exit_code == 0
-    assert (here / "runs.png").read_bytes().startswith(b"\x89PNG")
-    done = call("report", "a", "--png", "runs.doc")
-    assert done.exit_code == 2
-    assert "expected a name that ends in .png" in done.stderr
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = call("report", "a", "--png", "other.png")
-    assert done.exit_code == 2
-    assert "pip install 'ace-plugins[picture]'" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -91,27 +77,25 @@ def test_mistakes_are_told_in_one_line(here: Path, words: list[str], told: str) 
     assert done.stderr.count("\n") == 1
 
 
-def test_watch_prints_once_where_there_is_no_terminal(here: Path) -> None:
+def test_watch_prints_the_report_once_where_there_is_no_terminal(here: Path) -> None:
     write_run(here / ".ace" / "runs" / "a", finished=False)
     for words in (["watch", "--once"], ["watch"], ["watch", ".ace/runs/a"], ["watch", "."]):
         done = call(*words)
         assert done.exit_code == 0
-        assert "step 600" in done.stdout
+        assert "600 steps" in done.stdout
         assert "layers.1.x" in done.stdout
+    assert done.stdout == call("report", "--text").stdout
 
 
 def test_ctrl_c_leaves_quietly(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(seconds: float) -> None:
+    def stop(folder: Path, *, seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watching.time, "sleep", stop)
+    monkeypatch.setattr(reports, "watch_run", stop)
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda stream: True)
     write_run(here / "a")
-    done = call("watch", "a", "--follow")
-    assert (done.exit_code, done.stderr) == (0, "")
-    assert "step 600" in done.stdout
-    (here / "empty").mkdir()
-    done = call("watch", "empty", "--follow")
-    assert (done.exit_code, done.stderr) == (0, "waiting for a run in empty\n")
+    done = call("watch", "a")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_neither_needs_torch(here: Path) -> None:

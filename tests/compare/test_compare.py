@@ -148,6 +148,8 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
         (["schnet", *METRIC, "--", "trian.py"], "no script 'trian.py' in"),
         (["schnet", *METRIC], "no script given"),
         (["schnet", *METRIC, "--"], "no script given"),
+        (["schnet", *METRIC, "train.py", "--dry-run"], "'train.py': expected '--' before the script"),
+        (["schnet", *METRIC, "train.py", "--", "x"], "'train.py': expected '--' before the script"),
         (["schnt", *METRIC, "--", "train.py"], "unknown adapter 'schnt'.*did you mean 'schnet'"),
         (["schnet", "--metric", "test=(", "--", "train.py"], "metric 'test': '\\(' is not a regular expression"),
         (["schnet", "--metric", "test=x", "--", "train.py"], "expected {number} once"),
@@ -158,8 +160,6 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
             ["schnet", *METRIC, "--runs", "a:dual_lr=1", "--", "train.py"],
             "run 'a': .*dual_lr",
         ),
-        (["schnet", *METRIC, "--picture", "x.gif", "--", "train.py"], "x.gif.*\\.png"),
-        (["schnet", *METRIC, "--picture", "no/x.png", "--", "train.py"], "no/x.png.*folder"),
         (["no.toml"], "no.toml cannot be read: No such file"),
         (["schnet", *METRIC, "--seeds", "none", "--", "train.py"], "seeds 'none': expected a number of seeds"),
     ],
@@ -177,16 +177,6 @@ def test_a_script_that_prints_no_metric(project: Path) -> None:
     failed = told["failed"]["off seed 1"]
     assert "metric 'test'" in failed
     assert "'loss 3'" in failed
-
-
-def test_no_space_on_the_disk(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage:
-        free = 2**20
-
-    monkeypatch.setattr("ace_plugins.compare.plan.shutil.disk_usage", lambda path: Usage)
-    done = compare("schnet", *METRIC, "--", "train.py", code=2)
-    assert "free for 9 copies of" in done.stderr
-    assert "found 1 MiB" in done.stderr
 
 
 def test_a_disk_that_fills_meanwhile_leaves_nothing_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

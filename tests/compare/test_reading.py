@@ -12,10 +12,8 @@ from traces import write_run
 from ace_plugins import AceError
 from ace_plugins.adapter import Metric
 from ace_plugins.cli.main import cli
-from ace_plugins.compare.page import render_comparison
-from ace_plugins.compare.plan import Comparison, Trial
-from ace_plugins.compare.results import is_comparison, read_comparison
-from ace_plugins.compare.store import Store, TrialResult
+from ace_plugins.compare.page import is_comparison, read_comparison, render_comparison
+from ace_plugins.compare.plan import Comparison, Store, Trial, TrialResult
 
 
 def written(folder: Path, *, higher: bool = False, traces: bool = True) -> Path:

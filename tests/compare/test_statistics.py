@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ace_plugins.adapter import Metric
+from ace_plugins.compare.plan import TrialResult
 from ace_plugins.compare.statistics import bootstrap_interval, compare_runs, summarise
-from ace_plugins.compare.store import TrialResult
 
 TEST = Metric("test", "(x)")
 

@@ -1,20 +1,15 @@
-"""Display of a comparison: progress, table and picture."""
+"""Display of a comparison: progress and table."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from ace_plugins import AceError
-from ace_plugins.adapter import Metric, Script, check_picture
+from ace_plugins.adapter import Metric, Script
 from ace_plugins.compare import trial
-from ace_plugins.compare.live import Progress, Screen
-from ace_plugins.compare.page import draw_curves, print_comparison
-from ace_plugins.compare.plan import Comparison, Trial
-from ace_plugins.compare.results import ComparisonResult
-from ace_plugins.compare.store import TrialResult
+from ace_plugins.compare.live import Progress
+from ace_plugins.compare.page import ComparisonResult, print_comparison
+from ace_plugins.compare.plan import Comparison, Trial, TrialResult
 from ace_plugins.compare.trial import Event, MetricReader, choose_jobs
 from ace_plugins.report.tables import format_duration
 
@@ -46,11 +41,11 @@ def text_of(renderable: object) -> str:
 
 
 def test_the_end_is_estimated_from_the_first_epoch_on() -> None:
-    with Screen(comparison(), {}, jobs=1) as screen:
+    with Progress(comparison(), {}, jobs=1, live=True) as screen:
         check_estimates(screen)
 
 
-def check_estimates(screen: Screen) -> None:
+def check_estimates(screen: Progress) -> None:
     assert screen.seconds_left() is None
     screen.update(Event(Trial("off", 1), reading(1, 6.0)))
     assert screen.seconds_left() == pytest.approx(6.0 * 10 * 4 - 6.0, rel=0.05), (
@@ -74,7 +69,6 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) ->
         lines.update(Event(Trial("off", 2), failed="off seed 2 ended with exit code 1"))
     told = capsys.readouterr().err.splitlines()
     assert told == [
-        "ace: off seed 1: finished before, test 0.5 after 60 s",
         "ace: strict seed 1: test 0.25 after 60 s (2 of 4 runs; about 60 s to go)",
         "ace: off seed 2 ended with exit code 1 (3 of 4 runs; about 60 s to go)",
     ]
@@ -112,18 +106,6 @@ def test_a_narrow_terminal_wraps_numbers_and_cuts_none_off(
     print_comparison(ComparisonResult(comparison(paper={"off": "0.6 ± 0.1"}), results, {}))
     words = capsys.readouterr().out.split()
     assert {"strict", "0.14", "0.071", "−50.0", "1.00"} <= set(words)
-
-
-def test_the_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'ace-plugins[picture]'")
-    path = tmp_path / "curves.png"
-    results = [result("off", 1, 0.5), result("off", 2, 0.7), result("strict", 1, 0.25)]
-    assert draw_curves(comparison(), results, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert not draw_curves(comparison(), [TrialResult("off", 1, {"test": 1.0})], tmp_path / "none.png")
-    assert not (tmp_path / "none.png").exists()
-    with pytest.raises(AceError, match=r"expected a name that ends in \.png"):
-        check_picture(tmp_path / "x.gif")
 
 
 def test_the_number_of_simultaneous_trials(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,9 +132,6 @@ def test_nothing_that_is_read_becomes_markup(tmp_path: Path) -> None:
         versions={bad: bad},
         upstream=bad,
     )
-    about = json.loads((folder / "run.json").read_text())
-    about["config"]["preset" + bad] = bad
-    (folder / "run.json").write_text(json.dumps(about))
     told = [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
     told[3] |= {"event": bad, "error": {"relative": 0.1, "group": bad}}
     told[-1] |= {"verdicts": [bad, "fits"], "verdict": bad}
@@ -195,15 +192,13 @@ def test_runs_side_by_side_say_what_differs(tmp_path: Path) -> None:
     assert "600 600, no end" in page.words
 
 
-def test_the_data_are_json_and_thinned(tmp_path: Path) -> None:
+def test_the_data_are_json(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", sites=2, lines=2500)
     with (folder / "trace.jsonl").open("a") as file:
         file.write('{"step": 25010, "gamma": [null, 1], "lambda": [0, 0], "u": [0, 0], "finished": true}\n')
     told = json.loads(json.dumps(describe_run(read_run(folder)), allow_nan=False))
-    assert len(told["trace"]["step"]) <= 1000
-    assert told["trace"]["step"][-1] == told["steps"] == 25010
-    assert told["sites"][0]["gamma"] is None
-    assert told["trace"]["gamma"][-1] == [None, 1]
+    assert told["steps"] == 25010
+    assert [site["gamma"] for site in told["sites"]] == [None, 1]
 
 
 def test_a_report_is_written_beside_its_run_or_where_it_should_be(

@@ -1,7 +1,8 @@
-"""Runs read back from their folders: finished, killed, partly unreadable, and of other versions."""
+"""Runs read back from their folders: finished, killed and partly unreadable."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -11,10 +12,10 @@ import pytest
 from traces import write_run
 
 from ace_plugins import AceError, attach
-from ace_plugins.errors import ConfigError
 from ace_plugins.report.runs import find_run, read_run
 from ace_plugins.report.trace import TraceReader
 from ace_plugins.report.verdicts import judge_saved
+from ace_plugins.settings.config import Config
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -33,12 +34,6 @@ def test_a_whole_run_is_read_and_nothing_is_missing(tmp_path: Path) -> None:
     assert run.changed == {"mode": "resilient", "loop": "paced", "rho": "2x"}
     assert run.group == "SE(3)"
     assert len(run.loss) == len(run.rates) == 21
-
-
-def test_a_run_of_0_1_0_has_the_settings_of_its_loop(tmp_path: Path) -> None:
-    config = {"mode": "strict", "loop": "fitted", "nupi_kp": 1.0, "nupi_ki": 1.0, "nupi_nu": 0.0}
-    run = read_run(write_run(tmp_path / "a", config=config))
-    assert (run.changed, run.missing) == ({"loop": "paced"}, [])
 
 
 def test_a_killed_run_with_a_line_half_written(tmp_path: Path) -> None:
@@ -71,22 +66,18 @@ def test_a_run_without_its_description_is_refused(tmp_path: Path, text: str | No
         read_run(folder)
 
 
-def test_settings_of_another_version_do_not_stop_it(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a")
-    about = json.loads((folder / "run.json").read_text())
-    about["config"] |= {"alone": 0.5, "horizon": "long"}
-    del about["config"]["shims"]
-    (folder / "run.json").write_text(json.dumps(about))
-    run = read_run(folder)
-    assert run.config is not None
-    assert (run.config.rho, run.config.horizon) == ("2x", "auto")
-    unknown, wrong = run.missing
-    assert unknown.endswith(": alone")
-    assert wrong.endswith(": horizon")
-    about["config"]["mode"] = "lenient"
-    (folder / "run.json").write_text(json.dumps(about))
-    with pytest.raises(ConfigError, match="mode"):
-        read_run(folder)
+@pytest.mark.parametrize(
+    "changed", [{"nupi_kp": 1.0}, {"horizon": "long"}, {"mode": "lenient"}], ids=["removed", "value", "mode"]
+)
+def test_a_run_of_another_version_is_refused(tmp_path: Path, changed: dict[str, object]) -> None:
+    config = dataclasses.asdict(Config(mode="strict"))
+    assert read_run(write_run(tmp_path / "a", config=config)).config == Config(mode="strict")
+    with pytest.raises(AceError, match=r"run\.json .*this version"):
+        read_run(write_run(tmp_path / "b", config=config | changed))
+
+
+def test_a_setting_that_is_newer_than_the_run_has_its_default(tmp_path: Path) -> None:
+    assert read_run(write_run(tmp_path / "a", config={"mode": "strict"})).config == Config(mode="strict")
 
 
 def test_values_that_are_not_finite_are_told_and_judged(tmp_path: Path) -> None:
