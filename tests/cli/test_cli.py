@@ -21,13 +21,8 @@ pytest.importorskip("torch_geometric", reason="needs torch-geometric: pip instal
 from torch_geometric.nn import SchNet
 
 from ace_plugins import project
-<<<<<<< HEAD
-from ace_plugins.cli.main import COMMANDS, main
-from ace_plugins.testing.kit import Kit
-=======
 from ace_plugins.cli.main import COMMANDS, cli, main
-from ace_plugins.testing.examples import attach_example
->>>>>>> 843a9d08d639db21eca3781fcbd281b05ae07517
+from ace_plugins.testing.kit import Kit
 
 SCRIPT = """
 import argparse, os, sys, torch
