@@ -1,8 +1,8 @@
 """Evidence that a branch lowers the loss on samples that did not train it, and the test that decides on each site.
 
 The judges are the training samples that do not train the branches (see `holdout`). From time to time a step is a probe:
-the judges then see the model without its undecided branches. Let g0 be the gradient of the loss at gamma in a probe, and
-g1 the mean gradient in the steps since the probe before. By the trapezoidal rule
+the judges then see the model without its undecided branches. Let g0 be the loss's gradient at gamma in a probe, and g1
+the mean gradient in the steps since the probe before. By the trapezoidal rule
 
     b = -gamma (g0 + g1) / 2
 
@@ -15,9 +15,9 @@ V = sum x^2, the e-value
 
     M = 2 sqrt(r / (V + r)) exp(S^2 / (2 (V + r))) Phi(S / sqrt(V + r)),        r = PRIOR
 
-exceeds 1 / p at any time with probability at most p if every x is symmetric about a value of at most 0 (de la Pena 1999,
-Ville). So the test may be looked at after every probe. Over all sites, the e-BH procedure (Wang and Ramdas 2022) keeps
-the expected share of wrong decisions at most LEVEL, whatever the dependence between the sites.
+exceeds 1 / p at any time with probability at most p, if every x is symmetric about a value of at most 0 (de la Pena
+1999; Ville's inequality). So the test may be looked at after every probe. Over all sites, the e-BH procedure (Wang and
+Ramdas 2022) keeps the expected share of wrong decisions at most LEVEL, however the sites depend on each other.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..settings.config import LEVEL
+
 PROBES = 64
 """Number of probes in the exploration of a run, however long it is."""
 PRIOR = 4.0
 """Value of V at which the test is most sensitive, divided by about ten."""
-LEVEL = 0.001
-"""Level of the test. It is strict because samples that return in every epoch are not independent."""
 MEMORY = 8
 """Number of probes over which the size of b is averaged."""
 FIRST = 2
 """Number of probes that only measure the size of b."""
+DEVIATIONS = 2.33
+"""Number of standard errors from the mean benefit to its upper confidence limit, of 99 %."""
 LIMIT = 4.0
 """Limit of |x|, so that a single outlier decides nothing."""
 
@@ -118,25 +120,39 @@ class Evidence(nn.Module):
         """Return the logarithm of the e-value of every site, [sites]."""
         width = self.square + PRIOR
         z = self.total / width.sqrt()
-        return math.log(2) + 0.5 * (PRIOR / width).log() + z.square() / 2 + torch.special.log_ndtr(z)
+        found: Tensor = math.log(2) + 0.5 * (PRIOR / width).log() + z.square() / 2 + torch.special.log_ndtr(z)
+        return found
 
     @torch.no_grad()
     def decide(self) -> bool:
         """Keep the sites that have enough evidence now. Returns whether there are new ones. Waits for the device."""
         found = self.log_e_values()
         found = torch.where(self.kept > 0, torch.inf, found)
-        count = len(found)
-        ordered = found.sort(descending=True).values
-        needed = math.log(count / LEVEL) - torch.arange(1, count + 1, device=found.device).log()
-        passed = int(
-            torch.cat([(ordered >= needed).nonzero().flatten() + 1, torch.zeros(1, device=found.device)]).max()
-        )
-        new = (found >= ordered[passed - 1]) & (self.kept == 0) if passed else torch.zeros_like(found, dtype=torch.bool)
-        if not bool(new.any()):
-            return False
-        self.kept.add_(new)
-        self.read_buffers()
-        return True
+        values = sorted(found.tolist(), reverse=True)
+        passed = [value for rank, value in enumerate(values, 1) if value >= math.log(len(values) / (rank * LEVEL))]
+        before = self.kept_sites
+        if passed:
+            self.kept.copy_(found >= passed[-1])
+            self.read_buffers()
+        return self.kept_sites != before
+
+    def summarise(self) -> dict[str, list[float]]:
+        """Return the outcome of the test as numbers per site. Waits for the device.
+
+        Returns:
+            ``log_e``: logarithm of the e-value; ``benefit``: mean reduction of the judges' loss by the branch, as a
+            share of the loss; ``limit``: upper confidence limit of this mean; ``kept``: 1 for kept sites;
+            ``used``: 0 for sites that never had a gradient, else 1; ``probes``: number of measurements.
+        """
+        count = self.probes.clamp_min(1)
+        mean = self.benefit / count
+        error = ((self.benefit_square / count - mean.square()).clamp_min(0) / (count - 1).clamp_min(1)).sqrt()
+        limit = torch.where(self.probes > FIRST, mean + DEVIATIONS * error, torch.nan)
+        used = (self.size > 0) | (self.cycle_sum != 0) | (self.probes == 0)
+        rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit, "kept": self.kept, "used": used}
+        rows["probes"] = self.probes
+        numbers = torch.stack([row.to(mean) for row in rows.values()]).tolist()
+        return dict(zip(rows, numbers, strict=True))
 
     def read_buffers(self) -> None:
         """Update ``kept_sites`` from the buffer."""
@@ -146,7 +162,7 @@ class Evidence(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         # Checkpoints of versions before 0.3 have no evidence.
         if not any(key.startswith(prefix) for key in state_dict):
-            state_dict.update({prefix + name: torch.zeros_like(value) for name, value in self._buffers.items()})
+            state_dict.update({prefix + name: torch.zeros_like(buffer) for name, buffer in self.named_buffers()})
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self.read_buffers()
 

@@ -162,7 +162,8 @@ def draw(tensors: Sequence[Tensor], samples: Tensor) -> Tensor:
         bits = flat.view(_INTEGERS[flat.dtype.itemsize]).to(torch.int64)
         factors = torch.arange(1, bits.shape[1] + 1, device=bits.device) * (2 * number + 1) * 0x9E3779B97F4A7C1 | 1
         total.index_add_(0, samples, _mix((bits * factors).sum(1)))  # sums of integers do not depend on the order
-    return _mix(total) >> 12 & (2**BITS - 1)
+    drawn: Tensor = _mix(total) >> 12 & (2**BITS - 1)
+    return drawn
 
 
 _INTEGERS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
@@ -224,7 +225,8 @@ def warn_of_whole_batches(ace: Ace, reason: str) -> None:
 
 def split(ace: Ace, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parts:
     """Return the parts of the samples of a training forward pass, given the model's arguments."""
-    rows, tensors = None, []
+    rows: Rows | None = None
+    tensors: list[Tensor] = []
     if ace.samples is None:
         warn_of_whole_batches(ace, f"adapter {ace.adapter!r} does not define the group action")
     else:

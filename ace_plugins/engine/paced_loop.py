@@ -53,8 +53,8 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
     config, waited, square = duals.config, duals.waited, duals.square
     duals.tick()
     size_before = square.sqrt()
-    # A site that has landed has no gradient, so its averages do not change. Neither do those of a site in a probe, since
-    # its gradient is not the one at gamma.
+    # A site that has landed has no gradient, so its averages do not change. Nor do those of a site in a probe, whose
+    # gradient is not the one at gamma.
     live = (1 - duals.site_landed) * (1 - duals.evidence.probing)
     usual = live / min(duals.count, averaging_steps(horizon or 0.0))
     square.lerp_(gradient.square(), usual)

@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from .. import __version__
 from ..output import publish
-from ..settings.config import SETTINGS
+from ..settings.config import LEVEL, SETTINGS
 from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, draw_sparkline, is_drawable, needs_log
 from .runs import QUANTITIES, SavedRun, find_run, read_run
 from .tables import TableData, build_site_table, format_count, format_duration, format_number
@@ -156,12 +156,28 @@ def _draw_sites(run: SavedRun) -> list[Chart]:
     charts = [
         _draw_quantity(run, name, remark, run.steps, run.values[name])
         for name, remark in zip(QUANTITIES, MEANINGS, strict=True)
+        if run.mode != "auto" or name == "gamma"
     ]
+    if run.log_e:
+        charts.append(_draw_evidence(run))
     if run.gradients:
         steps, rows = zip(*run.gradients, strict=True)
         remark = "of the loss at gamma: below 0 a larger gamma would help"
         charts.append(_draw_quantity(run, "gradient", remark, steps, list(zip(*rows, strict=True))))
     return charts
+
+
+def _draw_evidence(run: SavedRun) -> Chart:
+    """Draw the evidence for each site in mode auto, and the boundary above which one site alone is kept."""
+    steps, rows = zip(*run.log_e, strict=True)
+    boundary = math.log10(len(run.sites) / LEVEL)
+    remark = f"that a branch helps on held-out samples (log10 of the e-value); above {boundary:.1f} a site is kept"
+    values = [[value / math.log(10) for value in site] for site in zip(*rows, strict=True)]
+    if len(values) >= LINES_AT_MOST:
+        return Chart("evidence", remark, draw_heat_map("evidence", run.sites, steps, values))
+    series = [Series(name, list(zip(steps, site, strict=True))) for name, site in zip(run.sites, values, strict=True)]
+    series.append(Series("boundary", [(steps[0], boundary), (steps[-1], boundary)]))
+    return Chart("evidence", remark, draw_lines("evidence", series, zero=True))
 
 
 def _draw_quantity(

@@ -167,6 +167,9 @@ class Record:
         if self.loaded is not None:
             more["event"] = f"a checkpoint of step {self.loaded:,} was loaded"
             self.loaded = None
+        if self.config.mode == "auto":
+            test = self.duals.evidence.summarise()
+            more["test"] = {key: list(map(finite_or_none, values)) for key, values in test.items()}
         if new := sorted(self.new_landings):
             # If the run is killed before it writes its verdicts, they are derived from these values.
             held = [finite_or_none(value) for value in self.duals.normalise_lambda().tolist()]
@@ -204,7 +207,8 @@ class Record:
         history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
         evidence = Evidence(self.config, self.sites, history, self.steps, self.duals.landed_sites, held)
         budget, gradients = self.budget.expected_steps, self._count_gradients()
-        return judge(dataclasses.replace(evidence, gradients=gradients, frames=self.frames, budget=budget))
+        test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
+        return judge(dataclasses.replace(evidence, gradients=gradients, frames=self.frames, budget=budget, test=test))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome of the run as JSON-compatible data."""

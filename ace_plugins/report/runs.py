@@ -18,6 +18,7 @@ from ..settings.sources import RUNS
 from .trace import ABOUT, LINES, TraceReader
 
 QUANTITIES = ("gamma", "lambda", "u")  # every line of a trace has each of these, with one value per site
+TEST = ("log_e", "benefit", "limit", "kept", "used")  # numbers per site that verdicts in mode auto are derived from
 NAMED = 4  # largest number of sites that a note names; it only counts the others
 
 
@@ -38,6 +39,8 @@ class SavedRun:
     group: str = ""  # symmetry group under which the error is measured, for example "SO(3)"
     gradients: list[tuple[int, list[float]]] = field(default_factory=list)  # step, d loss / d gamma per site
     held: dict[int, float] = field(default_factory=dict)  # by index of a landed site: |lambda| / s, see `Evidence`
+    test: dict[str, list[float]] | None = None  # mode auto: the last outcome of the test, see engine.evidence
+    log_e: list[tuple[int, list[float]]] = field(default_factory=list)  # step, logarithm of the e-value per site
     averaged: float = math.inf  # number of gradients that ``held`` is computed from
     events: list[tuple[int, str]] = field(default_factory=list)  # step, message
     end: Mapping[str, Any] | None = None  # the last line of a finished run
@@ -108,6 +111,11 @@ class SavedRun:
             self.rates.append((step, rates))
         if len(gradient := to_numbers(line.get("gradient"))) == len(self.sites):
             self.gradients.append((step, gradient))
+        if isinstance(test := line.get("test"), dict):
+            found = {key: to_numbers(test.get(key)) for key in TEST}
+            if all(len(values) == len(self.sites) for values in found.values()):
+                self.test = found
+                self.log_e.append((step, found["log_e"]))
         if isinstance(landed := line.get("landed"), dict):
             held = zip(to_numbers(landed.get("sites")), to_numbers(landed.get("held")), strict=False)
             self.held |= {int(site): value for site, value in held if math.isfinite(site)}

@@ -82,7 +82,7 @@ def status(model: nn.Module) -> Status:
         return Status("", "off", 0, False, total, 0, 0, ())
     values = zip(*ace.duals.snapshot(ace.gamma).tolist(), strict=True)
     outcome = RECORDER.get_record(model).judge() if ace.duals.count else None
-    verdicts = [site.verdict for site in outcome.sites] if outcome else [""] * len(ace.sites)
+    blank = [SiteOutcome(site.name, *numbers) for site, numbers in zip(ace.sites, values, strict=True)]
     return Status(
         adapter=ace.adapter,
         mode=ace.config.mode,
@@ -92,11 +92,11 @@ def status(model: nn.Module) -> Status:
         ace_parameters=_count(ace),
         stem_parameters=sum(_count(ace.branch(name)) for name, node in ace.nodes.items() if isinstance(node, Stem)),
         sites=tuple(
-            SiteStatus(site.name, gamma, lambda_, u, verdict, site.module, _count(ace.branch(site.name)))
-            for site, (gamma, lambda_, u), verdict in zip(ace.sites, values, verdicts, strict=True)
+            SiteStatus(**vars(found), module=site.module, branch_parameters=_count(ace.branch(site.name)))
+            for site, found in zip(ace.sites, outcome.sites if outcome else blank, strict=True)
         ),
         verdict=outcome.advice if outcome else "",
-        branches_in_eval=ace.config.branches_in_eval,
+        branches_in_eval=ace.in_eval,
     )
 
 

@@ -61,17 +61,22 @@ class TableData:
 def build_site_table(
     sites: Sequence[SiteOutcome], mode: str, pictures: Sequence[str] = (), heading: str = "over time"
 ) -> TableData:
-    """Return the table of sites: name, gamma, an optional picture of gamma, lambda, u and the verdict.
+    """Return the table of sites: name, gamma, an optional picture of gamma, numbers by mode, and the verdict.
 
-    Strict and scheduled mode have no slack u, so its column is left out; so is that of verdicts if there are none.
+    The numbers are the benefit of the branch on held-out samples and its p-value in mode auto, and lambda and the slack
+    u, if there is any, in other modes. The column of verdicts is left out if there are none.
     """
-    numbers = ("gamma", "lambda", "u") if mode in ("bounded", "resilient") else ("gamma", "lambda")
+    numbers = ("gamma", "benefit", "p") if mode == "auto" else ("gamma", "lambda", "u")
+    numbers = numbers[:2] if mode in ("strict", "scheduled") else numbers
     judged = any(site.verdict for site in sites)
     drawn = [heading] if pictures else []
     headers = ["site", "gamma", *drawn, *numbers[1:], *(["verdict"] if judged else [])]
     rows = []
     for number, site in enumerate(sites):
         gamma, *others = map(format_number, (site.gamma, site.lambda_, site.u)[: len(numbers)])
+        if mode == "auto":
+            known = math.isfinite(site.p)
+            others = [f"{100 * site.benefit:.1f} %".replace("-", MINUS), f"{site.p:.1g}"] if known else ["", ""]
         picture = [pictures[number]] if pictures else []
         rows.append([site.name, gamma, *picture, *others, *([site.verdict] if judged else [])])
     return TableData(headers, rows, numbers, optional=drawn)

@@ -8,7 +8,7 @@ the data breaks the symmetry.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..settings.config import Config
 from .runs import QUANTITIES, SavedRun, pick_evenly
 from .trace import finite_or_none
 
+SMALL = 0.01  # a branch that cannot lower the loss by more than this share is not needed: the symmetry fits the data
 NEAR = 0.05  # a smaller |gamma| counts as 0: the branch then adds little to the equivariant layer
 # Above this |lambda| / s (see `Evidence`) a landed gamma would leave 0 again: most of its gradient is not noise.
 HELD = 0.7
@@ -27,6 +28,7 @@ FEWEST_TO_BREAK = 64  # with fewer points, a constant gamma is no evidence: it m
 DRIFT = 0.25  # lambda counts as constant if it changes by less than this share of its size in half a run
 POINTS = 256  # number of points of a saved run that are used for verdicts; a run in progress keeps as many
 
+UNDECIDED, UNUSED = "undecided", "unused"
 FITS, MOVING, BREAKS, CUT, SHORT, DIVERGED = "fits", "moving", "breaks", "cut", "too short", "diverged"
 SCHEDULED, LANDED, SETTLED = "scheduled", "landed", "settled"
 
@@ -51,6 +53,7 @@ _MEANINGS = {
     (LANDED, ""): f"gamma is at 0, and the branch can be removed. {_UNKNOWN}",
     (SETTLED, ""): f"gamma and u no longer change. {_UNKNOWN}",
     (SCHEDULED, ""): "gamma follows the schedule regardless of the data: the symmetry of the data is unknown",
+    (UNUSED, ""): "the loss does not depend on this layer's output, so its branch has no gradient: leave the site out",
     (DIVERGED, ""): "gamma, lambda or the gradient of the loss is not finite: lower the learning rate",
 }
 
@@ -69,10 +72,15 @@ class SiteOutcome:
     lambda_: float
     u: float
     verdict: str = ""  # empty if there is none
+    benefit: float = math.nan  # mode auto: reduction of the loss on held-out samples by the branch, as a share of it
+    limit: float = math.nan  # mode auto: upper confidence limit of the benefit
+    p: float = math.nan  # mode auto: p-value of the benefit
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-compatible data."""
         values = {"gamma": self.gamma, "lambda": self.lambda_, "u": self.u}
+        if math.isfinite(self.p):
+            values |= {"benefit": self.benefit, "limit": self.limit, "p": self.p}
         return {"name": self.name, **{k: finite_or_none(v) for k, v in values.items()}, "verdict": self.verdict}
 
 
@@ -83,11 +91,33 @@ class RunOutcome:
     mode: str
     sites: Sequence[SiteOutcome]
     advice: str = ""  # a sentence about the whole run that says what to do; may be empty
+    exploring: bool = False  # mode auto: True if the run has not decided yet
 
     @property
     def meanings(self) -> dict[str, str]:
         """Mapping from each verdict that a site has to its explanation."""
-        return {word: explain(word, self.mode) for word in dict.fromkeys(s.verdict for s in self.sites) if word}
+        words = [word for word in dict.fromkeys(site.verdict for site in self.sites) if word]
+        return {word: self._explain(word) for word in words}
+
+    def _explain(self, word: str) -> str:
+        if self.mode != "auto":
+            return explain(word, self.mode)
+        sites = [site for site in self.sites if site.verdict == word]
+        limit = max((site.limit for site in sites if math.isfinite(site.limit)), default=math.nan)
+        if word == BREAKS:
+            together, largest = sum(site.benefit for site in sites), max(site.p for site in sites)
+            return (
+                f"on held-out samples the branches lower the loss, together by {_percent(together)} "
+                f"({format_p(largest)}): they stay in the model"
+            )
+        if word == FITS:
+            return f"on held-out samples no branch lowers the loss by more than {_percent(limit)}: they are removed"
+        if word == UNDECIDED and self.exploring:
+            return "the run has not decided yet: model.eval() leaves these branches out"
+        if word == UNDECIDED:
+            most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
+            return f"too few samples or steps to tell{most}; the branches are removed"
+        return explain(word, self.mode)
 
     def find_sites(self, verdict: str) -> list[str]:
         """Return the names of the sites with this verdict."""
@@ -108,10 +138,13 @@ class Evidence:
     frames: bool = False  # True if the run trained in random frames
     budget: int | None = None  # number of steps that the run was expected to have
     ended: bool = True  # False for a run in progress, which gets no advice
+    test: Mapping[str, Sequence[float]] | None = None  # mode auto: the outcome of the test, see engine.evidence
 
 
 def judge(evidence: Evidence) -> RunOutcome:
     """Derive the verdicts of a run."""
+    if evidence.test is not None:
+        return _judge_test(evidence, evidence.test)
     verdicts = [_judge_site(evidence, number) for number in range(len(evidence.sites))]
     sites = [
         SiteOutcome(name, gamma[-1], lambda_[-1], u[-1], verdict)
@@ -122,11 +155,52 @@ def judge(evidence: Evidence) -> RunOutcome:
     return RunOutcome(evidence.config.mode, sites, "" if nothing else _advise(evidence, sites))
 
 
+def _judge_test(evidence: Evidence, test: Mapping[str, Sequence[float]]) -> RunOutcome:
+    """Derive the verdicts of a run in mode auto from the outcome of its test."""
+    sites = []
+    for number, (name, series) in enumerate(zip(evidence.sites, evidence.history, strict=True)):
+        gamma, lambda_, u = (values[-1] for values in series)
+        log_e, benefit, limit = (test[key][number] for key in ("log_e", "benefit", "limit"))
+        if not math.isfinite(gamma) or (evidence.held and not math.isfinite(evidence.held[number])):
+            verdict = DIVERGED
+        elif not test["used"][number]:
+            verdict = UNUSED
+        elif test["kept"][number]:
+            verdict = BREAKS
+        else:
+            verdict = FITS if number in evidence.landed and limit < SMALL else UNDECIDED
+        sites.append(SiteOutcome(name, gamma, lambda_, u, verdict, benefit, limit, math.exp(min(0.0, -log_e))))
+    undecided = {n for n in range(len(sites)) if not test["kept"][n]} - set(evidence.landed)
+    advice = ""
+    if undecided and evidence.ended and evidence.budget is not None and evidence.steps < evidence.budget:
+        advice = (
+            f"the run ended after {evidence.steps:,} of {evidence.budget:,} expected steps, before ACE could decide; set "
+            f"budget = {evidence.steps} if runs have this length"
+        )
+    return RunOutcome("auto", sites, advice, exploring=bool(undecided))
+
+
+def format_p(p: float) -> str:
+    """Format a p-value: ``p < 0.001`` or ``p = 0.02``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.{0 if abs(share) >= 0.1 else 1}f} %"
+
+
 def judge_saved(run: SavedRun) -> RunOutcome:
     """Return the verdicts that a run wrote at its end, or derive verdicts from its trace."""
     last = zip(run.sites, *(run.last(name) for name in QUANTITIES), strict=True)
     sites = [SiteOutcome(*values) for values in last]
     config, end = run.config, run.end or {}
+    if config.mode == "auto" and run.test is not None and sites:
+        history = [[[site.gamma], [site.lambda_], [site.u]] for site in sites]
+        landed = frozenset(n for n, site in enumerate(sites) if site.gamma == 0)
+        found = judge(
+            Evidence(config, run.sites, history, run.length, landed, test=run.test, ended=run.end is not None)
+        )
+        return replace(found, advice=str(end.get("verdict") or ""))
     written = end.get("verdicts")
     if isinstance(written, list) and len(written) == len(sites):
         judged = [replace(site, verdict=str(word)) for site, word in zip(sites, written, strict=True)]

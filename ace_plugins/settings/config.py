@@ -26,6 +26,8 @@ UNBOUNDED = (
 """Text of a warning: the consequence of deploying branches without a bound."""
 FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}
 """Mapping from former names of the loops to their current names. Former names are accepted with a warning."""
+LEVEL = 0.001
+"""Level of the test in mode auto. It is strict because samples that return in every epoch are not independent."""
 REMOVED = frozenset({"nupi_kp", "nupi_ki", "nupi_nu"})
 """Settings of earlier versions, which are ignored when an old trace is read."""
 RATE = Multiple()
@@ -73,14 +75,14 @@ class Config:
     horizon: float | str = _setting(
         "auto",
         Number(positive=True, high=1.0, auto=True),
-        "paced: share of the budget until gamma reaches its target, or until mode auto decides; auto: 0.5 in mode auto, "
-        "0.25 in other modes, in strict mode at most 100 epochs",
+        "paced: share of the budget until gamma reaches its target, or mode auto decides; auto: 0.5 in mode auto, 0.25 "
+        "in other modes, in strict mode at most 100 epochs",
     )
     holdout: float | str = _setting(
         "auto",
         Number(low=0, high=0.9, auto=True),
-        "paced: share of the training samples that judge gamma and do not train the branches; 0: all samples do both, as "
-        "in the paper; auto: 0.5 in mode auto, 0 in other modes",
+        "paced: share of the training samples that judge gamma and do not train the branches; 0: all samples do both, "
+        "as in the paper; auto: 0.5 in mode auto, 0 in other modes",
     )
     frames: str = _setting(
         "auto",
@@ -120,8 +122,8 @@ class Config:
     spectral_norm: bool | str = _setting(
         "auto",
         Flag(auto=True),
-        "divide branches' linear maps by their spectral norm; auto: if the loop is paced and branches can stay (modes auto, "
-        "resilient and bounded)",
+        "divide branches' linear maps by their spectral norm; auto: if the loop is paced and branches can stay (modes "
+        "auto, resilient and bounded)",
     )
     eval_branches: str = _setting(
         "auto",
