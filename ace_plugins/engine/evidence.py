@@ -30,14 +30,14 @@ from torch import Tensor, nn
 
 from ..settings.config import LEVEL
 
-PROBES = 64
+PROBES = 128
 """Number of probes in the exploration of a run, however long it is."""
 PRIOR = 4.0
 """Value of V at which the test is most sensitive, divided by about ten."""
 MEMORY = 8
 """Number of probes over which the size of b is averaged."""
-FIRST = 2
-"""Number of probes that only measure the size of b."""
+FIRST = 16
+"""Number of probes, at the start, that only measure the size of b: the branches have learned nothing yet."""
 DEVIATIONS = 2.33
 """Number of standard errors from the mean benefit to its upper confidence limit, of 99 %."""
 LIMIT = 4.0

@@ -179,7 +179,7 @@ class PacedLoop(Loop):
         guard = Guard(duals, ace.gamma, before, gradient)
         auto = duals.config.mode == "auto"
         # Exploring takes longer than gamma needs to follow its gradient.
-        ace.gamma.copy_(advance(duals, before, gradient, horizon / 2 if auto and horizon is not None else horizon))
+        ace.gamma.copy_(advance(duals, before, gradient, horizon / 3 if auto and horizon is not None else horizon))
         if auto:
             changed = explore(duals, before, gradient, ace.session.observed.loss, horizon)
         else:

@@ -66,8 +66,8 @@ def build_site_table(
     The numbers are the benefit of the branch on held-out samples and its p-value in mode auto, and lambda and the slack
     u, if there is any, in other modes. The column of verdicts is left out if there are none.
     """
-    numbers = ("gamma", "benefit", "p") if mode == "auto" else ("gamma", "lambda", "u")
-    numbers = numbers[:2] if mode in ("strict", "scheduled") else numbers
+    others_of = {"auto": ["benefit", "p"], "strict": ["lambda"], "scheduled": ["lambda"]}
+    numbers = ["gamma", *others_of.get(mode, ["lambda", "u"])]
     judged = any(site.verdict for site in sites)
     drawn = [heading] if pictures else []
     headers = ["site", "gamma", *drawn, *numbers[1:], *(["verdict"] if judged else [])]

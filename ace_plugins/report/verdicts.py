@@ -174,8 +174,8 @@ def _judge_test(evidence: Evidence, test: Mapping[str, Sequence[float]]) -> RunO
     advice = ""
     if undecided and evidence.ended and evidence.budget is not None and evidence.steps < evidence.budget:
         advice = (
-            f"the run ended after {evidence.steps:,} of {evidence.budget:,} expected steps, before ACE could decide; set "
-            f"budget = {evidence.steps} if runs have this length"
+            f"the run ended after {evidence.steps:,} of {evidence.budget:,} expected steps, before ACE could decide; "
+            f"set budget = {evidence.steps} if runs have this length"
         )
     return RunOutcome("auto", sites, advice, exploring=bool(undecided))
 
@@ -197,9 +197,7 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     if config.mode == "auto" and run.test is not None and sites:
         history = [[[site.gamma], [site.lambda_], [site.u]] for site in sites]
         landed = frozenset(n for n, site in enumerate(sites) if site.gamma == 0)
-        found = judge(
-            Evidence(config, run.sites, history, run.length, landed, test=run.test, ended=run.end is not None)
-        )
+        found = judge(Evidence(config, run.sites, history, run.length, landed, test=run.test))
         return replace(found, advice=str(end.get("verdict") or ""))
     written = end.get("verdicts")
     if isinstance(written, list) and len(written) == len(sites):

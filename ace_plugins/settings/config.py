@@ -75,7 +75,7 @@ class Config:
     horizon: float | str = _setting(
         "auto",
         Number(positive=True, high=1.0, auto=True),
-        "paced: share of the budget until gamma reaches its target, or mode auto decides; auto: 0.5 in mode auto, 0.25 "
+        "paced: share of the budget until gamma reaches its target, or mode auto decides; auto: 0.75 in mode auto, 0.25 "
         "in other modes, in strict mode at most 100 epochs",
     )
     holdout: float | str = _setting(
@@ -255,7 +255,7 @@ class Config:
         """Fraction of the budget after which gamma reaches its target."""
         if self.horizon != "auto":
             return float(self.horizon)
-        return 0.5 if self.mode == "auto" else 0.25
+        return 0.75 if self.mode == "auto" else 0.25
 
     def latest(self, epoch_steps: int | None) -> float:
         """Return the last step at which gamma may reach its target; ``epoch_steps`` is the steps per epoch, or None.
