@@ -36,12 +36,12 @@ from ..contract.upstreams import Metric
 from ..errors import AceError, ConfigError, one_of
 from ..settings.config import KINDS
 
-MODES, PRESETS = ("off", "strict", "bounded", "resilient", "scheduled"), ("paper", "fit")
+MODES, PRESETS = ("off", "auto", "strict", "bounded", "resilient", "scheduled"), ("paper", "fit")
 KNOWN: Mapping[str, Mapping[str, Any]] = {
     **{mode: {"mode": mode} for mode in MODES},
     **{preset: {"preset": preset} for preset in PRESETS},
 }
-"""Settings of runs that can be given by their name alone: modes and presets."""
+"""Settings of runs by name: modes and presets. Further settings are added to them."""
 KEYS = ("adapter", "command", "epochs", "seeds", "vary", "runs", "metrics", "paper", "title", "needs", "hours")
 SEEDS_AT_MOST = 10_000
 
@@ -82,7 +82,7 @@ def _check_run(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     for key in settings:
         if key not in (*KINDS, "preset"):
             raise AceError(f"run {name!r}: " + one_of("setting", key, [*KINDS, "preset"]))
-    return dict(settings or KNOWN[name])
+    return {**KNOWN.get(name, {}), **settings}
 
 
 def _parse_setting(run: str, key: str, text: str) -> Any:

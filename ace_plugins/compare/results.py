@@ -22,7 +22,7 @@ from .trial import LocalBackend, Task, choose_jobs, count_processors, list_devic
 if TYPE_CHECKING:
     from .cluster import RayBackend
 
-RUNS = "off,strict,resilient"
+RUNS = "off,auto"
 
 
 def run_comparison(
