@@ -21,7 +21,6 @@ from torch_geometric.nn import SchNet
 
 from ace_schnet.demo import qm9, training
 
-
 CHARGES = {1: 0.2, 6: -0.1, 7: -0.4, 8: -0.5, 9: -0.3}
 """Charge of an atom in the field, by atomic number, in elementary charges."""
 

@@ -75,8 +75,8 @@ class Config:
     horizon: float | str = _setting(
         "auto",
         Number(positive=True, high=1.0, auto=True),
-        "paced: share of the budget until gamma reaches its target, or mode auto decides; auto: 0.75 in mode auto, 0.25 "
-        "in other modes, in strict mode at most 100 epochs",
+        "paced: share of the budget until gamma reaches its target, or mode auto decides; auto: 0.75 in mode auto, "
+        "0.25 in other modes, in strict mode at most 100 epochs",
     )
     holdout: float | str = _setting(
         "auto",
