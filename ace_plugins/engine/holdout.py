@@ -35,6 +35,8 @@ class _Fit(threading.local):
 
     rows: Tensor | None = None
     """1 for each row that trains the branch, 0 for each row that judges gamma, [rows]; None: all rows train it."""
+    constant: bool = False
+    """True while a branch is computed with constant parameters."""
 
 
 FIT = _Fit()
@@ -140,8 +142,12 @@ def apply(branch: nn.Module, x: Tensor, rows: Tensor | None, *, separable: bool)
     # Computed a second time with constant parameters, and with copies of its running statistics.
     constant = {name: parameter.detach() for name, parameter in branch.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in branch.named_buffers()}
-    again: Tensor = torch.func.functional_call(branch, {**constant, **buffers}, (x,))
     made = branch(x)
+    FIT.constant = True
+    try:
+        again: Tensor = torch.func.functional_call(branch, {**constant, **buffers}, (x,))
+    finally:
+        FIT.constant = False
     return torch.where(align(rows, made) > 0, made, again)
 
 

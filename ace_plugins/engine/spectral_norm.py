@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .holdout import linear
+from .holdout import FIT, linear
 
 SQUARINGS = 12
 """Number of times that W^T W is squared for a weight that was set and not trained. This equals 4,096 power
@@ -52,7 +52,8 @@ class Bounded(nn.Module):
 
     def matrix(self) -> Tensor:
         """Return the weight divided by its spectral norm, [outputs, inputs]."""
-        return divide([self])[0] if self.divided is None else self.divided
+        divided = divide([self])[0] if self.divided is None else self.divided
+        return divided.detach() if FIT.constant else divided
 
     @property
     def flat(self) -> bool:

@@ -1,0 +1,140 @@
+"""A regression on point clouds whose truth is known: symmetric under rotations, or not, by as much as asked for.
+
+A run takes a few seconds. The branches are MLPs that see the whole cloud, so with few samples they can learn each of
+them by heart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ace_plugins import attach
+from ace_plugins.adapter import (
+    O3,
+    Example,
+    GroupAction,
+    Invariant,
+    Node,
+    Site,
+    Tap,
+    Upstream,
+    Vectors,
+    hookimpl,
+)
+
+POINTS, NOISE, BATCH = 4, 0.1, 32
+
+
+class Cloud(nn.Module):
+    """Invariants of four points, x [n, 4, 3] -> [n], through residual layers."""
+
+    def __init__(self, width: int = 16, layers: int = 3) -> None:
+        super().__init__()
+        self.lift = nn.Linear(POINTS**2, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.lift((x @ x.mT).flatten(1))
+        for layer in self.layers:
+            h = h + layer(h)
+        out: Tensor = self.head(h)[:, 0]
+        return out
+
+
+class CloudAdapter:
+    @hookimpl
+    def ace_upstream(self) -> Upstream:
+        return Upstream("Cloud", models=(f"{Cloud.__module__}:Cloud",))
+
+    @hookimpl
+    def ace_layers(self, model: Any) -> Sequence[Node]:
+        width = model.head.in_features
+        return [
+            Site(f"layers.{i}", shape_in=(POINTS, 3), shape_out=(width,), reads=Tap("x", ""))
+            for i in range(len(model.layers))
+        ]
+
+    @hookimpl
+    def ace_group_action(self) -> GroupAction:
+        return GroupAction(O3, {"x": Vectors()}, outputs=Invariant())
+
+    @hookimpl
+    def ace_example(self, seed: int) -> Example:
+        generator = torch.Generator().manual_seed(seed)
+        return Example(Cloud(), (torch.randn(5, POINTS, 3, generator=generator),))
+
+
+@dataclass(frozen=True)
+class Task:
+    """Training and test samples."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+
+def draw_task(samples: int, strength: float, seed: int) -> Task:
+    """Draw a task. With ``strength`` 0 the target is invariant; else a function of the z-coordinates is added."""
+    fixed = torch.Generator().manual_seed(777)
+    weight, readout = torch.randn(POINTS**2, 8, generator=fixed) / 3, torch.randn(8, generator=fixed)
+    generator = torch.Generator().manual_seed(seed + 5000)
+    x = torch.randn(samples + 1000, POINTS, 3, generator=generator)
+    y = torch.tanh((x @ x.mT).flatten(1) @ weight) @ readout / 2
+    y = y + strength * 1.3 * torch.tanh(x[:, 0, 2] + 0.5 * x[:, 1, 2])
+    y = y + NOISE * torch.randn(samples + 1000, generator=generator)
+    return Task(x[:samples], y[:samples], x[samples:], y[samples:])
+
+
+@dataclass
+class Run:
+    """A model in training."""
+
+    task: Task
+    seed: int
+    steps: int
+    model: Cloud
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    done: int = 0
+
+    def train(self, until: int | None = None, *, scale: float = 1.0) -> Run:
+        """Train until this many steps are done, by default to the end, on ``scale`` times the mean squared error."""
+        self.model.train()
+        count = len(self.task.x)
+        per_epoch = -(-count // BATCH)
+        while self.done < (self.steps if until is None else until):
+            epoch, batch = divmod(self.done, per_epoch)
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(1000 * self.seed + epoch))
+            chosen = order.split(BATCH)[batch]
+            self.optimizer.zero_grad()
+            loss = scale * (self.model(self.task.x[chosen]) - self.task.y[chosen]).square().mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            self.schedule.step()
+            self.done += 1
+        return self
+
+    @torch.no_grad()
+    def test(self) -> float:
+        """Return the mean squared error of the model in eval mode on the test samples."""
+        return float((self.model.eval()(self.task.x_test) - self.task.y_test).square().mean())
+
+
+def start(samples: int, strength: float, seed: int, steps: int = 1000, **settings: Any) -> Run:
+    """Build a run of the cloud network; without settings it is plain. The adapter must be registered as "cloud"."""
+    torch.manual_seed(seed)
+    model = Cloud()
+    if settings:
+        attach(model, adapter="cloud", **{"budget": steps, "trace": False, "tell": False, **settings})
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    return Run(draw_task(samples, strength, seed), seed, steps, model, optimizer, schedule)
