@@ -402,7 +402,7 @@ class ModelHooks:
 
     def describe(self, ace: Ace) -> Any:
         """Return all values that determine which hooks must be registered."""
-        return ace.active(), ace.passes.forced, _needs_touch(ace), ace.duals.landed_sites
+        return ace.active(), ace.passes.forced, _needs_touch(ace), ace.duals.landed_sites, ace.kept_in_eval()
 
     def sync(self, ace: Ace) -> None:
         """Register hooks on the sites' modules if the branches are active, otherwise remove these hooks.

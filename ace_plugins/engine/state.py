@@ -242,12 +242,19 @@ class Ace(nn.Module):
             return ()
         chosen: Iterable[int] = range(len(self.sites))
         if self.passes.forced is None:
-            # A model in evaluation has the branches that the test has kept, and no others: the script's own
-            # validation, early stopping and best checkpoint then judge a model that can be deployed.
-            kept_only = not self.learning and self.config.mode == "auto" and self.config.eval_branches == "auto"
-            kept = self.duals.evidence.kept_sites if kept_only else frozenset(chosen)
-            chosen = sorted(kept - self.duals.landed_sites)
+            kept = self.kept_in_eval()
+            chosen = sorted((frozenset(chosen) if kept is None else kept) - self.duals.landed_sites)
         return tuple(self.sites[number] for number in chosen)
+
+    def kept_in_eval(self) -> frozenset[int] | None:
+        """Return the indices of the kept sites if a pass made now would use these only; None if it would use all.
+
+        In mode auto, a model in evaluation has the branches that the test has kept, and no others. The script's own
+        validation, early stopping and best checkpoint then judge a model that can be deployed.
+        """
+        if self.learning or self.config.mode != "auto" or self.config.eval_branches != "auto":
+            return None
+        return self.duals.evidence.kept_sites
 
     def needed_by(self, sites: Iterable[Site]) -> set[str]:
         """Return the names of these sites and of all sites and stems whose output they use, directly or indirectly."""
