@@ -94,7 +94,7 @@ class Forward:
             return branch.add_to(output, gamma, prepared)  # type: ignore[operator,no-any-return]
         column = self.parts.columns[site.name]
         rows = self.parts.rows_that_fit(site.name, len(output))
-        pair = torch.stack([gamma.detach(), self.parts.judging[column]])
+        pair = torch.stack([self.parts.fitting[column], self.parts.judging[column]])
         return branch.add_to(output, pair, prepared, fit=rows)  # type: ignore[operator,no-any-return]
 
     def _compute(self, name: str) -> Tensor:

@@ -195,7 +195,9 @@ class Parts:
         """True if a sample trains the branch of a site, [samples, sites]."""
         self.judging = gamma - gamma.detach() * evidence.probing
         """gamma for judges, [sites]: in a probe its value is 0, which leaves the branch out."""
-        self.gammas = torch.where(self.fit, gamma.detach(), self.judging)
+        self.fitting = torch.where(evidence.share > 0, gamma.detach(), gamma)
+        """gamma for samples that train the branch, [sites]. It has a gradient only at sites without judges."""
+        self.gammas = torch.where(self.fit, self.fitting, self.judging)
 
     def select(self, values: Tensor, count: int) -> Tensor:
         """Return the values of ``count`` rows, given those of all samples."""

@@ -94,8 +94,8 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
     if config.mode == "auto":
         start = abs(config.gamma_start)
-        # Above 0, so that the branch goes on learning until its site is decided. The gamma of a kept site is constant.
-        moved = torch.where(duals.evidence.kept > 0, gamma.clamp_min(start), moved.clamp_min(FLOOR * start))
+        # Above 0, so that the branch goes on learning until its site is decided.
+        moved = moved.clamp_min(FLOOR * start)
     return torch.where(duals.site_landed > 0, 0.0, moved)
 
 
@@ -180,6 +180,7 @@ class PacedLoop(Loop):
         auto = duals.config.mode == "auto"
         # Exploring takes longer than gamma needs to follow its gradient.
         ace.gamma.copy_(advance(duals, before, gradient, horizon / 3 if auto and horizon is not None else horizon))
+        kept = duals.evidence.kept.clone()
         if auto:
             changed = explore(duals, before, gradient, ace.session.observed.loss, horizon)
         else:
@@ -188,4 +189,7 @@ class PacedLoop(Loop):
         guard.put_back()
         if changed:
             ace.gamma.masked_fill_(duals.site_landed > 0, 0.0)
+            # A branch that helps gets at least its initial gamma; from now on it is trained as in resilient mode.
+            new = duals.evidence.kept > kept
+            ace.gamma.copy_(torch.where(new, ace.gamma.clamp_min(abs(duals.config.gamma_start)), ace.gamma))
             ace.sync()
