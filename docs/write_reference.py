@@ -22,10 +22,11 @@ SETTINGS_HEAD = f"""\
 Pass settings to `attach` and `patched` by name, or to `ace-patch` as options (`--budget`). In a patched clone they are
 in `ace.toml`. Environment variables (`ACE_BUDGET`) override the file, and options override both.
 
-The defaults below are those of preset `fit`, which is used unless you name another preset. It selects the paced loop,
-together with the adapter's own defaults (EGNO: resilient mode, `rho = "2.5x"`, gamma starting at 1). Preset `paper`
-selects the paper's algorithms with the authors' settings, and preset `none` selects the paper loop with its defaults.
-`ace-patch doctor ADAPTER` shows an adapter's presets.
+The defaults below are those of preset `fit`, which is used unless you name another preset. It selects
+[mode `auto`](method.md#mode-auto) and the paced loop, together with the adapter's own defaults (EGNO: resilient mode,
+`rho = "2.5x"`, gamma starting at 1; MACE: gamma starting at 0.01). Preset `paper` selects the paper's algorithms with
+the authors' settings, and preset `none` selects strict mode in the paper loop. `ace-patch doctor ADAPTER` shows an
+adapter's presets.
 """
 PAPER_HEAD = """
 ## Paper loop only

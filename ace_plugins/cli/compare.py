@@ -40,7 +40,7 @@ class CompareCommand(ScriptCommand):
     "--runs",
     default=None,
     metavar="NAME,...",
-    help=f"off, strict, bounded, resilient, scheduled, paper, fit, or name:key=value,key=value.  [default: {RUNS}]",
+    help=f"Modes (off, auto, strict, ...), presets (paper, fit), or name:key=value,key=value.  [default: {RUNS}]",
 )
 @click.option(
     "--metric",
@@ -83,7 +83,7 @@ def compare(
     The script's printed results are compared.
 
     \b
-    ace-patch compare segnn --seeds 3 --runs off,strict -- main.py --dataset=nbody --epochs=150
+    ace-patch compare segnn --seeds 3 --runs off,auto -- main.py --dataset=nbody --epochs=150
     ace-patch compare experiments/nbody.toml --budget-scale 0.1
 
     Call it from the folder where you would call the script. Each run gets a copy of the code and links to the data, so

@@ -43,7 +43,7 @@ def run_comparison(
     reused when the function is called again. Progress is printed on stderr. ``ace-patch compare`` does the same::
 
         result = run_comparison(
-            "schnet", ["train.py", "--epochs=20"], runs="off,strict", metrics=["test=test MAE {number}"]
+            "schnet", ["train.py", "--epochs=20"], runs="off,auto", metrics=["test=test MAE {number}"]
         )
         for row in result.rows:
             print(row.run, row.mean, row.spread)
@@ -53,7 +53,7 @@ def run_comparison(
         adapter: Name of an installed adapter.
         command: The script and its arguments. ``{seed}`` in an argument is replaced by the seed.
         runs: Names of modes and presets separated by commas, with settings after a colon
-            (``"off,strict,mine:horizon=0.1,rho=2x"``), or a mapping from names to settings. The first is the baseline.
+            (``"off,auto,mine:mode=resilient,rho=2x"``), or a mapping from names to settings. The first is the baseline.
         seeds: Number of seeds (3 means the seeds 1, 2 and 3), or a list of seeds.
         metrics: Patterns of the printed results, as ``name=regex`` with ``{number}`` or another group, or `Metric`
             objects. The last match is the result. The first metric is compared. Default: the adapter's metrics.
