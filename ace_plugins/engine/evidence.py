@@ -60,7 +60,7 @@ class Evidence(nn.Module):
     probes: Tensor
     """Number of values of b."""
     benefit: Tensor
-    """Sum of b, each divided by the loss of all judges in its step."""
+    """Sum of b, each divided by the loss of the judges without branches; 0 if the loss is unknown."""
     benefit_square: Tensor
     """Sum of the squares of the terms of ``benefit``."""
     kept: Tensor
@@ -104,7 +104,9 @@ class Evidence(nn.Module):
         self.size.lerp_(b.square(), probe / (self.probes + 1).clamp_max(MEMORY))
         self.probes.add_(probe)
         if loss is not None and self.holdout:
-            relative = (b / (self.holdout * loss.to(b).abs())).nan_to_num(0.0, 0.0, 0.0)
+            # The loss without branches: that of the judges with branches, and what the branches lower it by.
+            without = self.holdout * loss.to(b).abs() + b.sum().clamp_min(0)
+            relative = (b / without).nan_to_num(0.0, 0.0, 0.0)
             self.benefit.add_(relative)
             self.benefit_square.add_(relative.square())
         self.cycle_sum.add_(lowered).mul_(1 - probe)
@@ -141,13 +143,16 @@ class Evidence(nn.Module):
 
         Returns:
             ``log_e``: logarithm of the e-value; ``benefit``: mean reduction of the judges' loss by the branch, as a
-            share of the loss; ``limit``: upper confidence limit of this mean; ``kept``: 1 for kept sites;
-            ``used``: 0 for sites that never had a gradient, else 1; ``probes``: number of measurements.
+            share of their loss without branches; ``limit``: upper confidence limit of this mean, both NaN if unknown;
+            ``kept``: 1 for kept sites; ``used``: 0 for sites that never had a gradient, else 1; ``probes``: number of
+            measurements.
         """
         count = self.probes.clamp_min(1)
         mean = self.benefit / count
         error = ((self.benefit_square / count - mean.square()).clamp_min(0) / (count - 1).clamp_min(1)).sqrt()
-        limit = torch.where(self.probes > FIRST, mean + DEVIATIONS * error, torch.nan)
+        known = self.benefit_square > 0
+        limit = torch.where(known & (self.probes > FIRST), mean + DEVIATIONS * error, torch.nan)
+        mean = torch.where(known, mean, torch.nan)
         used = (self.size > 0) | (self.cycle_sum != 0) | (self.probes == 0)
         rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit, "kept": self.kept, "used": used}
         rows["probes"] = self.probes
@@ -160,7 +165,7 @@ class Evidence(nn.Module):
             self.kept_sites = frozenset(self.kept.nonzero().flatten().tolist())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # Checkpoints of versions before 0.3 have no evidence.
+        # Checkpoints of 0.1.0 have no evidence.
         if not any(key.startswith(prefix) for key in state_dict):
             state_dict.update({prefix + name: torch.zeros_like(buffer) for name, buffer in self.named_buffers()})
         super()._load_from_state_dict(state_dict, prefix, *rest)

@@ -24,6 +24,7 @@ FEWEST_GRADIENTS = 12  # fewer gradients at gamma = 0 give no reliable mean: all
 FEWEST_STEPS = 40  # smallest number of steps in which gamma can land, whatever the budget is
 LANDING_STEPS = 30  # number of steps from the end of the horizon until gamma lands, in a short run
 FEWEST = 12  # smallest number of points of a history that shows a trend
+FEWEST_TO_DECIDE = 120  # smallest number of steps of a run in which mode auto can find evidence
 FEWEST_TO_BREAK = 64  # with fewer points, a constant gamma is no evidence: it may not have begun to move
 DRIFT = 0.25  # lambda counts as constant if it changes by less than this share of its size in half a run
 POINTS = 256  # number of points of a saved run that are used for verdicts; a run in progress keeps as many
@@ -53,7 +54,8 @@ _MEANINGS = {
     (LANDED, ""): f"gamma is at 0, and the branch can be removed. {_UNKNOWN}",
     (SETTLED, ""): f"gamma and u no longer change. {_UNKNOWN}",
     (SCHEDULED, ""): "gamma follows the schedule regardless of the data: the symmetry of the data is unknown",
-    (UNUSED, ""): "the loss does not depend on this layer's output, so its branch has no gradient: leave the site out",
+    (UNUSED, ""): "no held-out sample gave this branch's gamma a gradient: if the loss does not depend on the layer's "
+    "output, leave the site out",
     (DIVERGED, ""): "gamma, lambda or the gradient of the loss is not finite: lower the learning rate",
 }
 
@@ -106,9 +108,9 @@ class RunOutcome:
         limit = max((site.limit for site in sites if math.isfinite(site.limit)), default=math.nan)
         if word == BREAKS:
             together, largest = sum(site.benefit for site in sites), max(site.p for site in sites)
+            size = f" together by {_percent(together)}" if math.isfinite(together) else ""
             return (
-                f"on held-out samples the branches lower the loss, together by {_percent(together)} "
-                f"({format_p(largest)}): they stay in the model"
+                f"on held-out samples the branches lower the loss{size} ({format_p(largest)}): they stay in the model"
             )
         if word == FITS:
             return f"on held-out samples no branch lowers the loss by more than {_percent(limit)}: they are removed"
@@ -175,7 +177,11 @@ def _judge_test(evidence: Evidence, test: Mapping[str, Sequence[float]]) -> RunO
     if undecided and evidence.ended and evidence.budget is not None and evidence.steps < evidence.budget:
         advice = (
             f"the run ended after {evidence.steps:,} of {evidence.budget:,} expected steps, before ACE could decide; "
-            f"set budget = {evidence.steps} if runs have this length"
+            + (
+                f"set budget = {evidence.steps} if runs have this length"
+                if evidence.steps >= FEWEST_TO_DECIDE
+                else f"a decision needs at least {FEWEST_TO_DECIDE} steps: train longer"
+            )
         )
     return RunOutcome("auto", sites, advice, exploring=bool(undecided))
 
