@@ -171,7 +171,14 @@ class Duals(nn.Module):
             self.lambda_ += rate / (1 - beta1**self.count) * (self.mean / corrected)
 
     def migrate(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Convert a checkpoint of version 0.1.0 in place: it stored three quantities in one buffer, ``error``."""
+        """Convert a checkpoint of version 0.1.0 in place.
+
+        It has no evidence, and three quantities in one buffer, ``error``. Development versions had their own buffers
+        for these quantities, but no evidence either.
+        """
+        if f"{prefix}lambda_" in state and not any(name.startswith(f"{prefix}evidence.") for name in state):
+            buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")
+            state.update({name: torch.zeros_like(buffer) for name, buffer in buffers})
         error = state.pop(f"{prefix}error", None)
         if not isinstance(error, Tensor):
             return

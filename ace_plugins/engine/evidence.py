@@ -160,9 +160,6 @@ class Evidence(nn.Module):
             self.kept_sites = frozenset(self.kept.nonzero().flatten().tolist())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # Checkpoints of versions before 0.3 have no evidence.
-        if not any(key.startswith(prefix) for key in state_dict):
-            state_dict.update({prefix + name: torch.zeros_like(buffer) for name, buffer in self.named_buffers()})
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self.read_buffers()
 
