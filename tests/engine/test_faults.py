@@ -14,15 +14,24 @@ from ace_plugins import AceError, AceWarning, Config, attach, status
 from ace_plugins.engine.duals import Duals
 
 PAPER: dict[str, Any] = {"dual_lr": 0.01, "trace": False}
-FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "budget": 200, "trace": False, "frames": "off"}
+FIT: dict[str, Any] = {
+    "preset": "fit",
+    "loop": "paced",
+    "mode": "strict",
+    "budget": 200,
+    "trace": False,
+    "frames": "off",
+}
+AUTO = {**FIT, "mode": "auto"}
 LOOPS = [
     {**PAPER, "mode": "strict"},
     {**PAPER, "mode": "strict", "dual_optimizer": "adam", "gamma_lr": 3.0},
     {**PAPER, "mode": "bounded", "dual_optimizer": "adam", "augmented": 1.0},
     {**PAPER, "mode": "resilient"},
-    {**FIT, "mode": "strict"},
+    FIT,
     {**FIT, "mode": "bounded"},
     {**FIT, "mode": "resilient"},
+    AUTO,
 ]
 
 
@@ -37,7 +46,7 @@ def model_of_gamma(**config: Any) -> Any:
 def values(model: Any) -> torch.Tensor:
     duals = model.ace.duals
     state = [model.ace.gamma, duals.lambda_, duals.u, duals.mean, duals.square, duals.run_square, duals.waited]
-    return torch.stack([tensor.detach() for tensor in state])
+    return torch.stack([tensor.detach() for tensor in [*state, *duals.evidence.sums()]])
 
 
 def steps(model: Any, optimizer: Any, count: int) -> None:
@@ -94,8 +103,9 @@ def test_afterwards_the_run_is_the_one_without_that_step() -> None:
     assert torch.equal(values(model), values(twin))
 
 
-def test_a_run_that_stays_so_is_called_diverged() -> None:
-    model = attach(Layered(), **FIT)
+@pytest.mark.parametrize("config", [FIT, AUTO])
+def test_a_run_that_stays_so_is_called_diverged(config: Any) -> None:
+    model = attach(Layered(), **config)
     model = model.double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     steps(model, optimizer, 15)
@@ -106,8 +116,9 @@ def test_a_run_that_stays_so_is_called_diverged() -> None:
     assert {site.verdict for site in status(model).sites} == {"diverged"}
 
 
-def test_good_steps_tell_nothing() -> None:
-    model = model_of_gamma(**FIT)
+@pytest.mark.parametrize("config", [FIT, AUTO])
+def test_good_steps_tell_nothing(config: Any) -> None:
+    model = model_of_gamma(**config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -128,7 +139,7 @@ class Rateless(torch.optim.Optimizer):
 
 
 def test_an_optimizer_without_a_learning_rate() -> None:
-    model = attach(Layered().double(), **FIT, mode="strict")
+    model = attach(Layered().double(), **FIT)
     optimizer = Rateless(model.parameters())
     steps(model, optimizer, 200)
     assert status(model).landed
@@ -155,7 +166,7 @@ class Masking(torch.optim.Optimizer):
         self.inner.step()
 
 
-@pytest.mark.parametrize("config", [PAPER, FIT])
+@pytest.mark.parametrize("config", [PAPER, FIT, AUTO])
 def test_a_wrapper_that_is_no_whole_optimizer(config: Any) -> None:
     model = attach(Layered().double(), **config)
     twin = copy.deepcopy(model)
