@@ -102,6 +102,11 @@ class Duals(nn.Module):
             self.landed_sites = frozenset(range(len(self.lambda_)) if self.config.has_landed(self.count) else ())
         self.landed = len(self.landed_sites) == len(self.lambda_)
 
+    @property
+    def undecided(self) -> bool:
+        """True if mode auto has still to decide on a site."""
+        return len(self.landed_sites | self.evidence.kept_sites) < len(self.lambda_)
+
     def snapshot(self, gamma: Tensor) -> Tensor:
         """Return gamma, lambda and `bound` of every site, [3, sites], without waiting for the device."""
         return torch.stack([gamma.detach(), self.lambda_, self.bound])

@@ -12,6 +12,7 @@ from toy import Layered
 
 from ace_plugins import AceError, AceWarning, Config, attach, status
 from ace_plugins.engine.duals import Duals
+from ace_plugins.engine.evidence import FIRST
 
 PAPER: dict[str, Any] = {"dual_lr": 0.01, "trace": False}
 FIT: dict[str, Any] = {
@@ -78,6 +79,24 @@ def test_a_step_that_is_not_finite_moves_nothing(config: Any, make: Any, bad: fl
     assert torch.isfinite(values(model)).all()
     assert not torch.equal(values(model)[0], before[0])
     assert {site.verdict for site in status(model).sites} != {"diverged"}
+
+
+@pytest.mark.parametrize("bad", [1e200, -1e200, float("nan")])
+def test_a_step_that_is_not_finite_is_no_evidence(bad: float) -> None:
+    """A large value in this probe would be enough to keep the first site."""
+    model = model_of_gamma(**AUTO)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    steps(model, optimizer, 3)
+    evidence = model.ace.duals.evidence
+    for name, value in {"probes": FIRST, "size": 1.0, "square": 400.0}.items():
+        getattr(evidence, name).fill_(value)
+    evidence.total[0] = 87.0
+    assert evidence.probing.all()
+    step(model, optimizer, bad)
+    assert not evidence.kept.any()
+    evidence.total[0] = 91.0
+    steps(model, optimizer, 2)
+    assert evidence.kept.tolist() == [1.0, 0.0, 0.0]
 
 
 def test_a_run_has_diverged_after_three_bad_steps_in_a_row() -> None:

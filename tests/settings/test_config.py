@@ -103,9 +103,9 @@ def test_the_paper_s_loop_is_strict_by_default(preset: dict[str, Any]) -> None:
 
 
 def test_mode_auto_needs_the_paced_loop_and_judges() -> None:
-    for given, wrong in (({"mode": "auto", "loop": "paper"}, "mode"), ({"holdout": 0}, "holdout")):
+    for chosen, wrong in (({"mode": "auto", "loop": "paper"}, "mode"), ({"holdout": 0}, "holdout")):
         with pytest.raises(ConfigError) as caught:
-            build(given)
+            build(chosen)
         assert [name for name, _ in caught.value.problems] == [wrong]
     assert build({"holdout": 0, "mode": "strict"}).held_out == 0
     assert [build({"mode": mode}).held_out for mode in ("auto", "strict")] == [0.5, 0.0]
