@@ -140,9 +140,23 @@ def apply(branch: nn.Module, x: Tensor, rows: Tensor | None, *, separable: bool)
     # Computed a second time with constant parameters, and with copies of its running statistics.
     constant = {name: parameter.detach() for name, parameter in branch.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in branch.named_buffers()}
-    again: Tensor = torch.func.functional_call(branch, {**constant, **buffers}, (x,))
+    with _constant_quotients(branch):
+        again: Tensor = torch.func.functional_call(branch, {**constant, **buffers}, (x,))
     made = branch(x)
     return torch.where(align(rows, made) > 0, made, again)
+
+
+@contextmanager
+def _constant_quotients(branch: nn.Module) -> Iterator[None]:
+    """Make the weights that bounded maps have divided by their norms in this pass constant in the ``with`` block."""
+    quotients = {m: m.divided for m in branch.modules() if isinstance(getattr(m, "divided", None), Tensor)}
+    for module, quotient in quotients.items():
+        module.divided = quotient.detach()  # type: ignore[operator]
+    try:
+        yield
+    finally:
+        for module, quotient in quotients.items():
+            module.divided = quotient
 
 
 def draw(tensors: Sequence[Tensor], samples: Tensor) -> Tensor:

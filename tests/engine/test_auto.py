@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Layered
+from torch import Tensor, nn
+from toy import ADAPTERS, Layered
 
 from ace_plugins import attach, status
+from ace_plugins.adapter import Node, hookimpl
+from ace_plugins.plugins.registry import registry
 
 AUTO: dict[str, Any] = {"loop": "paced", "mode": "auto", "budget": 1000, "trace": False}
 
@@ -95,3 +98,35 @@ def test_a_checkpoint_from_before_there_was_evidence_goes_on() -> None:
         optimizer.step()
     assert model.ace.duals.evidence.cycle_steps.tolist() == [3.0] * 3
     assert torch.isfinite(model.ace.gamma).all()
+
+
+class Scaled(nn.Module):
+    """A linear map, which the host bounds, and a parameter that the host does not know."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.linear = nn.Linear(*node.shape_in, *node.shape_out)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.linear(x)
+
+
+@pytest.mark.parametrize("judging", [False, True])
+def test_judges_train_no_branch_however_it_is_written(judging: bool) -> None:
+    class Own(ADAPTERS["layered"]):  # type: ignore[misc,valid-type]
+        @hookimpl
+        def ace_branch(self, site: Node) -> nn.Module:
+            return Scaled(site)
+
+    registry().add(Own(), "own")
+    try:
+        model: Any = attach(Layered().double(), "own", **AUTO)
+    finally:
+        registry().remove("own")
+    model.ace.duals.evidence.holdout = float(judging)
+    model(BATCH).sum().backward()
+    trained = [bool(p.grad.any()) for p in model.ace.branches.parameters()]
+    assert set(trained) == {not judging}
+    assert bool(model.ace.gamma.grad.any()) == judging
+    assert all(p.grad.any() for name, p in model.named_parameters() if not name.startswith("ace."))
