@@ -35,7 +35,8 @@ def values(kind: Kind) -> st.SearchStrategy[Any]:
 EVERY = {name: values(kind) for name, kind in KINDS.items() if name != "loop"}
 EVERY["preset"] = st.sampled_from([*PRESETS, "none"])
 FITTED = {name: kind for name, kind in EVERY.items() if name not in {*PAPER_ONLY, "preset"}}
-# A schedule is neither loop, and takes the settings of neither.
-LEARNED = values(KINDS["mode"]).filter(lambda mode: mode != "scheduled")
+FITTED["holdout"] = EVERY["holdout"].filter(lambda share: share != 0)  # mode auto, the default, needs judges
+# A schedule is neither loop, and takes the settings of neither. Mode auto is of the paced loop.
+LEARNED = values(KINDS["mode"]).filter(lambda mode: mode not in ("scheduled", "auto"))
 OF_PAPER_LOOP = st.fixed_dictionaries({"loop": st.just("paper")}, optional={**EVERY, "mode": LEARNED})
 SETTINGS = OF_PAPER_LOOP | st.fixed_dictionaries({}, optional=FITTED)

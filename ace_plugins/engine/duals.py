@@ -102,6 +102,11 @@ class Duals(nn.Module):
             self.landed_sites = frozenset(range(len(self.lambda_)) if self.config.has_landed(self.count) else ())
         self.landed = len(self.landed_sites) == len(self.lambda_)
 
+    @property
+    def undecided(self) -> bool:
+        """True if mode auto has still to decide on a site."""
+        return len(self.landed_sites | self.evidence.kept_sites) < len(self.lambda_)
+
     def snapshot(self, gamma: Tensor) -> Tensor:
         """Return gamma, lambda and `bound` of every site, [3, sites], without waiting for the device."""
         return torch.stack([gamma.detach(), self.lambda_, self.bound])
@@ -171,7 +176,14 @@ class Duals(nn.Module):
             self.lambda_ += rate / (1 - beta1**self.count) * (self.mean / corrected)
 
     def migrate(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Convert a checkpoint of version 0.1.0 in place: it stored three quantities in one buffer, ``error``."""
+        """Convert a checkpoint of version 0.1.0 in place.
+
+        It has no evidence, and three quantities in one buffer, ``error``. Development versions had their own buffers
+        for these quantities, but no evidence either.
+        """
+        if f"{prefix}lambda_" in state and not any(name.startswith(f"{prefix}evidence.") for name in state):
+            buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")
+            state.update({name: torch.zeros_like(buffer) for name, buffer in buffers})
         error = state.pop(f"{prefix}error", None)
         if not isinstance(error, Tensor):
             return

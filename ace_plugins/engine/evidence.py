@@ -81,6 +81,7 @@ class Evidence(nn.Module):
         self.register_buffer("batch_draw", torch.zeros((), device=device))
         self.kept_sites: frozenset[int] = frozenset()
         """Indices of the kept sites, readable without waiting for the device."""
+        self._changes = _count_changes(self.kept)
 
     def sums(self) -> list[Tensor]:
         """Return the buffers that every step may change."""
@@ -163,13 +164,21 @@ class Evidence(nn.Module):
         """Update ``kept_sites`` from the buffer."""
         if not self.kept.is_meta:
             self.kept_sites = frozenset(self.kept.nonzero().flatten().tolist())
+            self._changes = _count_changes(self.kept)
+
+    def notice_changes(self) -> None:
+        """Update ``kept_sites`` if the buffer was changed in place by others, such as AveragedModel in each update."""
+        if _count_changes(self.kept) != self._changes:
+            self.read_buffers()
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        # Checkpoints of 0.1.0 have no evidence.
-        if not any(key.startswith(prefix) for key in state_dict):
-            state_dict.update({prefix + name: torch.zeros_like(buffer) for name, buffer in self.named_buffers()})
         super()._load_from_state_dict(state_dict, prefix, *rest)
         self.read_buffers()
+
+
+def _count_changes(tensor: Tensor) -> int:
+    """Return the number of changes of a tensor in place, which PyTorch counts except in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def cycle(horizon: float) -> int:

@@ -239,6 +239,8 @@ class OpenHook:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
         ace.read_mode(args, kwargs)
+        if ace.config.mode == "auto" and not (ace.learning or torch.compiler.is_compiling()):
+            ace.duals.evidence.notice_changes()
         active = ace.active()
         replica = getattr(model, "_is_replica", False)  # made by nn.DataParallel, with the original model's hooks
         if not replica:
@@ -402,7 +404,7 @@ class ModelHooks:
 
     def describe(self, ace: Ace) -> Any:
         """Return all values that determine which hooks must be registered."""
-        return ace.active(), ace.passes.forced, _needs_touch(ace), ace.duals.landed_sites, ace.kept_in_eval()
+        return ace.active(), ace.passes.forced, _needs_touch(ace), ace.duals.landed_sites, ace.allowed
 
     def sync(self, ace: Ace) -> None:
         """Register hooks on the sites' modules if the branches are active, otherwise remove these hooks.

@@ -100,31 +100,25 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
 
 
 @torch.no_grad()
-def explore(duals: Duals, gamma: Tensor, gradient: Tensor, loss: Tensor | None, horizon: float | None) -> bool:
-    """Add a step to the evidence of mode auto, and decide: keep sites with evidence, land the others at the end.
+def explore(duals: Duals, horizon: float | None) -> bool:
+    """Decide in mode auto: keep sites with evidence, and land the others at the end. Also plans the next step.
 
     Args:
-        duals: The duals, already updated by `advance`.
-        gamma: gamma at which the gradient was computed, [sites].
-        gradient: Gradient of the loss at gamma, [sites].
-        loss: The loss of the step; None if it is unknown.
+        duals: The duals, already updated by `advance`, with this step in the evidence.
         horizon: Length of the exploration in steps; None if it is not known yet.
 
     Returns:
         Whether sites were kept or have landed in this step.
     """
-    evidence, changed = duals.evidence, False
-    undecided = len(duals.landed_sites | evidence.kept_sites) < len(gamma)
-    if undecided:
-        evidence.add(gamma, gradient, loss)
-        if horizon is not None:
-            ends = duals.count >= horizon
-            if ends or duals.count % cycle(horizon) == 0:
-                changed = evidence.decide()
-            if ends:
-                duals.site_landed.copy_(1 - evidence.kept)
-                duals.note_landed()
-                changed = True
+    evidence, changed, undecided = duals.evidence, False, duals.undecided
+    if undecided and horizon is not None:
+        ends = duals.count >= horizon
+        if ends or duals.count % cycle(horizon) == 0:
+            changed = evidence.decide()
+        if ends:
+            duals.site_landed.copy_(1 - evidence.kept)
+            duals.note_landed()
+            changed = True
     evidence.plan(duals.count, undecided, horizon, duals.site_landed)
     return changed
 
@@ -181,12 +175,14 @@ class PacedLoop(Loop):
         # Exploring takes longer than gamma needs to follow its gradient.
         ace.gamma.copy_(advance(duals, before, gradient, horizon / 3 if auto and horizon is not None else horizon))
         kept = duals.evidence.kept.clone()
+        if auto and duals.undecided:
+            duals.evidence.add(before, gradient, ace.session.observed.loss)
+        guard.put_back()  # before any decision: a step with a non-finite gradient is no evidence
         if auto:
-            changed = explore(duals, before, gradient, ace.session.observed.loss, horizon)
+            changed = explore(duals, horizon)
         else:
             duals.evidence.plan(duals.count, False, None, duals.site_landed)
             changed = horizon is not None and land(duals, horizon)
-        guard.put_back()
         if changed:
             ace.gamma.masked_fill_(duals.site_landed > 0, 0.0)
             # A branch that helps gets at least its initial gamma; from now on it is trained as in resilient mode.

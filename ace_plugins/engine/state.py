@@ -228,9 +228,23 @@ class Ace(nn.Module):
     @property
     def in_eval(self) -> bool:
         """True if ``model.eval()`` uses branches: in mode auto once a site was kept, otherwise by the settings."""
-        if self.config.mode == "auto" and self.config.eval_branches == "auto":
+        if self._deploys_kept:
             return bool(self.duals.evidence.kept_sites)
         return self.config.branches_in_eval
+
+    @property
+    def _deploys_kept(self) -> bool:
+        return self.config.mode == "auto" and self.config.eval_branches == "auto"
+
+    @property
+    def allowed(self) -> frozenset[int] | None:
+        """Indices of the sites that a pass made now may use, before landed sites are left out; None: all of them.
+
+        A model in evaluation has the branches that the test has kept, and no others: the script's own validation, early
+        stopping and best checkpoint then judge a model that can be deployed.
+        """
+        limited = self._deploys_kept and not self.learning and self.passes.forced is None
+        return self.duals.evidence.kept_sites if limited else None
 
     def trains(self) -> bool:
         """Return whether a forward pass made now would be a training pass."""
@@ -240,21 +254,13 @@ class Ace(nn.Module):
         """Return the sites at which a forward pass made now would add branches."""
         if not self.active():
             return ()
-        chosen: Iterable[int] = range(len(self.sites))
-        if self.passes.forced is None:
-            kept = self.kept_in_eval()
-            chosen = sorted((frozenset(chosen) if kept is None else kept) - self.duals.landed_sites)
-        return tuple(self.sites[number] for number in chosen)
-
-    def kept_in_eval(self) -> frozenset[int] | None:
-        """Return the indices of the kept sites if a pass made now would use these only; None if it would use all.
-
-        In mode auto, a model in evaluation has the branches that the test has kept, and no others. The script's own
-        validation, early stopping and best checkpoint then judge a model that can be deployed.
-        """
-        if self.learning or self.config.mode != "auto" or self.config.eval_branches != "auto":
-            return None
-        return self.duals.evidence.kept_sites
+        allowed = self.allowed
+        landed = self.duals.landed_sites if self.passes.forced is None else frozenset()
+        return tuple(
+            site
+            for number, site in enumerate(self.sites)
+            if number not in landed and (allowed is None or number in allowed)
+        )
 
     def needed_by(self, sites: Iterable[Site]) -> set[str]:
         """Return the names of these sites and of all sites and stems whose output they use, directly or indirectly."""

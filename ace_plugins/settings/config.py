@@ -158,8 +158,9 @@ class Config:
         found = {name: kind.problem(name, getattr(self, name)) for name, kind in KINDS.items()}
         problems = [(name, text) for name, text in found.items() if text]
         if not problems and self.mode == "auto" and (self.loop != "paced" or not self.held_out):
-            wrong = f"loop {self.loop!r}" if self.loop != "paced" else "holdout 0"
-            problems.append(("mode", f"mode 'auto' needs loop 'paced' and holdout above 0, found {wrong}"))
+            name, wrong = ("mode", f"loop {self.loop!r}") if self.loop != "paced" else ("holdout", "holdout 0")
+            text = f"mode 'auto' needs loop 'paced' and holdout above 0, found {wrong}; set mode to 'strict' or another"
+            problems.append((name, text))
         if problems:
             raise ConfigError(problems=problems)
 
@@ -303,7 +304,11 @@ def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, 
     if name == NONE:
         return NONE, {}
     if name == FIT:
-        return FIT, {"loop": "paced", "mode": "auto", **presets.get(FIT, {})}
+        base = {"loop": "paced", "mode": "auto", **presets.get(FIT, {})}
+        loop = settings.get("loop", base["loop"])
+        if base["mode"] == "auto" and loop in ("paper", "printed"):
+            base["mode"] = "strict"  # the paper's loop has no mode auto
+        return FIT, base
     if not isinstance(name, str) or name not in presets:
         raise ConfigError(problems=[("preset", one_of("preset", name, sorted({*presets, FIT, NONE})))])
     return name, presets[name]

@@ -122,7 +122,7 @@ def check_attach_moves_no_random_numbers(kit: Kit) -> None:
     example = kit.example()
     torch.manual_seed(kit.seed)
     hooks = "random numbers drawn in ace_preset, ace_shims, ace_layers, ace_group_action or ace_script"
-    for mode in ("off", "strict"):
+    for mode in ("off", "strict"):  # the other modes call the same hooks as strict
         before = torch.random.get_rng_state()
         attach(example.model, kit.plugin.name, **QUIET, mode=mode)
         after = torch.random.get_rng_state()
@@ -189,10 +189,20 @@ def _require_upstream(kit: Kit, plain: nn.Module, model: Any, example: Example, 
 
 
 def check_eval_is_upstream(kit: Kit) -> None:
-    """In strict mode ``model.eval()`` gives upstream's output, so the user's script validates f_eq."""
-    model, example = kit.attached(mode="strict")
-    reason = "strict: model.eval() does not give upstream's output"
-    _require_upstream(kit, kit.example().model.eval(), model.eval(), example, reason, CHANGES)
+    """In mode strict, and in mode auto before a site is kept, ``model.eval()`` gives upstream's output.
+
+    So the user's script validates a model that can be deployed.
+    """
+    for mode in ("strict", "auto"):
+        model, example = _attached(kit, mode)
+        reason = f"{mode}: model.eval() does not give upstream's output"
+        _require_upstream(kit, kit.example().model.eval(), model.eval(), example, reason, CHANGES)
+
+
+def _attached(kit: Kit, mode: str) -> tuple[Any, Example]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AceWarning)  # about branches that nothing bounds
+        return kit.attached(mode=mode, loop="paced")
 
 
 def check_eval_keeps_the_branches(kit: Kit) -> None:
@@ -220,7 +230,8 @@ def check_off_is_upstream(kit: Kit) -> None:
 
 def check_every_site_learns(kit: Kit) -> None:
     """Every gamma gets a finite, non-zero gradient."""
-    model, example = kit.attached(gamma_init=1.0)
+    # In mode auto, only the samples of the example that judge would give gamma a gradient.
+    model, example = kit.attached(mode="strict", gamma_init=1.0)
     ace: Ace = model.ace
     with outputs_of(model.train(), ace.sites) as seen:
         kit.loss(model, example).backward()  # type: ignore[no-untyped-call]
@@ -239,13 +250,35 @@ def check_every_site_learns(kit: Kit) -> None:
 
 def check_every_branch_learns(kit: Kit) -> None:
     """Every trainable parameter of every branch gets a gradient."""
-    model, example = kit.attached(gamma_init=1.0)
+    model, example = kit.attached(mode="strict", gamma_init=1.0)
     kit.loss(model.train(), example).backward()  # type: ignore[no-untyped-call]
     for node in model.ace.nodes.values():
         branch = model.ace.branch(node.name)
         unused = [name for name, p in branch.named_parameters() if p.requires_grad and p.grad is None]
         reason = f"{', '.join(unused)} in the branch of {node.name!r} get no gradient"
         require(not unused, reason, f"ace_branch, site {node.name!r}")
+
+
+def check_samples_judge_or_train(kit: Kit) -> None:
+    """In mode auto, samples that judge gamma do not train the branches, and samples that train them do not judge."""
+    for judging in (False, True):
+        model, example = _attached(kit, "auto")
+        ace: Ace = model.ace
+        ace.duals.evidence.holdout = float(judging)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AceWarning)  # about models whose samples are unknown
+            kit.loss(model.train(), example).backward()  # type: ignore[no-untyped-call]
+        if not judging:
+            pulled = ace.gamma.grad is not None and bool(ace.gamma.grad.any())
+            reason = "gamma gets a gradient from samples that train the branches"
+            require(not pulled, reason, "ace_branch: add_to must use the first gamma for the rows in fit")
+            continue
+        for node in ace.nodes.values():
+            branch = ace.branch(node.name)
+            trained = [name for name, p in branch.named_parameters() if p.grad is not None and bool(p.grad.any())]
+            reason = f"samples that judge gamma train {few(trained)} in the branch of {node.name!r}"
+            look_at = f"ace_branch, site {node.name!r}: add_to without fit, or fits_rows on a module that ignores it"
+            require(not trained, reason, look_at)
 
 
 def check_training_moves_the_duals(kit: Kit) -> None:

@@ -197,7 +197,7 @@ def test_doctor(folder: Path, call: Any) -> None:
     table = call("doctor", "schnet")
     assert "parameters: 127,553 before, 153,543 after" in table.stdout
     assert "preset paper: dual_optimizer=adam, dual_lr=0.0005" in table.stdout
-    assert table.stdout.rstrip().endswith("healthy: 24 checks pass")
+    assert table.stdout.rstrip().endswith("healthy: 25 checks pass")
     assert call("doctor", "schnet", "--json").stdout == done.stdout, "the same numbers each time"
     assert list(folder.iterdir()) == [folder / "train.py"], "doctor leaves nothing behind"
 

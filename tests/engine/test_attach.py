@@ -294,7 +294,8 @@ def refused(match: str, model: Any, adapter: str | None = None, **config: Any) -
 
 def test_refusals() -> None:
     refused("unknown adapter 'layred': .*did you mean 'layered'", Layered(), "layred")
-    refused("unknown mode 'strct': expected one of bounded, off, resilient, scheduled, strict", Layered(), mode="strct")
+    modes = "auto, bounded, off, resilient, scheduled, strict"
+    refused(f"unknown mode 'strct': expected one of {modes}", Layered(), mode="strct")
     refused("unknown setting 'dual_rate': did you mean 'dual_lr'", Layered(), dual_rate=1.0)
     refused("unknown preset 'papr'", Layered(), preset="papr")
     refused(r"no adapter claims a model of class torch.nn.modules.linear:Linear: expected .*layered", nn.Linear(2, 2))

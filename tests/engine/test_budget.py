@@ -15,7 +15,7 @@ from ace_plugins import Config, attach
 from ace_plugins.adapter import Script
 from ace_plugins.engine.budget import ASSUMED, LONG, Budget
 
-FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "trace": False}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "mode": "strict", "trace": False}
 
 
 def budget(value: Any = "auto", script: Script | None = None) -> Budget:

@@ -50,9 +50,15 @@ def test_keys_are_a_contract() -> None:
     assert keys == [
         "ace.gamma", "ace.manifest", "ace.duals.lambda_", "ace.duals.u", "ace.duals.steps", "ace.duals.mean",
         "ace.duals.square", "ace.duals.run_square", "ace.duals.waited", "ace.duals.site_landed",
+        *(f"ace.duals.evidence.{name}" for name in (
+            "cycle_sum", "cycle_steps", "size", "total", "square", "probes", "benefit", "benefit_square", "kept",
+            "probing", "batch_draw",
+        )),
     ]  # fmt: skip
     for config in ({"mode": "resilient"}, {"dual_optimizer": "adam"}):
         assert attach(Layered(), **config).state_dict().keys() == attach(Layered()).state_dict().keys()
+    auto, resilient = (attach(Layered(), loop="paced", mode=mode).state_dict() for mode in ("auto", "resilient"))
+    assert auto.keys() == resilient.keys()
 
 
 def test_plain_checkpoint_into_an_attached_model_with_a_notice() -> None:

@@ -19,7 +19,7 @@ from ace_plugins.adapter import Node, Site, Stem, Tap, hookimpl, norm_linear
 from ace_plugins.plugins.registry import registry
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*:UserWarning:torch")
-FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "frames": "off", "trace": False}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "mode": "strict", "frames": "off", "trace": False}
 
 
 class Chained(LayeredAdapter):
@@ -64,11 +64,12 @@ def train(forward: Any, model: Any, steps: int) -> Iterator[None]:
         {"preset": "none", "land_at": 5, "trace": False},
         {"preset": "none", "mode": "resilient", "spectral_norm": True, "trace": False},
         {**FIT, "budget": 40},
+        {**FIT, "budget": 20, "mode": "auto"},
         {**FIT, "budget": 40, "frames": "on"},
         {**FIT, "budget": 40, "mode": "resilient", "trace": True, "error_every": 7},
         {"mode": "scheduled", "budget": 15, "frames": "off", "trace": False},
     ],
-    ids=["land_at", "bounded maps", "paced", "frames", "measured", "scheduled"],
+    ids=["land_at", "bounded maps", "paced", "auto", "frames", "measured", "scheduled"],
 )
 def test_as_many_graphs_as_landings_and_the_numbers_of_eager_mode(config: Any) -> None:
     model = attach(Layered().double(), "chained", **config)
@@ -87,8 +88,9 @@ def test_as_many_graphs_as_landings_and_the_numbers_of_eager_mode(config: Any) -
     assert all(torch.allclose(found[name], value, atol=1e-9) for name, value in expected.items())
 
 
-def test_a_whole_graph() -> None:
-    model = attach(Layered().double(), "chained", **FIT, budget=40)
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_a_whole_graph(mode: str) -> None:
+    model = attach(Layered().double(), "chained", **{**FIT, "mode": mode}, budget=40 if mode == "strict" else 20)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     for _ in train(compiled, model, 20):
         pass

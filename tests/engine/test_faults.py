@@ -12,17 +12,27 @@ from toy import Layered
 
 from ace_plugins import AceError, AceWarning, Config, attach, status
 from ace_plugins.engine.duals import Duals
+from ace_plugins.engine.evidence import FIRST
 
 PAPER: dict[str, Any] = {"dual_lr": 0.01, "trace": False}
-FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "budget": 200, "trace": False, "frames": "off"}
+FIT: dict[str, Any] = {
+    "preset": "fit",
+    "loop": "paced",
+    "mode": "strict",
+    "budget": 200,
+    "trace": False,
+    "frames": "off",
+}
+AUTO = {**FIT, "mode": "auto"}
 LOOPS = [
     {**PAPER, "mode": "strict"},
     {**PAPER, "mode": "strict", "dual_optimizer": "adam", "gamma_lr": 3.0},
     {**PAPER, "mode": "bounded", "dual_optimizer": "adam", "augmented": 1.0},
     {**PAPER, "mode": "resilient"},
-    {**FIT, "mode": "strict"},
+    FIT,
     {**FIT, "mode": "bounded"},
     {**FIT, "mode": "resilient"},
+    AUTO,
 ]
 
 
@@ -37,7 +47,7 @@ def model_of_gamma(**config: Any) -> Any:
 def values(model: Any) -> torch.Tensor:
     duals = model.ace.duals
     state = [model.ace.gamma, duals.lambda_, duals.u, duals.mean, duals.square, duals.run_square, duals.waited]
-    return torch.stack([tensor.detach() for tensor in state])
+    return torch.stack([tensor.detach() for tensor in [*state, *duals.evidence.sums()]])
 
 
 def steps(model: Any, optimizer: Any, count: int) -> None:
@@ -71,6 +81,24 @@ def test_a_step_that_is_not_finite_moves_nothing(config: Any, make: Any, bad: fl
     assert {site.verdict for site in status(model).sites} != {"diverged"}
 
 
+@pytest.mark.parametrize("bad", [1e200, -1e200, float("nan")])
+def test_a_step_that_is_not_finite_is_no_evidence(bad: float) -> None:
+    """A large value in this probe would be enough to keep the first site."""
+    model = model_of_gamma(**AUTO)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    steps(model, optimizer, 3)
+    evidence = model.ace.duals.evidence
+    for name, value in {"probes": FIRST, "size": 1.0, "square": 400.0}.items():
+        getattr(evidence, name).fill_(value)
+    evidence.total[0] = 87.0
+    assert evidence.probing.all()
+    step(model, optimizer, bad)
+    assert not evidence.kept.any()
+    evidence.total[0] = 91.0
+    steps(model, optimizer, 2)
+    assert evidence.kept.tolist() == [1.0, 0.0, 0.0]
+
+
 def test_a_run_has_diverged_after_three_bad_steps_in_a_row() -> None:
     duals = Duals(2, Config(loop="paced"), dtype=torch.float64, device=torch.device("cpu"))
     duals.steps.fill_(100)
@@ -94,8 +122,9 @@ def test_afterwards_the_run_is_the_one_without_that_step() -> None:
     assert torch.equal(values(model), values(twin))
 
 
-def test_a_run_that_stays_so_is_called_diverged() -> None:
-    model = attach(Layered(), **FIT)
+@pytest.mark.parametrize("config", [FIT, AUTO])
+def test_a_run_that_stays_so_is_called_diverged(config: Any) -> None:
+    model = attach(Layered(), **config)
     model = model.double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     steps(model, optimizer, 15)
@@ -106,8 +135,9 @@ def test_a_run_that_stays_so_is_called_diverged() -> None:
     assert {site.verdict for site in status(model).sites} == {"diverged"}
 
 
-def test_good_steps_tell_nothing() -> None:
-    model = model_of_gamma(**FIT)
+@pytest.mark.parametrize("config", [FIT, AUTO])
+def test_good_steps_tell_nothing(config: Any) -> None:
+    model = model_of_gamma(**config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -128,7 +158,7 @@ class Rateless(torch.optim.Optimizer):
 
 
 def test_an_optimizer_without_a_learning_rate() -> None:
-    model = attach(Layered().double(), **FIT, mode="strict")
+    model = attach(Layered().double(), **FIT)
     optimizer = Rateless(model.parameters())
     steps(model, optimizer, 200)
     assert status(model).landed
@@ -155,7 +185,7 @@ class Masking(torch.optim.Optimizer):
         self.inner.step()
 
 
-@pytest.mark.parametrize("config", [PAPER, FIT])
+@pytest.mark.parametrize("config", [PAPER, FIT, AUTO])
 def test_a_wrapper_that_is_no_whole_optimizer(config: Any) -> None:
     model = attach(Layered().double(), **config)
     twin = copy.deepcopy(model)

@@ -13,7 +13,14 @@ from ace_plugins import AceWarning, attach, averaged, equivariance_error
 from ace_plugins.adapter import AdapterError, ConfigError, hookimpl
 from ace_plugins.plugins.registry import registry
 
-ON: dict[str, Any] = {"preset": "fit", "loop": "paced", "trace": False, "frames": "on", "budget": 400}
+ON: dict[str, Any] = {
+    "preset": "fit",
+    "loop": "paced",
+    "mode": "strict",
+    "trace": False,
+    "frames": "on",
+    "budget": 400,
+}
 
 
 @pytest.mark.parametrize("kind", [TwoOutputs, VectorMaps])
@@ -107,9 +114,11 @@ def test_averaged_comes_closer_to_equivariant() -> None:
         averaged(model, samples=0)
 
 
-def test_resilient_mode_has_frames_only_when_asked_and_adapters_without_an_action_none() -> None:
-    resilient = {**ON, "mode": "resilient", "spectral_norm": True, "frames": "auto"}
-    assert attach(Layered(), **resilient).ace.action is None
+def test_modes_that_deploy_branches_have_frames_only_when_asked_and_adapters_without_an_action_none() -> None:
+    for mode in ("resilient", "auto"):
+        deploying = {**ON, "mode": mode, "spectral_norm": True}
+        assert attach(Layered(), **{**deploying, "frames": "auto"}).ace.action is None
+        assert attach(Layered(), **deploying).ace.action is not None
     assert attach(Layered(), **{**ON, "frames": "auto"}).ace.action is not None
 
     free = ADAPTERS["free"]()

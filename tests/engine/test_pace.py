@@ -16,8 +16,9 @@ from ace_plugins import Config, attach, status
 from ace_plugins.engine.duals import Duals
 from ace_plugins.engine.paced_loop import SPEED, advance, land
 
-FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "trace": False, "frames": "off"}
+FIT: dict[str, Any] = {"preset": "fit", "loop": "paced", "mode": "strict", "trace": False, "frames": "off"}
 BUDGET = 400
+in_both_modes = pytest.mark.parametrize("mode", ["strict", "auto"])
 
 
 def simulated(config: Config, slope: float, curvature: float, noise: float, *, steps: int, scale: float = 1.0) -> Any:
@@ -36,7 +37,7 @@ def simulated(config: Config, slope: float, curvature: float, noise: float, *, s
     return path, duals
 
 
-STRICT = Config(loop="paced")
+STRICT = Config(loop="paced", mode="strict")
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -167,24 +168,27 @@ def test_the_landing_does_not_depend_on_the_optimizer(changed: dict[str, Any]) -
     assert other == pytest.approx(usual, rel=0.1)
 
 
-def test_the_optimizer_does_not_move_gamma_and_keeps_its_gradient() -> None:
-    model = attach(Layered(), **FIT, budget=BUDGET)
+@in_both_modes
+def test_the_optimizer_does_not_move_gamma_and_keeps_its_gradient(mode: str) -> None:
+    model = attach(Layered(), **{**FIT, "mode": mode}, budget=BUDGET)
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, weight_decay=0.5)
     model(torch.randn(4, 3)).square().mean().backward()
     gradient = model.ace.gamma.grad.clone()
     optimizer.step()
     assert torch.equal(model.ace.gamma.grad, gradient)
-    assert 0 < (model.ace.gamma - 0.1).abs().max() <= 0.1 * SPEED / (0.25 * BUDGET) + 1e-6
+    unit = 0.1 if mode == "strict" else 1.0
+    assert 0 < (model.ace.gamma - 0.1).abs().max() <= unit * SPEED / (0.25 * BUDGET) + 1e-6
     assert model.ace.gamma not in optimizer.state
 
 
+@in_both_modes
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_grad_scaler_changes_neither_gamma_nor_the_duals(fused: bool) -> None:
+def test_a_grad_scaler_changes_neither_gamma_nor_the_duals(fused: bool, mode: str) -> None:
     x, y = (tensor.float() for tensor in batches())
     states = []
     for scale in (1.0, 1024.0):
         torch.manual_seed(0)
-        model = attach(Layered(), **FIT, budget=BUDGET)
+        model = attach(Layered(), **{**FIT, "mode": mode}, budget=BUDGET)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
         for _ in range(5):
@@ -200,7 +204,8 @@ def test_a_grad_scaler_changes_neither_gamma_nor_the_duals(fused: bool) -> None:
         torch.testing.assert_close(two[name], one[name], rtol=1e-4, atol=1e-8)
 
 
-def test_stopping_and_resuming_changes_nothing() -> None:
+@in_both_modes
+def test_stopping_and_resuming_changes_nothing(mode: str) -> None:
     x, y = batches()
 
     def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
@@ -211,7 +216,7 @@ def test_stopping_and_resuming_changes_nothing() -> None:
 
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
         torch.manual_seed(0)
-        model = attach(Layered().double(), **{**FIT, "budget": 200})
+        model = attach(Layered().double(), **{**FIT, "mode": mode}, budget=200 if mode == "strict" else 120)
         return model, torch.optim.Adam(model.parameters(), lr=1e-2)
 
     whole, optimizer = fresh()
@@ -222,18 +227,19 @@ def test_stopping_and_resuming_changes_nothing() -> None:
     again.load_state_dict(saved[0])
     optimizer.load_state_dict(saved[1])
     steps(again, optimizer, 60)
-    assert status(again).landed
+    assert status(again).landed or len(again.ace.duals.evidence.kept_sites | again.ace.duals.landed_sites) == 3
     assert all(torch.equal(v, again.state_dict()[k]) for k, v in whole.state_dict().items())
 
 
 # Landing.
 
 
+@in_both_modes
 @pytest.mark.parametrize("kind", [Layered, TwoOutputs, VectorMaps])
-def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Module]) -> None:
+def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Module], mode: str) -> None:
     torch.manual_seed(0)
     plain = kind()
-    model = attach(copy.deepcopy(plain), **FIT, budget=BUDGET)
+    model = attach(copy.deepcopy(plain), **{**FIT, "mode": mode}, budget=BUDGET)
     ace: Any = model.ace
     arguments = {Layered: (3,), TwoOutputs: (3,), VectorMaps: (3, 4)}[kind]
     call = (torch.randn(5, *arguments), torch.randn(5, 1)) if kind is TwoOutputs else (torch.randn(5, *arguments),)
@@ -260,8 +266,9 @@ def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Modul
     assert not any(m._forward_hooks for m in model.modules()), "no hook costs time any more"
 
 
-def test_a_checkpoint_from_before_the_landing_brings_the_branches_back() -> None:
-    model = attach(Layered(), **FIT, budget=BUDGET)
+@in_both_modes
+def test_a_checkpoint_from_before_the_landing_brings_the_branches_back(mode: str) -> None:
+    model = attach(Layered(), **{**FIT, "mode": mode}, budget=BUDGET)
     before = copy.deepcopy(model.state_dict())
     model.ace.duals.site_landed.fill_(1.0)
     model.ace.duals.note_landed()
@@ -275,10 +282,11 @@ def test_a_checkpoint_from_before_the_landing_brings_the_branches_back() -> None
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of the compiler
-def test_landing_under_a_compiler() -> None:
+@in_both_modes
+def test_landing_under_a_compiler(mode: str) -> None:
     torch.manual_seed(0)
     plain = Layered()
-    model = attach(copy.deepcopy(plain), **FIT, budget=BUDGET)
+    model = attach(copy.deepcopy(plain), **{**FIT, "mode": mode}, budget=BUDGET)
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(4, 3)
     assert not torch.allclose(compiled(x), plain(x))

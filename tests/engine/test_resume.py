@@ -15,6 +15,7 @@ BOUND = {"mode": "bounded", "dual_lr": 0.01, "trace": False}
 FIT: dict[str, Any] = {
     "preset": "fit",
     "loop": "paced",
+    "mode": "strict",
     "trace": False,
     "frames": "off",
     "spectral_norm": False,
@@ -41,8 +42,10 @@ def trained(steps: int, model: Any = None, **config: Any) -> Any:
 @pytest.mark.parametrize("loop", [{}, FIT])
 def test_epsilon_is_the_users_whatever_the_checkpoint_was_trained_with(earlier: Any, loop: Any) -> None:
     """lambda of a bounded run grows by dual_lr * (|gamma| - epsilon), with the epsilon that is set now."""
-    settings = {"mode": "bounded", "epsilon": 0.5, **(loop or {"dual_lr": 0.01})}
-    before = {**{k: v for k, v in earlier.items() if not loop or k != "dual_lr"}, **loop}
+    settings = {"mode": "bounded", "epsilon": 0.5, **({} if loop else {"dual_lr": 0.01})}
+    settings, before = {**loop, **settings}, {**loop, **earlier}
+    if loop:
+        before.pop("dual_lr", None)
     resumed = made(**settings)
     resumed.load_state_dict(trained(5, **before).state_dict())
     assert [site.u for site in status(resumed).sites] == [0.5] * 3
@@ -68,7 +71,7 @@ def test_a_strict_run_that_has_landed_may_go_on_in_another_mode(mode: str) -> No
     """What the report advises where the data breaks the symmetry."""
     strict = trained(300, **FIT, budget=300)
     assert status(strict).landed
-    resumed = made(mode=mode, **FIT, budget=600)
+    resumed = made(**{**FIT, "mode": mode}, budget=600)
     resumed.load_state_dict(strict.state_dict())
     assert not status(resumed).landed
     trained(20, resumed)

@@ -108,7 +108,7 @@ def test_it_installs_and_passes_its_own_tests_untouched(tmp_path: Path) -> None:
     plugin = ["-p", "ace_plugins.testing.pytest_plugin"]
     tests = python(folder, "-m", "pytest", "-q", "-W", "error", *plugin, PYTHONPATH=str(site))
     assert tests.returncode == 0, tests.stdout
-    assert "mynet (ace-mynet 0.1.0): 24 of 24 checks pass" in tests.stdout
+    assert "mynet (ace-mynet 0.1.0): 25 of 25 checks pass" in tests.stdout
     assert "sites: 5" in tests.stdout
 
 

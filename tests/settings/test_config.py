@@ -75,9 +75,9 @@ def test_the_dual_rate() -> None:
 
 
 def test_presets() -> None:
-    fitted = Config(loop="paced")
+    fitted = Config(loop="paced", mode="auto")
     assert build({}, PRESETS) == build({"preset": None}, PRESETS) == build({}) == fitted, "unless another is named"
-    assert build({}, {"fit": {"rho": 2.0}}) == Config(loop="paced", rho=2.0), "what the adapter adds"
+    assert build({}, {"fit": {"rho": 2.0}}) == Config(loop="paced", mode="auto", rho=2.0), "what the adapter adds"
     assert build({"preset": "none"}, PRESETS) == Config()
     assert build({"preset": "paper"}, PRESETS).dual_optimizer == "adam"
     assert build({"preset": "paper", "dual_optimizer": "sgd"}, PRESETS).dual_optimizer == "sgd"
@@ -93,6 +93,22 @@ def test_settings_of_the_printed_loop_are_not_for_the_other() -> None:
         build({"dual_lr": 1.0, "rho": 2.0, "land_at": 3})
     assert [name for name, _ in caught.value.problems] == ["dual_lr", "land_at"]
     assert build({"dual_lr": 1.0, "loop": "paper"}) == Config(dual_lr=1.0)
+
+
+@pytest.mark.parametrize("preset", [{}, {"fit": {"loop": "paper"}}, {"fit": {"mode": "auto"}}])
+def test_the_paper_s_loop_is_strict_by_default(preset: dict[str, Any]) -> None:
+    assert build({"loop": "paper"}, preset) == Config(mode="strict")
+    assert build({"loop": "paper", "mode": "resilient"}, preset).mode == "resilient"
+    assert build({"loop": "paced"}, preset).mode == "auto"
+
+
+def test_mode_auto_needs_the_paced_loop_and_judges() -> None:
+    for chosen, wrong in (({"mode": "auto", "loop": "paper"}, "mode"), ({"holdout": 0}, "holdout")):
+        with pytest.raises(ConfigError) as caught:
+            build(chosen)
+        assert [name for name, _ in caught.value.problems] == [wrong]
+    assert build({"holdout": 0, "mode": "strict"}).held_out == 0
+    assert [build({"mode": mode}).held_out for mode in ("auto", "strict")] == [0.5, 0.0]
 
 
 @pytest.mark.parametrize(("former", "now"), [("printed", "paper"), ("fitted", "paced")])

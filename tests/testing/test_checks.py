@@ -114,6 +114,32 @@ class Idle(Shaped):
         self.unused = nn.Linear(2, 2)
 
 
+class Unfair(nn.Module):
+    """Claims to train with the rows that the host names, and trains with all."""
+
+    fits_rows = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.arange(1.0, 5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.roll(1, -2) * self.scale
+
+
+class Peeking(Unfair):
+    """Adds itself, with the gamma of judges for all rows."""
+
+    def prepare(self, read: Tensor) -> Tensor:
+        return read
+
+    def add_to(self, output: Tensor, gamma: Tensor, prepared: Tensor, fit: Tensor | None = None) -> Tensor:
+        return output + (gamma if fit is None else gamma[1]) * self(prepared)
+
+    def restore(self, output: Tensor) -> Tensor:
+        return output
+
+
 def unpicklable(node: Node, model: Any) -> nn.Module:
     class Local(Shaped):
         pass
@@ -318,6 +344,14 @@ BROKEN: dict[str, list[tuple[Any, str, str]]] = {
             "ace_branch, site 'map_to_feat'",
         ),
     ],
+    "samples_judge_or_train": [
+        (
+            with_branch(lambda site, model: Unfair()),
+            "samples that judge gamma train scale in the branch of 'map_to_feat'",
+            "ace_branch, site 'map_to_feat'",
+        ),
+        (with_branch(lambda site, model: Peeking()), "gamma gets a gradient", "ace_branch"),
+    ],
     "training_moves_the_duals": [
         (
             with_branch(lambda site, model: Infinite(site)),
@@ -391,6 +425,26 @@ def test_importing_torch_at_the_top_is_caught(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("check", CHECKS)
 def test_sound_adapters_pass(check: str, adapter: str) -> None:
     CHECKS[check](Kit(adapter))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("check", ["every_site_learns", "every_branch_learns"])
+def test_a_single_sample_is_enough(check: str, seed: int) -> None:
+    """In mode auto it would either judge or train."""
+
+    class Single(GOOD):  # type: ignore[misc,valid-type]
+        @hookimpl
+        def ace_preset(self) -> dict[str, Any]:
+            return {}
+
+        @hookimpl
+        def ace_example(self, seed: int) -> Example:
+            made = GOOD().ace_example(seed)
+            return Example(made.model, tuple(tensor[:1] for tensor in made.args))
+
+    with kit_of(Single()) as kit:
+        kit.seed = seed
+        CHECKS[check](kit)
 
 
 def test_without_an_action_there_is_no_symmetry_to_judge() -> None:

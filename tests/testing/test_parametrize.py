@@ -84,5 +84,5 @@ def test_an_expected_failure_that_is_no_check_is_refused() -> None:
 
 def test_all_at_once_without_pytest() -> None:
     check_adapter("two_outputs")
-    with pytest.raises(AdapterCheckError, match=r"adapter 'free' fails \d+ of 24 checks:\n  .*ace_example"):
+    with pytest.raises(AdapterCheckError, match=r"adapter 'free' fails \d+ of 25 checks:\n  .*ace_example"):
         check_adapter("free")

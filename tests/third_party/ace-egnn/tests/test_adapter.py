@@ -19,7 +19,7 @@ def test_contract(check: Callable[[], None]) -> None:
 def test_a_strict_run_ends_as_plain_upstream() -> None:
     example = ace_example(0)
     keys = set(example.model.state_dict())
-    model = attach(example.model, trace=False, tell=False, budget=40)
+    model = attach(example.model, trace=False, tell=False, mode="strict", budget=40)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(40):
         optimizer.zero_grad()

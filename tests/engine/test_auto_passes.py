@@ -1,0 +1,132 @@
+"""Mode auto on a model: which branches a pass uses, in training, in evaluation and in copies of the model."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from toy import ADAPTERS, Layered
+
+from ace_plugins import attach, status
+from ace_plugins.adapter import Node, hookimpl
+from ace_plugins.plugins.registry import registry
+
+AUTO: dict[str, Any] = {"loop": "paced", "mode": "auto", "budget": 1000, "trace": False}
+
+
+def made() -> Any:
+    torch.manual_seed(0)
+    return attach(Layered().double(), **AUTO)
+
+
+def keep(model: Any, *sites: int) -> None:
+    """Decide to keep these sites, as the test does."""
+    model.ace.duals.evidence.kept[list(sites)] = 1.0
+    model.ace.duals.evidence.read_buffers()
+    model.ace.sync()
+
+
+def with_sites(model: Any, *sites: int) -> Any:
+    """Return the output of a copy of the model in which only these sites have a branch."""
+    twin = copy.deepcopy(model).train()
+    with torch.no_grad():
+        twin.ace.gamma[[number for number in range(3) if number not in sites]] = 0.0
+        return twin(BATCH)
+
+
+BATCH = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def test_evaluation_uses_kept_branches_only_and_training_all() -> None:
+    model = made()
+    for kept in ((), (1,), (1, 2)):
+        keep(model.train(), *kept)
+        assert torch.equal(model(BATCH), with_sites(model, 0, 1, 2))
+        model.eval()
+        assert torch.allclose(model(BATCH), with_sites(model, *kept), rtol=1e-12)
+        assert status(model).branches_in_eval == bool(kept)
+        keep(model, *kept)
+        assert torch.allclose(model(BATCH), with_sites(model, *kept), rtol=1e-12), "after another update of the hooks"
+    assert not model.ace.repaired, "no module was replaced"
+
+
+@torch.no_grad()
+def test_a_site_that_is_kept_during_evaluation_is_used_at_once() -> None:
+    model = made().eval()
+    for kept in ((0,), (0, 2)):
+        keep(model, *kept)
+        assert torch.allclose(model(BATCH), with_sites(model, *kept), rtol=1e-12)
+
+
+@pytest.mark.parametrize("use_buffers", [False, True])
+@torch.no_grad()
+def test_an_averaged_model_uses_the_branches_that_were_kept_since_it_was_made(use_buffers: bool) -> None:
+    """It copies or averages buffers in place, without a word to the modules."""
+    model = made()
+    averaged = torch.optim.swa_utils.AveragedModel(model, use_buffers=use_buffers).eval()
+    averaged.update_parameters(model)
+    plain = averaged(BATCH)
+    assert torch.allclose(plain, with_sites(model), rtol=1e-12)
+    keep(model, 1)
+    averaged.update_parameters(model)
+    assert torch.allclose(averaged(BATCH), with_sites(model, 1), rtol=1e-12)
+    assert not torch.allclose(averaged(BATCH), plain)
+
+
+def test_a_part_of_a_checkpoint_leaves_the_evidence() -> None:
+    model = made()
+    keep(model, 1)
+    model.load_state_dict({"ace.gamma": torch.full((3,), 0.3)}, strict=False)
+    assert model.ace.duals.evidence.kept_sites == {1}
+
+
+def test_a_checkpoint_from_before_there_was_evidence_goes_on() -> None:
+    """It begins without evidence, whatever the model had."""
+    saved = {name: value for name, value in made().state_dict().items() if ".evidence." not in name}
+    model = made()
+    keep(model, 1)
+    assert not any(model.load_state_dict(saved, strict=True))
+    assert not model.ace.duals.evidence.kept_sites
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(BATCH) - 1).square().mean().backward()
+        optimizer.step()
+    assert model.ace.duals.evidence.cycle_steps.tolist() == [3.0] * 3
+    assert torch.isfinite(model.ace.gamma).all()
+
+
+class Scaled(nn.Module):
+    """A linear map, which the host bounds, and a parameter that the host does not know."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__()
+        self.linear = nn.Linear(*node.shape_in, *node.shape_out)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.linear(x)
+
+
+@pytest.mark.parametrize("judging", [False, True])
+def test_judges_train_no_branch_however_it_is_written(judging: bool) -> None:
+    class Own(ADAPTERS["layered"]):  # type: ignore[misc,valid-type]
+        @hookimpl
+        def ace_branch(self, site: Node) -> nn.Module:
+            return Scaled(site)
+
+    registry().add(Own(), "own")
+    try:
+        model: Any = attach(Layered().double(), "own", **AUTO)
+    finally:
+        registry().remove("own")
+    model.ace.duals.evidence.holdout = float(judging)
+    model(BATCH).sum().backward()
+    trained = [bool(p.grad.any()) for p in model.ace.branches.parameters()]
+    assert set(trained) == {not judging}
+    assert bool(model.ace.gamma.grad.any()) == judging
+    assert all(p.grad.any() for name, p in model.named_parameters() if not name.startswith("ace."))
