@@ -124,7 +124,7 @@ def test_judges_train_no_branch_however_it_is_written(judging: bool) -> None:
         model: Any = attach(Layered().double(), "own", **AUTO)
     finally:
         registry().remove("own")
-    model.ace.duals.evidence.holdout = float(judging)
+    model.ace.duals.evidence.holdout = 1.0 if judging else 1e-9
     model(BATCH).sum().backward()
     trained = [bool(p.grad.any()) for p in model.ace.branches.parameters()]
     assert set(trained) == {not judging}
