@@ -97,7 +97,7 @@ class Adapter:
     @hookimpl
     def ace_preset(self) -> dict[str, dict[str, Any]]:
         """Most tests are of the paper's loop. Those of the one that fits the run name the preset "fit"."""
-        return {"fit": {"loop": "paper"}}
+        return {"fit": {"loop": "paper", "mode": "strict"}}
 
 
 def _seeded(seed: int, make: Any) -> Any:

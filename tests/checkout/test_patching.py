@@ -296,7 +296,7 @@ def test_status_of_what_was_edited(root: Path) -> None:
     patch(root)
     settings = root / "ace.toml"
     settings.write_text(settings.read_text() + "# mine\n")
-    assert "ace.toml: edited (mode strict" in call("status", root).output
+    assert "ace.toml: edited (mode auto" in call("status", root).output
     settings.unlink()
     told = call("status", root)
     assert told.exit_code == 1

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
     done = ace(folder, "run", "schnet", "--no-trace", "--", "train.py")
     assert done.returncode == plain.returncode, done.stderr
     assert plain.returncode in (-2, 1)
-    assert "ACE strict, 3 steps\n" in done.stderr, "the table comes all the same, and without a trace"
+    assert "ACE auto, 3 steps\n" in done.stderr, "the table comes all the same, and without a trace"
     assert not (folder / ".ace").exists()
 
 
@@ -251,7 +251,7 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
         (["audit", "schnet", "--branches", "of"], "'of' is not one of 'on', 'off'"),
         (["doctor", "schnt"], "unknown adapter 'schnt': .*did you mean 'schnet'?"),
         (["run", "segn", "--", "train.py"], "unknown adapter 'segn'"),
-        (["run", "schnet", "--mode", "strct", "--", "train.py"], "unknown mode 'strct': expected one of bounded, off"),
+        (["run", "schnet", "--mode", "strct", "--", "train.py"], "unknown mode 'strct': expected one of auto, bounded"),
         (["run", "schnet", "--dual-lr", "-1", "--", "train.py"], "dual_lr -1.0: expected a finite number of at least"),
         (["run", "schnet", "--", "trian.py"], "trian.py"),
         (["run", "schnet"], "no script given"),

@@ -44,7 +44,7 @@ def offered(line: str) -> list[str]:
     return [item.value if item.type == "plain" else f"<{item.type}>" for item in items]
 
 
-MODES = ["strict", "bounded", "resilient", "scheduled", "off"]
+MODES = ["auto", "strict", "bounded", "resilient", "scheduled", "off"]
 
 
 @pytest.mark.parametrize(

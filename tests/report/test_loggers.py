@@ -356,7 +356,7 @@ def test_a_logger_that_fails_is_told_once_and_costs_no_training(
 ) -> None:
     failing = Failing(where)
     monkeypatch.setitem(loggers.KINDS, "tensorboard", failing)
-    monkeypatch.setattr(plugin, "_importable", lambda package: True)
+    monkeypatch.setattr(plugin, "find_spec", lambda package: plugin.__spec__)
     model = attach(Layered(), log="tensorboard", trace_every=1)
     with pytest.warns(AceWarning, match="tensorboard .*OSError: No space left on device") as caught:  # noqa: PT031
         train(model, 3)
@@ -368,7 +368,7 @@ def test_a_logger_that_fails_is_told_once_and_costs_no_training(
 def test_the_end_of_a_forked_process_does_not_end_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing("never")
     monkeypatch.setitem(loggers.KINDS, "wandb", failing)
-    monkeypatch.setattr(plugin, "_importable", lambda package: True)
+    monkeypatch.setattr(plugin, "find_spec", lambda package: plugin.__spec__)
     model = attach(Layered(), log="wandb")
     train(model, 1)
     with monkeypatch.context() as forked:
@@ -383,7 +383,7 @@ def test_a_log_waits_for_the_device_only_where_it_logs(monkeypatch: pytest.Monke
     """Reading a value off the device is what waits."""
     failing = Failing("never")
     monkeypatch.setitem(loggers.KINDS, "tensorboard", failing)
-    monkeypatch.setattr(plugin, "_importable", lambda package: True)
+    monkeypatch.setattr(plugin, "find_spec", lambda package: plugin.__spec__)
     model = attach(Layered(), log="tensorboard", trace=False, trace_every=4)
     read: list[int] = []
     real = torch.Tensor.tolist

@@ -14,13 +14,15 @@ def test_what_is_told_and_where(clone: Clone) -> None:
     done = clone.python("train.py")
     assert trained(done)[0] == WITH_ACE, "stdout is the script's"
     banner = (
-        "ace: toy_net without a git commit: attached to Net, 1 sites, "
-        "20 parameters + 97 of ACE, mode strict, budget auto"
+        "ace: toy_net without a git commit: attached to Net, 1 sites, 20 parameters + 97 of ACE, mode auto, budget auto"
     )
     assert done.stderr.splitlines()[:2] == [banner, "ace: budget: unknown, 2,000 steps assumed; set budget"]
-    assert "train longer, with budget = 40" in done.stderr
-    assert "ACE strict, 20 steps, trace in .ace/runs/" in done.stderr
-    assert re.search(r"layer .* (moving|swinging|dying down|fits|at 0|held off)", done.stderr)
+    assert "the run ended after 20 of 2,000 expected steps" in done.stderr
+    assert "set budget = 20 if runs have this length" in done.stderr
+    assert "ACE auto, 20 steps, trace in .ace/runs/" in done.stderr
+    assert re.search(r"site .* gamma .* benefit .* p .* verdict", done.stderr)
+    assert re.search(r"layer .* %.* undecided", done.stderr)
+    assert "undecided: the run has not decided yet" in done.stderr
     assert len(list((clone.root / ".ace" / "runs").iterdir())) == 1
 
 
@@ -79,7 +81,7 @@ def test_without_a_folder(clone: Clone, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     done = clone.python(str(clone.script), folder=tmp_path / "gone")
     assert trained(done)[0] == WITH_ACE
-    assert "ACE strict, 20 steps" in done.stderr
+    assert "ACE auto, 20 steps" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -122,7 +124,7 @@ def test_a_script_that_a_script_starts_is_a_run_of_its_own(clone: Clone) -> None
     clone.write(TRAIN + again + MAIN)
     done = clone.python("train.py")
     assert done.returncode == 0, done.stderr
-    assert re.findall("mode ([a-z]+),", done.stderr) == ["strict", "resilient"]
+    assert re.findall("mode ([a-z]+),", done.stderr) == ["auto", "resilient"]
     assert "unknown variable" not in done.stderr
 
 
@@ -135,7 +137,7 @@ def test_data_loader_workers_tell_nothing(clone: Clone) -> None:
     done = clone.python("train.py")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("attached to Net") == 1
-    assert done.stderr.count("ACE strict, 20 steps") == 1
+    assert done.stderr.count("ACE auto, 20 steps") == 1
     assert len(done.stderr.splitlines()) < 12, done.stderr
 
 
@@ -202,7 +204,7 @@ def test_what_a_cluster_sends_ends_with_the_summary(clone: Clone, number: signal
     clone.write(usual + TRAIN + f"import os\nbuild_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')")
     done = clone.python("train.py")
     assert done.returncode == -number
-    assert "ACE strict, 20 steps" in done.stderr
+    assert "ACE auto, 20 steps" in done.stderr
     assert "never" not in done.stdout
     (trace,) = clone.root.glob(".ace/runs/*/trace.jsonl")
     assert '"finished": true' in trace.read_text().splitlines()[-1]

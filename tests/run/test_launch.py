@@ -311,14 +311,14 @@ def test_json_of_a_script_that_builds_no_model(clone: Clone) -> None:
 def test_a_process_that_only_loads_a_model_tells_nothing_of_its_training(clone: Clone) -> None:
     """Commands that package a trained model print no second verdict."""
     clone.write(TRAIN + "torch.save(build_and_train().state_dict(), 'trained.pt')\n", marked=False)
-    assert "ACE strict" in clone.run("--", "train.py").stderr
+    assert "ACE auto" in clone.run("--", "train.py").stderr
     clone.write(
         TRAIN + "model = Net(); model.load_state_dict(torch.load('trained.pt')); print('loaded')\n", marked=False
     )
     done = clone.run("--", "train.py")
     assert done.stdout == "loaded\n"
     assert "attached to Net" in done.stderr
-    assert "ACE strict" not in done.stderr
+    assert "ACE auto" not in done.stderr
     assert "no training step" not in done.stderr
 
 
@@ -329,7 +329,7 @@ def test_a_second_model_that_the_best_checkpoint_is_loaded_into_has_no_table_of_
     )
     told = clone.run("--", "train.py").stderr
     assert told.count("attached to Net") == 2
-    assert told.count("ACE strict") == 1
+    assert told.count("ACE auto") == 1
 
 
 OLD_ADAPTER = """

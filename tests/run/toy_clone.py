@@ -56,6 +56,11 @@ def ace_layers(model):
     return [Site("layer", "layer", (4,), (4,))]
 
 @hookimpl
+def ace_group_action():
+    from ace_plugins.adapter import O3, GroupAction, Invariant
+    return GroupAction(O3, inputs={"x": Invariant()}, outputs=Invariant())
+
+@hookimpl
 def ace_preset():
     return {"paper": {"dual_lr": 0.5}, "other": {"mode": "resilient"}}
 """
