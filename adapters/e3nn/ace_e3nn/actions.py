@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ SCALARS = frozenset(
 )
 TARGETS = frozenset({"y", "energy", "force", "forces", "target", "targets"})
 """Names of entries of a graph that are targets of the loss; models do not read them."""
+BATCH = "batch"
+"""Name of the vector with the graph number of every node, as in PyTorch Geometric."""
 CALLED = {
     **dict.fromkeys(("x", "node_input", "node_features", "node_feats", "features", "input"), INPUTS),
     "z": ("irreps_node_attr",),
@@ -60,7 +63,25 @@ def group_action(model: nn.Module) -> ace.GroupAction:
         raise ace.AdapterError(f"{where}.forward({', '.join(stars)}): expected inputs with names; {HOW}")
     known = tuple(irreps.items())
     inputs = {parameter.name: ByName(parameter.name, known) for parameter in parameters}
-    return ace.GroupAction(ace.E3, inputs, outputs=ace.Irreps(outputs))
+    return NamedInputs(ace.E3, inputs, outputs=ace.Irreps(outputs))
+
+
+@dataclass(frozen=True)
+class NamedInputs(ace.GroupAction):
+    """An action that finds the samples of a batch by the input, or entry of an input, with the name ``batch``."""
+
+    def find_samples(self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Return the graph of every node and the inputs per node; without ``batch``, what a GroupAction returns."""
+        paths = []
+        for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
+            keys = value.keys() if callable(getattr(value, "keys", None)) else None
+            paths += [name] if keys is None else [f"{name}.{key}" for key in keys]
+        ends = {path: path.rpartition(".")[2] for path in paths}
+        batch = next((path for path, end in ends.items() if end == BATCH), None)
+        if batch is None:
+            return super().find_samples(names, args, kwargs)
+        inputs = {path: ace.Invariant() for path, end in ends.items() if end not in TARGETS}
+        return ace.GroupAction(self.group, inputs, self.outputs, ace.Graphs(batch)).find_samples(names, args, kwargs)
 
 
 def _irreps(model: nn.Module, name: str) -> Any:
