@@ -200,21 +200,21 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     last = zip(run.sites, *(run.last(name) for name in QUANTITIES), strict=True)
     sites = [SiteOutcome(*values) for values in last]
     config, end = run.config, run.end or {}
+    held = [run.held.get(n, 0.0) for n in range(len(sites))]
+    found = RunOutcome(run.mode, sites)
     if config.mode == "auto" and run.test is not None and sites:
         history = [[[site.gamma], [site.lambda_], [site.u]] for site in sites]
         landed = frozenset(n for n, site in enumerate(sites) if site.gamma == 0)
-        found = judge(Evidence(config, run.sites, history, run.length, landed, test=run.test))
-        return replace(found, advice=str(end.get("verdict") or ""))
+        found = judge(Evidence(config, run.sites, history, run.length, landed, held, test=run.test))
     written = end.get("verdicts")
     if isinstance(written, list) and len(written) == len(sites):
-        judged = [replace(site, verdict=str(word)) for site, word in zip(sites, written, strict=True)]
-        return RunOutcome(run.mode, judged, str(end.get("verdict") or ""))
-    if config.mode == "off" or not run.steps or not sites:
-        return RunOutcome(run.mode, sites)
+        judged = [replace(site, verdict=str(word)) for site, word in zip(found.sites, written, strict=True)]
+        return replace(found, sites=judged, advice=str(end.get("verdict") or ""))
+    if config.mode in ("auto", "off") or not run.steps or not sites:
+        return found
     kept = pick_evenly(len(run.steps), POINTS)
     history = [[[run.values[name][n][at] for at in kept] for name in QUANTITIES] for n in range(len(sites))]
     landed = frozenset(n for n, (gamma, _, _) in enumerate(history) if _has_landed(config, run, n, gamma))
-    held = [run.held.get(n, 0.0) for n in range(len(sites))]
     frames, budget = bool(run.about.get("frames", config.turns)), config.budget
     evidence = Evidence(config, run.sites, history, run.length, landed, held, run.averaged, frames)
     steps = budget if isinstance(budget, int) else None
