@@ -171,7 +171,11 @@ def _draw_evidence(run: SavedRun) -> Chart:
     """Draw the evidence for each site in mode auto, and the boundary above which one site alone is kept."""
     steps, rows = zip(*run.log_e, strict=True)
     boundary = math.log10(len(run.sites) / LEVEL)
-    remark = f"that a branch helps on held-out samples (log10 of the e-value); above {boundary:.1f} a site is kept"
+    remark = "that a branch helps on held-out samples (log10 of the e-value); "
+    if len(run.sites) == 1:
+        remark += f"above {boundary:.1f} the site is kept"
+    else:  # e-BH: the more sites pass together, the less each one needs
+        remark += f"above {boundary:.1f} a site is kept alone, all sites together above {-math.log10(LEVEL):.1f}"
     values = [[value / math.log(10) for value in site] for site in zip(*rows, strict=True)]
     if len(values) >= LINES_AT_MOST:
         return Chart("evidence", remark, draw_heat_map("evidence", run.sites, steps, values))

@@ -76,7 +76,8 @@ def build_site_table(
         gamma, *others = map(format_number, (site.gamma, site.lambda_, site.u)[: len(numbers)])
         if mode == "auto":
             known = math.isfinite(site.p)
-            others = [f"{100 * site.benefit:.1f} %".replace("-", MINUS), f"{site.p:.1g}"] if known else ["", ""]
+            percent = f"{round(100 * site.benefit, 1) + 0.0:.1f} %".replace("-", MINUS)  # 0.0 turns -0.0 into 0
+            others = [percent, f"{site.p:.1g}"] if known else ["", ""]
         picture = [pictures[number]] if pictures else []
         rows.append([site.name, gamma, *picture, *others, *([site.verdict] if judged else [])])
     return TableData(headers, rows, numbers, optional=drawn)

@@ -18,7 +18,8 @@ from ace_plugins.plugins.registry import registry
 from ace_plugins.report.page import describe_run, render_report
 from ace_plugins.report.record import RECORDER
 from ace_plugins.report.runs import SavedRun, find_run, read_run
-from ace_plugins.report.verdicts import judge_saved
+from ace_plugins.report.tables import build_site_table
+from ace_plugins.report.verdicts import SiteOutcome, judge_saved
 
 STEPS = 600
 
@@ -51,7 +52,7 @@ def test_the_page_shows_the_evidence_and_the_size_of_each_verdict(tmp_path: Path
     together = 100 * sum(site["benefit"] for site in kept)
     text = words(page)
     assert f"together by {together:.{0 if together >= 10 else 1}f} % (p &lt; 0.001): they stay in the model" in text
-    assert "log10 of the e-value); above 3.5 a site is kept" in text
+    assert "log10 of the e-value); above 3.5 a site is kept alone, all sites together above 3.0" in text
     (evidence,) = re.findall(r'<svg[^>]*aria-label="evidence.*?</svg>', page, re.DOTALL)
     assert "boundary" in evidence
     assert all(name in evidence for name in run.sites)
@@ -61,6 +62,11 @@ def test_the_page_shows_the_evidence_and_the_size_of_each_verdict(tmp_path: Path
     assert site["benefit"] > 0.01
     assert site["p"] < 0.001
     assert site["gamma"] >= 0.1
+
+
+def test_a_benefit_that_rounds_to_0_has_no_sign() -> None:
+    found = [SiteOutcome("one", 0.0, 0.0, 0.0, "fits", benefit, 0.001, 1.0) for benefit in (-0.0004, 0.0004, -0.004)]
+    assert [row[2] for row in build_site_table(found, "auto").rows] == ["0.0 %", "0.0 %", "−0.4 %"]
 
 
 def test_symmetric_data_leave_plain_upstream_and_the_page_says_how_much_is_possible(tmp_path: Path) -> None:
