@@ -105,8 +105,8 @@ class Live:
 
     def _discard_dead(self) -> None:
         """Discard models that were garbage collected."""
-        for ace in [ace for ace in self.aces if ace.is_orphan()]:
-            self.aces.discard(ace)
+        # A new set, because garbage collection can run while somebody iterates over the old one.
+        self.aces = weakref.WeakSet(ace for ace in list(self.aces) if not ace.is_orphan())
         self.changes += 1
         self.changed()
 

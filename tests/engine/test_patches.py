@@ -200,3 +200,15 @@ def test_projecting_after_a_step_that_raised_gives_the_groups_back() -> None:
     project(model)
     assert [list(map(id, group["params"])) for group in optimizer.param_groups] == [list(map(id, g)) for g in groups]
     assert same(snapshot(), before)
+
+
+def test_a_model_can_be_collected_while_attached_models_are_searched() -> None:
+    """Garbage collection may run at any time, also while an optimizer looks for its model among the attached ones."""
+    models = [attach(Layered()) for _ in range(3)]
+    kept = [model.ace for model in models]  # as an optimizer keeps the parameters
+    found = iter(LIVE.aces)
+    next(found)
+    del models[1:]
+    gc.collect()
+    assert len(list(found)) <= 2
+    assert list(LIVE.aces) == kept[:1]
