@@ -210,7 +210,7 @@ def test_subclasses_with_a_forward_of_their_own() -> None:
     from torch_geometric.data import Data
 
     z, pos, batch = molecules()
-    with patched("schnet"):
+    with patched("schnet", mode="strict"):
         model = OnData(16, 16, 2, 10)
     data = Data(z=z, pos=pos, batch=batch)
     assert model.ace.action is None, "how the group acts on that argument is not known, so there are no frames"

@@ -88,11 +88,11 @@ def test_the_scripts_of_a_patched_checkout_train_with_ace_and_plain_upstream_loa
     assert len([line for line in accuracies(done.stdout) if line.startswith("Train")]) == 2
     banner = re.search(r"^ace: vn_dgcnn .*$", done.stderr, re.MULTILINE)
     assert banner is not None, done.stderr
-    for part in ("14 sites", "2,899,830 parameters + 5,931,782 of ACE", "mode strict", "shims: ", "cpu"):
+    for part in ("14 sites", "2,899,830 parameters + 5,931,782 of ACE", "mode auto", "shims: ", "cpu"):
         assert part in banner[0]
     assert 2_899_830 + 5_931_782 == 8_831_612
     assert "ace: device cpu: " in done.stderr
-    assert re.search(r"ACE strict, 6 steps, trace in \.ace/runs/", done.stderr)
+    assert re.search(r"ACE auto, landed at step 5, trace in \.ace/runs/", done.stderr)
     assert "std_feature.vn2.map_to_dir" in done.stderr
     assert set(git(root, "status", "--porcelain").split()) == {"M", "??", "ace.toml", *CHECKOUT.scripts}
     again = python(root, "train_cls.py", *TRAIN)
