@@ -198,25 +198,30 @@ class Parts:
         self.fitting = torch.where(evidence.share > 0, gamma.detach(), gamma)
         """gamma for samples that train the branch, [sites]. It has a gradient only at sites without judges."""
         self.gammas = torch.where(self.fit, self.fitting, self.judging)
+        self._selected: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def select(self, values: Tensor, count: int) -> Tensor:
-        """Return the values of ``count`` rows, given those of all samples."""
-        index = None if self.rows is None else self.rows.find(count)
-        if index is None:
-            if self.rows is not None:
-                warn_of_whole_batches(self.ace, f"a layer has {count} rows, and a batch {len(self.rows.nodes)}")
-            return values[:1].expand(count, -1)
-        return values[index]
+    def select(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return ``fit`` and ``gammas`` for a tensor with ``count`` rows, each [count, sites]."""
+        if count not in self._selected:
+            index = None if self.rows is None else self.rows.find(count)
+            if index is not None:
+                self._selected[count] = self.fit[index], self.gammas[index]
+            else:
+                if self.rows is not None:
+                    warn_of_whole_batches(self.ace, f"a layer has {count} rows, and a batch {len(self.rows.nodes)}")
+                self._selected[count] = self.fit[:1].expand(count, -1), self.gammas[:1].expand(count, -1)
+        return self._selected[count]
 
     def rows_that_fit(self, name: str, count: int) -> Tensor:
         """Return True for each of ``count`` rows that trains the branch of a site or stem, [count]."""
-        fit = self.select(self.fit, count)
+        fit, _ = self.select(count)
         # A stem that several sites share is trained by rows that judge none of them.
         return fit[:, self.columns[name]] if name in self.columns else fit.all(1)
 
     def gamma_of_rows(self, name: str, like: Tensor) -> Tensor:
         """Return the gamma of a site for each row of ``like``, with as many dimensions as ``like`` has."""
-        return self.select(self.gammas, len(like))[:, self.columns[name]].view(-1, *[1] * (like.dim() - 1))
+        _, gammas = self.select(len(like))
+        return gammas[:, self.columns[name]].view(-1, *[1] * (like.dim() - 1))
 
 
 def warn_of_whole_batches(ace: Ace, reason: str) -> None:

@@ -174,18 +174,19 @@ class PacedLoop(Loop):
         auto = duals.config.mode == "auto"
         # Exploring takes longer than gamma needs to follow its gradient.
         ace.gamma.copy_(advance(duals, before, gradient, horizon / 3 if auto and horizon is not None else horizon))
-        kept = duals.evidence.kept.clone()
+        kept = duals.evidence.kept_sites
         if auto and duals.undecided:
             duals.evidence.add(before, gradient, ace.session.observed.loss)
         guard.put_back()  # before any decision: a step with a non-finite gradient is no evidence
         if auto:
             changed = explore(duals, horizon)
         else:
-            duals.evidence.plan(duals.count, False, None, duals.site_landed)
             changed = horizon is not None and land(duals, horizon)
+            if duals.evidence.holdout:
+                duals.evidence.plan(duals.count, False, None, duals.site_landed)
         if changed:
             ace.gamma.masked_fill_(duals.site_landed > 0, 0.0)
             # A branch that helps gets at least its initial gamma; from now on it is trained as in resilient mode.
-            new = duals.evidence.kept > kept
-            ace.gamma.copy_(torch.where(new, ace.gamma.clamp_min(abs(duals.config.gamma_start)), ace.gamma))
+            for number in duals.evidence.kept_sites - kept:
+                ace.gamma[number].clamp_(min=abs(duals.config.gamma_start))
             ace.sync()
