@@ -196,7 +196,7 @@ class Parts:
         self.judging = gamma - gamma.detach() * evidence.probing
         """gamma for judges, [sites]: in a probe its value is 0, which leaves the branch out."""
         self.fitting = torch.where(evidence.kept > 0, gamma, gamma.detach())
-        """gamma for samples that train the branch, [sites]. It has a gradient only at kept sites: they have no judges."""
+        """gamma for samples that train the branch, [sites]. It has a gradient only at kept sites."""
         self.gammas = torch.where(self.fit, self.fitting, self.judging)
         self._selected: dict[int, tuple[Tensor, Tensor]] = {}
 
