@@ -195,8 +195,8 @@ class Parts:
         """True if a sample trains the branch of a site, [samples, sites]."""
         self.judging = gamma - gamma.detach() * evidence.probing
         """gamma for judges, [sites]: in a probe its value is 0, which leaves the branch out."""
-        self.fitting = torch.where(evidence.share > 0, gamma.detach(), gamma)
-        """gamma for samples that train the branch, [sites]. It has a gradient only at sites without judges."""
+        self.fitting = torch.where(evidence.kept > 0, gamma, gamma.detach())
+        """gamma for samples that train the branch, [sites]. It has a gradient only at kept sites."""
         self.gammas = torch.where(self.fit, self.fitting, self.judging)
         self._selected: dict[int, tuple[Tensor, Tensor]] = {}
 

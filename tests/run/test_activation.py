@@ -18,7 +18,7 @@ def test_what_is_told_and_where(clone: Clone) -> None:
     )
     assert done.stderr.splitlines()[:2] == [banner, "ace: budget: unknown, 2,000 steps assumed; set budget"]
     assert "the run ended after 20 of 2,000 expected steps" in done.stderr
-    assert "set budget = 20 if runs have this length" in done.stderr
+    assert "a decision needs at least 120 steps: train longer" in done.stderr
     assert "ACE auto, 20 steps, trace in .ace/runs/" in done.stderr
     assert re.search(r"site .* gamma .* benefit .* p .* verdict", done.stderr)
     assert re.search(r"layer .* %.* undecided", done.stderr)

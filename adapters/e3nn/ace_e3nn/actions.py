@@ -75,7 +75,8 @@ class NamedInputs(ace.GroupAction):
         paths = []
         for name, value in {**dict(zip(names, args, strict=False)), **kwargs}.items():
             keys = value.keys() if callable(getattr(value, "keys", None)) else None
-            paths += [name] if keys is None else [f"{name}.{key}" for key in keys]
+            # Sorted, since the keys of a PyG graph have another order in every process, and the draw depends on it.
+            paths += [name] if keys is None else [f"{name}.{key}" for key in sorted(keys)]
         ends = {path: path.rpartition(".")[2] for path in paths}
         batch = next((path for path, end in ends.items() if end == BATCH), None)
         if batch is None:
