@@ -1,8 +1,9 @@
 """Evidence that a branch lowers the loss on samples that did not train it, and the test that decides on each site.
 
 The judges are the training samples that do not train the branches (see `holdout`). From time to time a step is a probe:
-the judges then see the model without its undecided branches. Let g0 be the loss's gradient at gamma in a probe, and g1
-the mean gradient in the steps since the probe before. By the trapezoidal rule
+the judges then see the model without its undecided branches, and the other samples see it with them. Let g0 be the
+gradient of the loss with respect to gamma in a probe, where the branch is switched off for the judges, and g1 its mean
+over the steps since the probe before, with the branch on. By the trapezoidal rule
 
     b = -gamma (g0 + g1) / 2
 
@@ -10,14 +11,15 @@ is the amount by which a site's branch lowers the loss of the judges. It is exac
 the sum over the sites is the benefit of all branches together. The gradient g1 alone would be no evidence: it is 0 at
 the best gamma, however much the branch helps.
 
-The values x = b / (size of the values before) of a site are tested one by one as they arrive. With S = sum x and
+The values x = b / (root mean square of the values before) of a site are tested one by one. With S = sum x and
 V = sum x^2, the e-value
 
     M = 2 sqrt(r / (V + r)) exp(S^2 / (2 (V + r))) Phi(S / sqrt(V + r)),        r = PRIOR
 
-exceeds 1 / p at any time with probability at most p, if every x is symmetric about a value of at most 0 (de la Pena
-1999; Ville's inequality). So the test may be looked at after every probe. Over all sites, the e-BH procedure (Wang and
-Ramdas 2022) keeps the expected share of wrong decisions at most LEVEL, however the sites depend on each other.
+ever exceeds 1 / p with probability at most p, if every x, given those before it, is symmetric about a value of at most
+0 (de la Pena 1999; Ville's inequality). So the test may be looked at after every probe. Over all sites, the e-BH
+procedure (Wang and Ramdas 2022) keeps the expected share of wrongly kept sites among the kept ones at most LEVEL,
+however the sites depend on each other.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from ..settings.config import LEVEL
 PROBES = 128
 """Number of probes in the exploration of a run, however long it is."""
 PRIOR = 4.0
-"""Value of V at which the test is most sensitive, divided by about ten."""
+"""r in the e-value. The test is most sensitive when V is 10 to 20 times as large."""
 MEMORY = 8
 """Number of probes over which the size of b is averaged."""
 FIRST = 16
@@ -48,7 +50,7 @@ class Evidence(nn.Module):
     """The evidence on every site, in buffers of shape [sites]."""
 
     cycle_sum: Tensor
-    """Sum of -gamma g1 over the steps since the last probe."""
+    """Sum of -gamma times its gradient over the steps since the last probe."""
     cycle_steps: Tensor
     """Number of steps since the last probe."""
     size: Tensor
@@ -58,7 +60,7 @@ class Evidence(nn.Module):
     square: Tensor
     """V, the sum of x^2."""
     probes: Tensor
-    """Number of values of b."""
+    """Number of completed probes."""
     benefit: Tensor
     """Sum of b, each divided by the loss of the judges without branches; 0 if the loss is unknown."""
     benefit_square: Tensor
@@ -68,7 +70,7 @@ class Evidence(nn.Module):
     probing: Tensor
     """1 for sites whose branch the judges do not see in the next step, else 0."""
     batch_draw: Tensor
-    """Draw of the next batch, which decides its part if samples are unknown. A scalar; see `holdout.draw`."""
+    """Number that decides whether the next batch judges or trains as a whole, if samples are unknown. A scalar."""
 
     SUMS = ("cycle_sum", "cycle_steps", "size", "total", "square", "probes", "benefit", "benefit_square")
 

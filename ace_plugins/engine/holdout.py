@@ -2,10 +2,11 @@
 
 A branch has free parameters, so it always helps on the samples that it was fitted to. Therefore a sample either trains
 the branches, and then gives gamma no gradient, or judges gamma, and then gives the branches' parameters no gradient.
-Upstream's weights learn from all samples, and gradients with respect to a branch's input are complete.
+Upstream's weights learn from all samples, and every sample also propagates gradients through a branch to its input.
 
-A hash of a sample's inputs decides, so a sample keeps its part in every epoch and order, on every rank and after
-resuming. Inputs that the script augments at random get a new hash, and thus a new part, in every epoch.
+A hash of a sample's inputs decides whether it judges or trains. This is its *part*, which it keeps in every epoch and
+order, on every rank and after resuming. Inputs that the script augments at random get a new hash, and thus a new part,
+in every epoch.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BITS = 20
 
 
 class _Fit(threading.local):
-    """The rows of the branch that this thread computes now."""
+    """State, per thread, of the branch that is running: which rows may train its parameters."""
 
     rows: Tensor | None = None
     """1 for each row that trains the branch, 0 for each row that judges gamma, [rows]; None: all rows train it."""
@@ -229,8 +230,9 @@ def warn_of_whole_batches(ace: Ace, reason: str) -> None:
     if not ace.passes.warned:
         ace.passes.warned = True
         warnings.warn(
-            f"whole batches judge gamma, because the samples of a batch are unknown: {reason}; the adapter can name "
-            "them (Graphs in ace_group_action)",
+            f"ACE cannot tell which rows belong to which sample ({reason}), so whole batches judge gamma or train the "
+            "branches; with shuffled data they are not held out strictly, so verdicts are less reliable; the adapter "
+            "can name the samples (Graphs in ace_group_action)",
             AceWarning,
             stacklevel=4,
         )
