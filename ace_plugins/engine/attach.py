@@ -183,8 +183,12 @@ def _find_samples(plugin: Plugin, model: nn.Module) -> GroupAction | None:
         action: GroupAction | None = plugin.call("ace_group_action", model=model)
     except AdapterError:
         return None
-    known = action is not None and {path.partition(".")[0] for path in action.inputs} <= {*forward_names(model)}
-    return action if known else None
+    return action if _fits_forward(action, model) else None
+
+
+def _fits_forward(action: GroupAction | None, model: nn.Module) -> bool:
+    """Return whether the model's forward pass has the inputs of the action; a subclass may have other arguments."""
+    return action is not None and {path.partition(".")[0] for path in action.inputs} <= {*forward_names(model)}
 
 
 def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
@@ -200,8 +204,7 @@ def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupActio
             if config.frames == "on" or error.__cause__ is not None or isinstance(error, AnswerError):
                 raise
             warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=5)
-    # The forward method of a subclass may have other arguments than the adapter expects.
-    known = action is not None and {path.partition(".")[0] for path in action.inputs} <= {*forward_names(model)}
+    known = _fits_forward(action, model)
     if not known and config.frames == "on":
         raise ConfigError(
             f"frames 'on': adapter {plugin.name!r} does not define the group action on {type(model).__name__}.forward("

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from ..settings.config import LEVEL
+from .holdout import BITS
 
 PROBES = 128
 """Number of probes in the exploration of a run, however long it is."""
@@ -119,7 +120,7 @@ class Evidence(nn.Module):
         """Prepare the step after ``count`` steps: it may be a probe, and its batch may judge as a whole."""
         probe = explores and horizon is not None and (count + 1) % cycle(horizon) == 0
         self.probing.copy_((1 - self.kept) * (1 - landed) if probe else torch.zeros_like(self.kept))
-        self.batch_draw.fill_(math.floor(count * 0.6180339887498949 % 1 * 2**20))
+        self.batch_draw.fill_(math.floor(count * 0.6180339887498949 % 1 * 2**BITS))
 
     def log_e_values(self) -> Tensor:
         """Return the logarithm of the e-value of every site, [sites]."""
