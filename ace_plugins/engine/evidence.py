@@ -90,11 +90,6 @@ class Evidence(nn.Module):
         """Return the buffers that every step may change."""
         return [self._buffers[name] for name in self.SUMS]  # type: ignore[misc]
 
-    @property
-    def share(self) -> Tensor:
-        """Share of the samples that judge each site, [sites]: 0 for kept sites, whose branch all samples train."""
-        return self.holdout * (1 - self.kept)
-
     @torch.no_grad()
     def add(self, gamma: Tensor, gradient: Tensor, loss: Tensor | None) -> None:
         """Add the gradient of a step. In a probe this completes one value of b for every undecided site."""

@@ -192,8 +192,9 @@ class Parts:
         self.columns = {site.name: number for number, site in enumerate(ace.sites)}
         # A whole batch is one sample if its rows cannot be assigned to samples.
         drawn = evidence.batch_draw.expand(1) if drawn is None else drawn
-        self.fit = drawn[:, None] >= evidence.share * 2**BITS
-        """True if a sample trains the branch of a site, [samples, sites]."""
+        share = evidence.holdout * (1 - evidence.kept) * (1 - ace.duals.site_landed)
+        self.fit = drawn[:, None] >= share * 2**BITS
+        """True if a sample trains the branch of a site, [samples, sites]. No sample judges kept or landed sites."""
         self.judging = gamma - gamma.detach() * evidence.probing
         """gamma for judges, [sites]: in a probe its value is 0, which leaves the branch out."""
         self.fitting = torch.where(evidence.kept > 0, gamma, gamma.detach())
@@ -238,8 +239,13 @@ def warn_of_whole_batches(ace: Ace, reason: str) -> None:
         )
 
 
-def split(ace: Ace, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parts:
-    """Return the parts of the samples of a training forward pass, given the model's arguments."""
+def split(ace: Ace, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Parts | None:
+    """Return the parts of the samples of a training forward pass, given the model's arguments.
+
+    The result is None once mode auto has decided on all sites: all samples then train gamma and the branches.
+    """
+    if ace.config.mode == "auto" and not ace.duals.undecided:
+        return None
     rows: Rows | None = None
     tensors: list[Tensor] = []
     if ace.samples is None:

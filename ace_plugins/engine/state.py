@@ -346,6 +346,19 @@ class Ace(nn.Module):
         self.sync()
         return self
 
+    def freeze_norms(self) -> None:
+        """Let the batch normalisation in kept branches use its running statistics in training too, unchanged.
+
+        A kept branch is part of the deployed model, so it has to be trained as it is evaluated. In a chain of branches
+        small differences between the statistics of a batch and the running ones grow from link to link.
+        """
+        kept = self.duals.evidence.kept_sites
+        if kept:
+            for name in self.needed_by(self.sites[number] for number in kept):
+                for module in self.branch(name).modules():
+                    if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                        module.training = False
+
     def _settle(self) -> None:
         """Update the directions of bounded maps before evaluation: torch.compile would trace later ones as constant."""
         if not self.training:
@@ -353,6 +366,7 @@ class Ace(nn.Module):
 
     def sync(self) -> None:
         """Register the forward hooks that are needed now, and remove the others."""
+        self.freeze_norms()
         if self.hooks is not None:
             self.hooks.sync(self)
 

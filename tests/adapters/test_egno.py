@@ -110,7 +110,7 @@ PLAIN = """
 def test_the_script_of_a_patched_checkout_trains_with_ace_and_plain_upstream_loads_what_it_saves(
     root: Path, tmp_path: Path
 ) -> None:
-    patched(root)
+    patched(root, "--mode", "resilient", "--error-every", "100")
     done = python(root, *configured(root, **PAPER))
     assert done.returncode == 0, done.stderr
     assert len([line for line in losses(done.stdout) if line.startswith("train epoch")]) == 2
@@ -285,7 +285,7 @@ def test_simulated_particles(root: Path) -> None:
     done = python(root, "main_simulation_simple_no.py", "--config_by_file", "config.json", "--outf", "exp_results")
     assert done.returncode == 0, done.stderr
     assert "attached to EGNO, 4 sites" in done.stderr
-    assert "ACE resilient, 4 steps" in done.stderr
+    assert "ACE auto, 4 steps" in done.stderr
 
 
 def with_molecule(root: Path, folder: str, name: str) -> list[str]:
@@ -305,7 +305,7 @@ def test_molecules_with_torchrun(mini: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("train epoch 0") == 2, "wherever in a line: two processes print at once"
     assert done.stderr.count("attached to EGNO, 4 sites") == 1
-    assert done.stderr.count("ACE resilient, 2 steps") == 1
+    assert done.stderr.count("ACE auto, 2 steps") == 1
 
 
 def test_proteins_with_branches_that_are_not_bounded(mini: Path) -> None:
@@ -331,7 +331,7 @@ def test_the_equivariance_error_falls_to_what_the_data_is_worth(mini: Path) -> N
     """The motion has a preferred direction. With a low rho the branches stay, with a high one they vanish."""
     last = {}
     for rho in (1, 100):
-        patched(mini, "--error-every", "20", f"--rho={rho}x")
+        patched(mini, "--mode", "resilient", "--error-every", "20", "--gamma-init", "1", f"--rho={rho}x")
         done = python(mini, *configured(mini, **SMALL, lr=5e-3, epochs=120, test_interval=119), ACE_RUNS=f"runs{rho}")
         assert done.returncode == 0, done.stderr
         (folder,) = (mini / f"runs{rho}").iterdir()

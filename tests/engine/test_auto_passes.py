@@ -11,7 +11,22 @@ from torch import Tensor, nn
 from toy import ADAPTERS, Layered
 
 from ace_plugins import attach, status
-from ace_plugins.adapter import Node, hookimpl
+from ace_plugins.adapter import (
+    O3,
+    GroupAction,
+    Invariant,
+    Node,
+    Norm,
+    Site,
+    Stem,
+    Tap,
+    Upstream,
+    Vectors,
+    hookimpl,
+    linear,
+    norm_linear,
+)
+from ace_plugins.engine.holdout import split
 from ace_plugins.plugins.registry import registry
 
 AUTO: dict[str, Any] = {"loop": "paced", "mode": "auto", "budget": 1000, "trace": False}
@@ -130,3 +145,72 @@ def test_judges_train_no_branch_however_it_is_written(judging: bool) -> None:
     assert set(trained) == {not judging}
     assert bool(model.ace.gamma.grad.any()) == judging
     assert all(p.grad.any() for name, p in model.named_parameters() if not name.startswith("ace."))
+
+
+class ChainAdapter:
+    """Branches in a chain that starts at a stem: the second reads the output of the first."""
+
+    @hookimpl
+    def ace_layers(self, model: Any) -> Any:
+        stem = Stem("lift", Tap("x", ""), (3,), (8,), bounded=False)
+        first = Site("a", "layers.0", (8,), (8,), reads="lift")
+        return [stem, first, Site("b", "layers.1", (8,), (8,), reads="a"), Site("c", "layers.2", (8,), (8,))]
+
+    @hookimpl
+    def ace_branch(self, site: Node) -> nn.Module:
+        return linear(site) if isinstance(site, Stem) else norm_linear(site)
+
+    @hookimpl
+    def ace_upstream(self) -> Upstream:
+        return Upstream("Layered", models=("toy:Layered",))
+
+    @hookimpl
+    def ace_group_action(self) -> GroupAction:
+        return GroupAction(O3, inputs={"x": Vectors()}, outputs=Invariant())
+
+
+@pytest.fixture
+def chain() -> Any:
+    registry().add(ChainAdapter(), "chain")
+    torch.manual_seed(0)
+    yield attach(Layered().double(), adapter="chain", **AUTO)
+    registry().remove("chain")
+
+
+def test_a_kept_branch_is_trained_as_it_is_evaluated(chain: Any) -> None:
+    """Its normalisation, and that of the links before it, has constant statistics, whatever train() is called on."""
+    chain(BATCH)
+    keep(chain, 1)
+    norms = {name: chain.ace.branch(name)[0] for name in "abc"}
+    assert all(isinstance(norm, Norm) for norm in norms.values())
+    for _ in range(2):
+        chain.eval()
+        chain.train()
+        before = {name: norm.running_mean.clone() for name, norm in norms.items()}
+        lifted = chain.ace.branch("lift")(BATCH)
+        trained = chain.ace.branch("b")(chain.ace.branch("a")(lifted))
+        chain(BATCH)
+        moved = {name: not torch.equal(norm.running_mean, before[name]) for name, norm in norms.items()}
+        assert moved == {"a": False, "b": False, "c": True}
+        chain.eval()
+        assert torch.equal(trained, chain.ace.branch("b")(chain.ace.branch("a")(lifted)))
+        chain.load_state_dict(chain.state_dict())
+
+
+def test_once_all_sites_are_decided_every_sample_trains_what_is_left(chain: Any) -> None:
+    assert split(chain.ace, ["x"], (BATCH,), {}) is not None
+    keep(chain, 1)
+    assert split(chain.ace, ["x"], (BATCH,), {}) is not None
+    chain.ace.duals.site_landed.copy_(torch.tensor([1.0, 0.0, 1.0]))
+    chain.ace.duals.note_landed()
+    assert split(chain.ace, ["x"], (BATCH,), {}) is None
+
+
+def test_samples_that_would_judge_a_landed_site_train_the_stem(chain: Any) -> None:
+    chain.ace.duals.site_landed.copy_(torch.tensor([1.0, 1.0, 0.0]))
+    chain.ace.duals.note_landed()
+    parts = split(chain.ace, ["x"], (BATCH,), {})
+    assert parts is not None
+    assert bool(parts.rows_that_fit("a", 6).all())
+    assert torch.equal(parts.rows_that_fit("lift", 6), parts.rows_that_fit("c", 6))
+    assert 0 < int(parts.rows_that_fit("c", 6).sum()) < 6

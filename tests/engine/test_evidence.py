@@ -132,9 +132,3 @@ def test_a_site_without_a_gradient_is_unused() -> None:
 @pytest.mark.parametrize(("horizon", "expected"), [(10.0, 2), (750.0, 6), (128_000.0, 1000)])
 def test_probes_are_as_rare_as_the_exploration_is_long(horizon: float, expected: int) -> None:
     assert cycle(horizon) == expected
-
-
-def test_kept_sites_are_trained_by_all_samples() -> None:
-    evidence = make(2, holdout=0.4)
-    evidence.kept.copy_(torch.tensor([1.0, 0.0]))
-    assert evidence.share.tolist() == pytest.approx([0.0, 0.4])
