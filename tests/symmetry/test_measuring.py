@@ -160,8 +160,8 @@ def test_as_call() -> None:
     assert as_call([a]) == (([a],), {})
     assert as_call(a) == ((a,), {})
     assert as_call(Call(args=({"a": a},))) == (({"a": a},), {})
-    with pytest.raises(AdapterError, match="expected names as keys, found 1"):
-        as_call({1: a})
+    with pytest.raises(ConfigError, match=r"batch does not fit Centred.forward\(pos\): keywords must be strings"):
+        measure(Centred(), EQUIVARIANT, {1: a})
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: (x,), lambda x: {"pos": x}, lambda x: Call((), {"pos": x})])
