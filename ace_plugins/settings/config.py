@@ -14,22 +14,20 @@ from ..errors import AceDeprecationWarning, ConfigError, one_of
 from .fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
 
 FIT = "fit"
-"""Name of the default preset: the paced loop with the adapter's own changes. It exists for every adapter."""
+"""Name of the default preset: the paced loop in mode auto, with the adapter's own changes."""
 NONE = "none"
 """The value of ``preset`` that selects no preset, and of ``log`` that selects no logger."""
 LOGGERS = ("tensorboard", "wandb", "trackio")
-"""Values of `Config.log`. Each is also the name of the package needed and of the extra that installs the package."""
+"""Values of `Config.log`. Each is also the name of a package, and of the extra that installs this package."""
 UNBOUNDED = (
     "the branches stay in the deployed model and nothing bounds them, so a branch can grow while its gamma shrinks: "
     "gamma and u do not measure the distance from equivariance, and no bound on the equivariance error holds"
 )
-"""Text of a warning: the consequence of deploying branches without a bound."""
+"""Text of a warning about branches that are deployed without a bound."""
 FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}
-"""Mapping from former names of the loops to their current names. Former names are accepted with a warning."""
+"""Mapping from former names of the loops, which are accepted with a warning, to their current names."""
 LEVEL = 0.001
 """Level of the test in mode auto. It is strict because samples that return in every epoch are not independent."""
-REMOVED = frozenset({"nupi_kp", "nupi_ki", "nupi_nu"})
-"""Settings of earlier versions, which are ignored when an old trace is read."""
 RATE = Multiple()
 PRICE = Multiple(positive=True)
 BUDGET = BudgetKind()
@@ -68,9 +66,7 @@ class Config:
         "paced: gamma's pace follows from the run's budget and loss; paper: the paper's algorithms, unchanged",
     )
     budget: int | str = _setting(
-        "auto",
-        BUDGET,
-        "paced: length of the run in optimizer steps or as '600 epochs'; auto: detected from the script",
+        "auto", BUDGET, "paced: length of the run in optimizer steps or as '600 epochs'; auto: detected from the script"
     )
     horizon: float | str = _setting(
         "auto",
@@ -85,9 +81,7 @@ class Config:
         "as in the paper; auto: 0.5 in mode auto, 0 in other modes",
     )
     frames: str = _setting(
-        "auto",
-        SWITCH,
-        "transform training batches by random group elements; auto: in strict (paced loop) and scheduled mode",
+        "auto", SWITCH, "transform training batches by random group elements; auto: in strict paced and scheduled mode"
     )
     dual_optimizer: str = _paper_setting(
         "sgd",
@@ -100,9 +94,7 @@ class Config:
     gamma_init: float | str = _setting(
         "auto", Number(auto=True), "initial gamma of every site; auto: 0.1 in the paced loop, 1 in the paper's"
     )
-    gamma_lr: float = _paper_setting(
-        1.0, Number(low=0), "gamma's learning rate, as a multiple of that of its parameter group"
-    )
+    gamma_lr: float = _paper_setting(1.0, Number(low=0), "multiple of the parameter group's learning rate for gamma")
     gamma_weight_decay: bool = _paper_setting(False, Flag(), "apply the optimizer's weight decay to gamma too")
     rho: float | str = _setting(
         "1x",
@@ -115,25 +107,16 @@ class Config:
         0.0, Number(low=0), "constant c of the augmented Lagrangian: c slack^2 damps oscillations"
     )
     adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the constraint's running mean")
-    adam_beta2: float = _paper_setting(
-        0.999, Number(low=0, high=1), "adam: decay rate of the squared constraint's running mean"
-    )
+    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: the same for the squared constraint")
     land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
-        "auto",
-        Flag(auto=True),
-        "divide branches' linear maps by their spectral norm; auto: if the loop is paced and branches can stay (modes "
-        "auto, resilient and bounded)",
+        "auto", Flag(auto=True), "divide branches' linear maps by their spectral norm; auto: if paced branches can stay"
     )
     eval_branches: str = _setting(
-        "auto",
-        SWITCH,
-        "use the branches in model.eval(); auto: on in resilient and bounded mode, in mode auto those that were kept",
+        "auto", SWITCH, "use the branches in model.eval(); auto: in resilient and bounded mode, kept ones in mode auto"
     )
     device: str = _setting(
-        "auto",
-        Choice(("auto", "cpu")),
-        "cpu: run on the CPU even if upstream requires a GPU; auto: upstream's own choice",
+        "auto", Choice(("auto", "cpu")), "cpu: run on the CPU even if upstream requires a GPU; auto: as upstream"
     )
     shims: bool = _setting(True, Flag(), "apply compatibility shims for missing dependencies")
     tell: bool = _setting(
@@ -176,24 +159,17 @@ class Config:
         return self.mode == "strict" and 0 < self.land_at <= steps
 
     def may_wait(self, step: int) -> bool:
-        """Return whether the process may wait for the device (the GPU) after this step."""
-        return _is_due(step, self.trace_every)
-
-    def traces(self, step: int) -> bool:
-        """Return whether this step gets a line in the trace."""
-        return self.trace and self.may_wait(step)
-
-    def logs(self, step: int) -> bool:
-        """Return whether this step is logged."""
-        return self.log != NONE and self.may_wait(step)
+        """Return whether this step is traced and logged. Only then the process may wait for the GPU."""
+        return step == 1 or step % self.trace_every == 0
 
     def measures(self, step: int) -> bool:
         """Return whether the equivariance error is measured after this step."""
-        return (self.trace or self.log != NONE) and self.error_every > 0 and _is_due(step, self.error_every)
+        every = self.error_every
+        return (self.trace or self.log != NONE) and every > 0 and (step == 1 or step % every == 0)
 
     @property
     def paced(self) -> bool:
-        """True if the loop updates gamma itself, rather than the script's optimizer."""
+        """True if the loop updates gamma; otherwise the script's optimizer does."""
         return self.loop == "paced" or self.mode == "scheduled"
 
     @property
@@ -203,7 +179,7 @@ class Config:
 
     @property
     def may_land(self) -> bool:
-        """True if sites can land: in modes that bring gamma to 0, and in mode auto, which decides on each site."""
+        """True if sites can land: in modes that bring gamma to 0, and in mode auto, which decides for each site."""
         return self.lands or self.mode == "auto"
 
     @property
@@ -220,10 +196,9 @@ class Config:
 
     @property
     def bounds_branches(self) -> bool:
-        """True if the linear maps of branches are divided by their spectral norm. Otherwise gamma bounds no output."""
-        if self.spectral_norm != "auto":
-            return bool(self.spectral_norm)
-        return self.deploys_branches and self.loop == "paced"
+        """True if the linear maps of branches are divided by their spectral norm."""
+        by_default = self.deploys_branches and self.loop == "paced"
+        return by_default if self.spectral_norm == "auto" else bool(self.spectral_norm)
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -234,17 +209,12 @@ class Config:
 
     @property
     def turns(self) -> bool:
-        """True if training batches are transformed by random group elements.
-
-        Off by default in resilient mode: random frames hide any symmetry breaking in the data.
-        """
-        if self.frames != "auto":
-            return self.frames == "on"
-        return self.paced and self.lands
+        """True if training batches are transformed by random frames, which hide any symmetry breaking in the data."""
+        return self.paced and self.lands if self.frames == "auto" else self.frames == "on"
 
     @property
     def gamma_start(self) -> float:
-        """Initial gamma. It is small in the paced loop, so that untrained branches do not dominate the layers."""
+        """Initial gamma. The paced loop starts with a small gamma, so that untrained branches do not dominate."""
         if self.mode == "scheduled":
             return 0.0
         if self.gamma_init != "auto":
@@ -254,12 +224,11 @@ class Config:
     @property
     def share(self) -> float:
         """Fraction of the budget after which gamma reaches its target."""
-        if self.horizon != "auto":
-            return float(self.horizon)
-        return 0.75 if self.mode == "auto" else 0.25
+        by_default = 0.75 if self.mode == "auto" else 0.25
+        return by_default if self.horizon == "auto" else float(self.horizon)
 
     def latest(self, epoch_steps: int | None) -> float:
-        """Return the last step at which gamma may reach its target; ``epoch_steps`` is the steps per epoch, or None.
+        """Return the last step at which gamma may reach its target, given the steps per epoch (None if unknown).
 
         In strict mode this is the end of epoch 100, before the model overfits with its branches, or step 1000 if later.
         """
@@ -288,10 +257,6 @@ class Config:
         return self.deploys_branches if self.eval_branches == "auto" else self.eval_branches == "on"
 
 
-def _is_due(step: int, every: int) -> bool:
-    return step == 1 or step % every == 0
-
-
 SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
 PAPER_ONLY = frozenset(name for name, field in SETTINGS.items() if field.metadata["paper_only"])
 """Names of the settings that only the paper's loop uses."""
@@ -305,8 +270,7 @@ def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, 
         return NONE, {}
     if name == FIT:
         base = {"loop": "paced", "mode": "auto", **presets.get(FIT, {})}
-        loop = settings.get("loop", base["loop"])
-        if base["mode"] == "auto" and loop in ("paper", "printed"):
+        if base["mode"] == "auto" and settings.get("loop", base["loop"]) in ("paper", "printed"):
             base["mode"] = "strict"  # the paper's loop has no mode auto
         return FIT, base
     if not isinstance(name, str) or name not in presets:
@@ -314,12 +278,7 @@ def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, 
     return name, presets[name]
 
 
-def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-    """Return a config: the preset that these settings select, overridden by the settings themselves."""
-    return build_on(find_preset(settings, presets or {})[1], settings)
-
-
-def build_on(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
+def build(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
     """Return a config: the settings of a preset (``base``), overridden by these settings."""
     given = {key: value for key, value in settings.items() if key != "preset"}
     unknown = [key for key in {**base, **given} if key not in SETTINGS]
@@ -328,10 +287,7 @@ def build_on(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
     config = Config(**{**base, **given})
     misplaced = [key for key in given if key in PAPER_ONLY] if config.paced else []
     if misplaced:
-        text = "is a setting of the paper's loop, and " + (
-            "mode is 'scheduled': leave it out"
-            if config.mode == "scheduled"
-            else "loop is 'paced': leave it out, or set preset 'paper' or loop 'paper'"
-        )
+        found = "mode is 'scheduled'" if config.mode == "scheduled" else "loop is 'paced'"
+        text = f"is a setting of the paper's loop, and {found}: leave it out, or set preset 'paper'"
         raise ConfigError(problems=[(key, f"{key} {text}") for key in misplaced])
     return config

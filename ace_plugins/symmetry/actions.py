@@ -150,18 +150,12 @@ class Irreps(_Rigidly):
     def __post_init__(self) -> None:
         object.__setattr__(self, "irreps", str(self.irreps))  # accepts an o3.Irreps
 
-    def _parse(self) -> Any:
-        try:
-            return _o3().Irreps(self.irreps)
-        except (ValueError, AssertionError) as error:
-            raise AdapterError(f"irreps {self.irreps!r}: expected e3nn's notation: {error}") from error
-
     def expected_size(self, element: Rigid) -> int:
         _rigid(self, element, dimension=3)
-        return int(self._parse().dim)
+        return int(_o3().Irreps(self.irreps).dim)
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        parsed, sign = self._parse(), element.sign
+        parsed, sign = _o3().Irreps(self.irreps), element.sign
         wigner = _wigner(max((irrep.l for _, irrep in parsed), default=0), sign * element.matrix)
         parts = []
         for (multiplicity, irrep), part in zip(parsed, parsed.slices(), strict=True):
@@ -215,8 +209,6 @@ class Grid(Action):
             raise AdapterError(f"{self}: expected one element for the whole batch, found one per graph")
         if rigid.translation.any():
             raise AdapterError(f"{self}: expected a group without translations; use O2 or SO2")
-        if x.ndim < 2:
-            raise AdapterError(f"{self}: expected an image [..., H, W], found shape {list(x.shape)}")
         height, width = (x.shape[axis] for axis in self.axes)
         x = self.of(rigid, x)
         # Composed quarter turns contain rounding errors; 1e-9 of an image is far less than a pixel.
@@ -227,8 +219,6 @@ class Grid(Action):
                 raise AdapterError(f"{self}: expected H = W for a turn of 90 degrees, found {height} and {width}")
             upright = x if rigid.sign > 0 else x.flip(self.axes[0])  # M = rotation after y -> -y
             return torch.rot90(upright, quarters, self.axes).contiguous()
-        if not x.is_floating_point():
-            raise AdapterError(f"{self}: expected a floating point tensor to resample, found {x.dtype}")
         return _apply_wide(partial(_resample, rigid.matrix), x, self.axes)
 
 

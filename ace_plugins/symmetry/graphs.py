@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -116,16 +116,16 @@ class PerGraph:
     def select(self, x: Any, path: str) -> Any:
         """Return the elements for the rows of x, the input or output at ``path``."""
         if not isinstance(x, Tensor):
-            return self.each  # the action will raise a clear error for x
+            return self.each  # the action raises an error for x
         if path in self.rows.others:
-            return self.each.with_index(self.rows.others[path])
+            return replace(self.each, index=self.rows.others[path])
         index = self.rows.find(len(x))
         if index is None:
             raise AdapterError(
                 f"expected one row for each of {len(self.rows.nodes)} nodes or one per graph, found {len(x)} rows; "
                 "list inputs with one row per edge in Graphs(edges=...), with several rows per graph in several=..."
             )
-        return self.each.with_index(index)
+        return replace(self.each, index=index)
 
     def inverse(self) -> PerGraph:
         return PerGraph(self.each.inverse(), self.rows)

@@ -69,7 +69,7 @@ class Rigid:
     @property
     def dimension(self) -> int:
         """Dimension of the space: 2 or 3."""
-        return len(self.translation)
+        return self.translation.shape[-1]
 
     @property
     def sign(self) -> int:
@@ -104,10 +104,6 @@ class Rigids(Rigid):
         """Skip the checks of `Rigid`: `Euclidean.sample_many` makes orthogonal matrices."""
 
     @property
-    def dimension(self) -> int:
-        return self.translation.shape[-1]
-
-    @property
     def sign(self) -> Any:
         """Determinants of the matrices, [n, 1, 1]."""
         return torch.linalg.det(self.matrix).sign()[:, None, None]
@@ -123,10 +119,6 @@ class Rigids(Rigid):
     def inverse(self) -> Rigids:
         back = self.matrix.mT.contiguous()
         return Rigids(back, -(back @ self.translation[..., None])[..., 0], self.index)
-
-    def with_index(self, index: Tensor) -> Rigids:
-        """Return the same motions with a new ``index``."""
-        return Rigids(self.matrix, self.translation, index)
 
 
 def _tensor(values: Any) -> Tensor:
@@ -205,15 +197,15 @@ class Cyclic:
         return f"C_{self.n}"
 
     def identity(self) -> Rigid:
-        """Return the rotation by 0 degrees."""
+        """Return the rotation by 0."""
         return self.rotation(0)
 
     def rotation(self, k: int) -> Rigid:
         """Return the counterclockwise rotation by k/n of a full turn. Matrices of quarter turns are exact."""
         quarters, rest = divmod(4 * k, self.n)
-        angle = math.pi / 2 * rest / self.n
-        turn = torch.linalg.matrix_power(_rotation(0, 1), quarters % 4)
-        return Rigid(turn @ _rotation(math.cos(angle), math.sin(angle)), _tensor([0, 0]))
+        cosine, sine = (function(math.pi / 2 * rest / self.n) for function in (math.cos, math.sin))
+        turn = torch.linalg.matrix_power(_tensor([[0, -1], [1, 0]]), quarters % 4)
+        return Rigid(turn @ _tensor([[cosine, -sine], [sine, cosine]]), _tensor([0, 0]))
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
         """Return a uniformly distributed element, drawn with ``generator``; ``scale`` has no effect."""
@@ -242,8 +234,3 @@ class Dihedral(Cyclic):
         """Return one of the 2n elements, drawn uniformly with ``generator``; ``scale`` has no effect."""
         drawn = int(torch.randint(2 * self.n, (), generator=generator, device=generator.device))
         return self.rotation(drawn) if drawn < self.n else self.reflection(drawn - self.n)
-
-
-def _rotation(cosine: float, sine: float) -> Tensor:
-    """Return the counterclockwise rotation matrix [2, 2]."""
-    return _tensor([[cosine, -sine], [sine, cosine]])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -149,17 +149,20 @@ def measure_layers(
 ) -> list[LayerSymmetry]:
     """Return the symmetry of every submodule call in one forward pass, in the order of the calls.
 
-    Rotations and translations are tried separately. Otherwise a layer that adds a constant to its vectors could be
-    mistaken for one that translates with its input.
     Relative errors up to ``floor`` count as rounding. ``features`` maps the name of a submodule to its tensors with a
     known action. ``skip`` names submodules to leave out, with everything below them.
     """
     args, kwargs = as_call(batch)
-    names = forward_names(model)
+    names, group, generator = forward_names(model), action.group, torch.Generator().manual_seed(seed)
+    elements: list[tuple[Element, bool]] = [(group.sample(generator, scale=0.0), False) for _ in range(samples)]
+    # Translations are tried separately: otherwise a layer that adds a constant could seem to translate with its input.
+    if isinstance(group, Euclidean) and group.translations:
+        shifts = [group.sample(generator).translation for _ in range(SHIFTS)]
+        elements += [(Rigid(group.identity().matrix, shift), True) for shift in shifts]
     with torch.inference_mode(False), preserve_state(model):
         evaluate(model, args, kwargs, seed)  # some models register hooks in their first forward pass
         visits = _record(model, features, skip, args, kwargs, seed)
-        for element, shift in _sample_elements(action, samples, seed):
+        for element, shift in elements:
             turned = action.act_on_inputs(element, names, args, kwargs)
             again = _record(model, features, skip, *turned, seed)
             same_calls = [visit.module for visit in visits] == [visit.module for visit in again]
@@ -172,17 +175,6 @@ def measure_layers(
                 one.before.append(_compare(one.inputs, two.inputs, element, shift, *limits))
                 one.after.append(_compare(one.outputs, two.outputs, element, shift, *limits))
     return _summarise(visits, floor)
-
-
-def _sample_elements(action: GroupAction, samples: int, seed: int) -> Iterator[tuple[Element, bool]]:
-    """Yield random elements without translation, then pure translations; the flag is True for the translations."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(samples):
-        yield action.group.sample(generator, scale=0.0), False
-    if isinstance(action.group, Euclidean) and action.group.translations:
-        for _ in range(SHIFTS):
-            drawn = action.group.sample(generator, scale=1.0)
-            yield Rigid(torch.eye(drawn.dimension, dtype=torch.float64), drawn.translation), True
 
 
 def _compare(one: Tensors, two: Tensors, element: Element, shift: bool, floor: float, least: float) -> Change:

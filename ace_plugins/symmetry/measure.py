@@ -53,7 +53,7 @@ class Call:
 
 
 def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs). A tuple holds positional arguments, a dict keyword arguments; other values are one argument.
+    """Return (args, kwargs). A tuple holds positional arguments, a dict keyword arguments, other values one argument.
 
     For a forward pass that takes one dict or tuple, use ``Call(args=(batch,))``.
     """
@@ -169,10 +169,7 @@ def evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
 
 
 def clone(value: Any) -> Any:
-    """Return a copy that shares no tensor with the original, for models that write to their inputs.
-
-    Tensors are detached and keep their requires_grad flag, except in objects that only offer a ``clone()`` method.
-    """
+    """Return a copy with detached clones of all tensors, which keep their requires_grad flag."""
     return map_tensors(value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
 

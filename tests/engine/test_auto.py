@@ -15,7 +15,6 @@ from ace_plugins import project, status, use_branches
 from ace_plugins.engine.evidence import cycle
 from ace_plugins.errors import ConfigError
 from ace_plugins.plugins.registry import registry
-from ace_plugins.settings.config import build
 
 STEPS = 600
 

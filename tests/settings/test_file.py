@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import tomlkit
-from drawn import OF_PAPER_LOOP, PRESETS, SETTINGS
+from drawn import OF_PAPER_LOOP, PRESETS, SETTINGS, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ace_plugins import AceError, Config
 from ace_plugins.errors import ConfigError
 from ace_plugins.settings import toml_file as file_module
-from ace_plugins.settings.config import PAPER_ONLY, build
+from ace_plugins.settings.config import PAPER_ONLY
 from ace_plugins.settings.config import SETTINGS as FIELDS
 from ace_plugins.settings.sources import resolve
 from ace_plugins.settings.toml_file import NAME, SettingsFile, is_as_written, is_ours, read, write
@@ -143,7 +143,7 @@ def test_mistakes_are_told_with_their_line(text: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", 'ace.toml: expected adapter = "name", found None'),
+        (b"", 'ace.toml line 1: expected adapter = "name", found None'),
         (b"#\nadapter = 5\n", 'ace.toml line 2: expected adapter = "name", found 5'),
         (b'adapter = "n\xe9t"\n', r"ace.toml: not valid UTF-8 \(byte 12\); save it as UTF-8"),
     ],
