@@ -44,10 +44,9 @@ _paper_setting = partial(_setting, paper_only=True)
 
 @dataclass(frozen=True)
 class Config:
-    """Settings for training a model with ACE.
+    """Settings for training a model with ACE, described in docs/settings.md.
 
     Every field is also a keyword argument of ``attach`` and ``patched``, and an option of ``ace-patch``.
-    docs/settings.md describes them all.
 
     Raises:
         ConfigError: If a value is invalid. The error lists every problem.
@@ -110,7 +109,9 @@ class Config:
     adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: the same for the squared constraint")
     land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
-        "auto", Flag(auto=True), "divide branches' linear maps by their spectral norm; auto: if paced branches can stay"
+        "auto",
+        Flag(auto=True),
+        "bound branches by spectral normalisation; auto: in the paced loop, if branches can stay",
     )
     eval_branches: str = _setting(
         "auto", SWITCH, "use the branches in model.eval(); auto: in resilient and bounded mode, kept ones in mode auto"
@@ -150,9 +151,8 @@ class Config:
     @property
     def summary(self) -> str:
         """The mode and its most important setting, for display."""
-        if self.paced:
-            return f"mode {self.mode}, budget {self.budget}"
-        return f"mode {self.mode}, dual lr {self.dual_lr} ({self.dual_optimizer})"
+        paper = f"dual lr {self.dual_lr} ({self.dual_optimizer})"
+        return f"mode {self.mode}, " + (f"budget {self.budget}" if self.paced else paper)
 
     def has_landed(self, steps: int) -> bool:
         """Return whether ``land_at`` has set gamma to 0 for good after this many steps."""
@@ -185,9 +185,8 @@ class Config:
     @property
     def held_out(self) -> float:
         """Share of the training samples that judge gamma."""
-        if self.holdout != "auto":
-            return float(self.holdout) if self.paced else 0.0
-        return 0.5 if self.mode == "auto" else 0.0
+        by_default = 0.5 if self.mode == "auto" else 0.0
+        return by_default if self.holdout == "auto" else float(self.holdout) * self.paced
 
     @property
     def deploys_branches(self) -> bool:
@@ -228,13 +227,10 @@ class Config:
         return by_default if self.horizon == "auto" else float(self.horizon)
 
     def latest(self, epoch_steps: int | None) -> float:
-        """Return the last step at which gamma may reach its target, given the steps per epoch (None if unknown).
-
-        In strict mode this is the end of epoch 100, before the model overfits with its branches, or step 1000 if later.
-        """
+        """Return the last step at which gamma may reach its target; ``epoch_steps`` is the steps per epoch, if known."""
         if self.horizon != "auto" or self.mode != "strict" or epoch_steps is None:
             return math.inf
-        return max(100 * epoch_steps, 1000)
+        return max(100 * epoch_steps, 1000)  # after more epochs the model would overfit with its branches
 
     @property
     def gamma_unit(self) -> float:
@@ -243,13 +239,11 @@ class Config:
 
     def price(self, gradient: Any) -> Any:
         """Return rho, given the size of the loss's gradient at gamma (a float or a tensor)."""
-        value, relative = PRICE.split(self.rho)
-        return value * gradient if relative else value
+        return PRICE.times(self.rho, gradient)
 
     def dual_rate(self, primal: Any) -> Any:
         """Return lambda's learning rate, given that of gamma's parameter group (``primal``, a float or a tensor)."""
-        value, relative = RATE.split(self.dual_lr)
-        return value * primal if relative else value
+        return RATE.times(self.dual_lr, primal)
 
     @property
     def branches_in_eval(self) -> bool:
@@ -266,16 +260,13 @@ KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in SETTIN
 def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the preset that these settings select, and the preset's settings."""
     name = settings.get("preset") or FIT
-    if name == NONE:
-        return NONE, {}
-    if name == FIT:
-        base = {"loop": "paced", "mode": "auto", **presets.get(FIT, {})}
-        if base["mode"] == "auto" and settings.get("loop", base["loop"]) in ("paper", "printed"):
-            base["mode"] = "strict"  # the paper's loop has no mode auto
-        return FIT, base
-    if not isinstance(name, str) or name not in presets:
-        raise ConfigError(problems=[("preset", one_of("preset", name, sorted({*presets, FIT, NONE})))])
-    return name, presets[name]
+    known = {NONE: {}, **presets, FIT: {"loop": "paced", "mode": "auto", **presets.get(FIT, {})}}
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(problems=[("preset", one_of("preset", name, known))])
+    base = known[name]
+    if name == FIT and base["mode"] == "auto" and settings.get("loop", base["loop"]) in ("paper", "printed"):
+        base = {**base, "mode": "strict"}  # the paper's loop has no mode auto
+    return name, base
 
 
 def build(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:

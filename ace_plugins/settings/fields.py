@@ -16,32 +16,27 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a setting accepts, and "auto" if ``auto`` is true. Subclasses define the first four members."""
+    """The values that a setting accepts. Subclasses define `placeholder`, `describe`, `accepts` and `convert`.
+
+    These four do not consider the word "auto", which is a value of every kind with ``auto=True``.
+    """
 
     auto: bool = field(default=False, kw_only=True)
     placeholder = ""
 
     def describe(self) -> str:
-        """Return a description of the accepted values, without "auto"."""
         raise NotImplementedError
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value other than "auto" is valid. A ValueError means that it is not."""
         raise NotImplementedError
 
     def convert(self, text: str) -> Any:
-        """Return the value that a text other than "auto" stands for, or raise a ValueError."""
         return text
 
     @property
     def expected(self) -> str:
         """Description of the accepted values, for errors."""
         return self.describe() + (", or 'auto'" if self.auto else "")
-
-    @property
-    def metavar(self) -> str:
-        """Placeholder for a value in ``--help``."""
-        return self.placeholder + ("|auto" if self.auto else "")
 
     def problem(self, name: str, value: Any) -> str | None:
         """Return what is wrong with a value of the setting ``name``, in one line; None if it is valid."""
@@ -119,16 +114,16 @@ class Multiple(Number):
         return f"{super().describe()}, or a multiple such as '1x'"
 
     def accepts(self, value: Any) -> bool:
-        return super().accepts(self.split(value)[0] if isinstance(value, str) else value)
+        return super().accepts(self.times(value, 1) if isinstance(value, str) else value)
 
     def convert(self, text: str) -> float | str:
-        number, relative = self.split(text)
-        return text if relative else number
+        number = self.times(text, 1)
+        return text if text.strip().lower().endswith("x") else number
 
-    def split(self, value: Any) -> tuple[float, bool]:
-        """Return the number, and True if it is a multiple: (8e-4, False) for 8e-4, (1.0, True) for "1x"."""
+    def times(self, value: Any, unit: Any) -> Any:
+        """Return the value, multiplied by ``unit`` if it is a multiple such as "1x"."""
         text = str(value).strip().lower()
-        return float(text.removesuffix("x")), text.endswith("x")
+        return float(text.removesuffix("x")) * unit if text.endswith("x") else float(text)
 
 
 @dataclass(frozen=True)

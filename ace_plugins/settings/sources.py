@@ -51,8 +51,8 @@ def resolve(
 ) -> Resolved:
     """Combine and validate settings. Each source overrides the ones listed before it.
 
-    ``presets`` are the adapter's presets by name. ``options`` (of the command line) and ``arguments`` (keyword arguments
-    of a Python call) have the names of settings as keys. ``adapter`` is the adapter's name, for errors.
+    ``presets`` are the adapter's presets by name. The keys of ``options`` (of the command line) and ``arguments``
+    (keyword arguments of a Python call) are names of settings. ``adapter`` is the adapter's name, for errors.
 
     Raises:
         ConfigError: If a setting is unknown or invalid. The error names its origin, except for ``arguments``.

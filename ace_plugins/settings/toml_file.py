@@ -52,11 +52,6 @@ class SettingsFile:
         line = self.text.count("\n", 0, found.start()) + 1 if found else 1
         return f"{self.path.name} line {line}"
 
-    @property
-    def as_written(self) -> bool:
-        """True if nobody edited the file since ace-patch wrote it."""
-        return is_as_written(self.text)
-
 
 def is_as_written(text: str) -> bool:
     """Return whether the hash in the last line fits this text, so that nobody edited it since ace-patch wrote it."""

@@ -55,10 +55,11 @@ class _Rigidly(Action):
     axis: int
 
     def acted_axes(self) -> tuple[int, ...]:
+        """Return the axes that the element acts on."""
         return (self.axis,)
 
     def expected_size(self, element: Rigid) -> int:
-        """Return the size of each acted axis."""
+        """Return the size that each acted axis must have for ``element``."""
         return element.dimension
 
     @abstractmethod

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from clouds import CloudAdapter, Run, start
+from drawn import build
 
 from ace_plugins import project, status, use_branches
 from ace_plugins.engine.evidence import cycle
