@@ -19,7 +19,7 @@ NUMBER = r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf))"
 
 
 def check_field(owner: Any, field_name: str, valid: bool, expected: str) -> None:
-    """Raise a ValueError that names the object and the field, unless the field's value is valid."""
+    """Raise a ValueError that names the object and the field, unless the value is valid."""
     if not valid:
         who = f"{type(owner).__name__} {owner.name!r}" if hasattr(owner, "name") else type(owner).__name__
         raise ValueError(f"{who}: {field_name}: expected {expected}, found {getattr(owner, field_name)!r}")
@@ -68,8 +68,7 @@ class Checkout:
 class Upstream:
     """The library or repository that an adapter patches: ``Upstream("MyNet", models=("mynet.model:MyNet",))``.
 
-    Its versions belong in the adapter's metadata, as the extra ``upstream``. They are checked before the adapter is
-    imported.
+    The versions that fit are in the adapter's metadata, as the extra ``upstream``.
     """
 
     title: str

@@ -144,7 +144,7 @@ class Config:
         if not problems and self.mode == "auto" and (self.loop != "paced" or not self.held_out):
             name, wrong = ("mode", f"loop {self.loop!r}") if self.loop != "paced" else ("holdout", "holdout 0")
             text = f"mode 'auto' needs loop 'paced' and holdout above 0, found {wrong}; set mode to 'strict' or another"
-            problems.append((name, text))
+            problems = [(name, text)]
         if problems:
             raise ConfigError(problems=problems)
 
@@ -227,7 +227,7 @@ class Config:
         return by_default if self.horizon == "auto" else float(self.horizon)
 
     def latest(self, epoch_steps: int | None) -> float:
-        """Return the last step at which gamma may reach its target; ``epoch_steps`` is the steps per epoch, if known."""
+        """Return the last step at which gamma may reach its target, given ``epoch_steps``, the steps per epoch."""
         if self.horizon != "auto" or self.mode != "strict" or epoch_steps is None:
             return math.inf
         return max(100 * epoch_steps, 1000)  # after more epochs the model would overfit with its branches

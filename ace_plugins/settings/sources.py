@@ -33,7 +33,7 @@ VARIABLES = {variable(name): name for name in (*SETTINGS, "preset")}
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings of a run, validated, and their origins."""
+    """The validated settings of a run, and their origins."""
 
     config: Config
     origins: Mapping[str, str]
@@ -90,17 +90,15 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_misspelt(environment: Mapping[str, str]) -> list[str]:
-    """Return a message for each variable that looks like a misspelt name of ace-plugins.
+    """Return a message for each variable with a name similar to one of ours. Others may belong to other programs."""
+    known = sorted(name[4:] for name in (*VARIABLES, *OTHERS))  # the prefix ACE_ would make any two names similar
+    own = [name[4:] for name in environment if name.startswith("ACE_") and not name.startswith("ACE_UPSTREAM_")]
+    unknown = [name for name in own if name not in known]
+    if not unknown:
+        return []
+    import difflib  # slow to import, and every patched script imports this module
 
-    Other variables that start with ACE_ are not reported, because they may belong to other programs.
-    """
-    messages = []
-    known = {*VARIABLES, *OTHERS}
-    for name in environment:
-        if name.startswith("ACE_") and name not in known and not name.startswith("ACE_UPSTREAM_"):
-            import difflib  # slow to import, and every patched script imports this module
-
-            # Compare the names without the prefix ACE_, which would make any two names similar.
-            near = difflib.get_close_matches(name[4:], sorted(each[4:] for each in known), n=1, cutoff=0.75)
-            messages += [f"unknown variable {name!r} (did you mean 'ACE_{each}'?): it is ignored" for each in near]
-    return messages
+    near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.75) for name in unknown}
+    return [
+        f"unknown variable 'ACE_{name}' (did you mean 'ACE_{n}'?): it is ignored" for name in near for n in near[name]
+    ]

@@ -35,10 +35,7 @@ class Action(ABC):
 
     @abstractmethod
     def act(self, element: Any, x: Tensor) -> Tensor:
-        """Return x transformed by ``element``, with the same shape, dtype and device.
-
-        Raise an AdapterError if the action does not support the element or the tensor.
-        """
+        """Return x transformed by ``element``. Raise an AdapterError if the element or the tensor is not supported."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +82,7 @@ def _rigid(action: Action, element: Any, dimension: int | None = None) -> Rigid:
 
 
 def _apply_wide(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Apply a function to x with these axes moved to the end, without autocast and in float32 or wider.
-
-    Lower precision would add rounding errors to the measured error of the model.
-    """
+    """Apply a function to x with these axes moved to the end, in float32 or wider, to avoid large rounding errors."""
     wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
     last = tuple(range(-len(axes), 0))
     with torch.autocast(x.device.type, enabled=False):
@@ -244,9 +238,6 @@ class GroupAction:
 
     A path names a parameter of the forward pass (``"pos"``). A path with dots leads to an attribute or key of an
     argument (``"graph.pos"``). A path that ends in "?" may be missing (``"data.cell?"``).
-
-    Raises:
-        AdapterError: If ``group`` does not implement `Group`.
     """
 
     group: Group
@@ -261,17 +252,12 @@ class GroupAction:
     """Outputs that are compared only if the model returns no other output. An example is a total energy: it is so large
     that an error of the forces would not show next to it."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.group, Group):
-            raise AdapterError(f"group: expected name, identity() and sample(), found {type(self.group).__name__}")
-
     def sample_frame(
         self, generator: torch.Generator, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Element:
         """Return a random element without translation, or one per graph if ``graphs`` finds the rows of this call.
 
-        ``names`` are the parameters of the forward pass, see `act_on_inputs`. ``args`` and ``kwargs`` are the arguments
-        of the call. ``generator`` is the source of random numbers.
+        ``generator`` is the source of random numbers. For ``names``, ``args`` and ``kwargs`` see `act_on_inputs`.
         """
         rows = None
         if self.graphs is not None and isinstance(self.group, Euclidean):
@@ -286,8 +272,8 @@ class GroupAction:
     ) -> tuple[Rows | None, list[Tensor]]:
         """Return the sample that each row of a batch belongs to, and the listed floating point inputs with these rows.
 
-        Without ``graphs``, every row is a sample. If no input has rows, return None and no inputs. The arguments
-        ``names``, ``args`` and ``kwargs`` are those of `sample_frame`.
+        Without ``graphs``, every row is a sample. If no input has rows, return None and no inputs. For ``names``,
+        ``args`` and ``kwargs`` see `act_on_inputs`.
         """
         given = bind_arguments(names, args, kwargs)
         found = [reduce(find_part, path.removesuffix("?").split("."), given) for path in self.inputs]

@@ -50,9 +50,6 @@ class Features(NamedTuple):
     """Outputs; the function gets the output of a call."""
 
 
-UNKNOWN = Features([], [])
-
-
 @dataclass(frozen=True)
 class LayerSymmetry:
     """Result for one call of a submodule, over all group elements that were tried."""
@@ -94,12 +91,12 @@ def _record(model: nn.Module, features: Mapping[str, Features], skip: Sequence[s
 
     def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         # Copy the inputs now: a module may write to them.
-        inputs = _rows((args, kwargs)) + _pick(features.get(name, UNKNOWN).reads, args, kwargs)
+        inputs = _rows((args, kwargs)) + _pick(features.get(name, Features([], [])).reads, args, kwargs)
         visits.append(_Visit(name, type(module).__name__, running[-1] if running else None, inputs))
         running.append(len(visits) - 1)
 
     def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        visits[running.pop()].outputs = _rows(output) + _pick(features.get(name, UNKNOWN).gives, output)
+        visits[running.pop()].outputs = _rows(output) + _pick(features.get(name, Features([], [])).gives, output)
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():

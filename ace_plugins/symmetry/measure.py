@@ -117,12 +117,7 @@ def measure(
 
 
 def compare_orders(
-    model: nn.Module,
-    action: GroupAction,
-    call: tuple[tuple[Any, ...], Mapping[str, Any]],
-    output: Any,
-    elements: Iterable[Element],
-    seed: int,
+    model: nn.Module, action: GroupAction, call: tuple[Any, Any], output: Any, elements: Iterable[Element], seed: int
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Yield the tensors of rho_Y(g) f(x) and f(rho_X(g) x) for each element g; ``output`` is f(x)."""
     names = forward_names(model)
@@ -157,9 +152,7 @@ def evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     The random numbers follow from ``seed``, and the global random streams are restored.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    # Weights made in inference mode cannot be differentiated. Without gradients, most models still run with them.
-    allowed = not any(parameter.is_inference() for parameter in model.parameters())
-    with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(allowed):
+    with torch.random.fork_rng(devices=devices), torch.enable_grad():
         # torch.manual_seed would also seed devices that fork_rng does not restore.
         torch.default_generator.manual_seed(seed)
         for device in devices:

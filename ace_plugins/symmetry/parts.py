@@ -6,12 +6,11 @@ import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from ..errors import AdapterError, one_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _MISSING = object()
 
@@ -73,7 +72,7 @@ def rebuild(value: Any, items: list[Any]) -> Any:
 def iterate_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the dotted path and the tensor, for every tensor in a nested value."""
     parts: Mapping[Any, Any] = {}
-    if hasattr(value, "is_floating_point"):
+    if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, (tuple, list)):
         parts = dict(enumerate(value))

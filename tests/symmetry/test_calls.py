@@ -182,11 +182,6 @@ def test_a_group_action_pickles() -> None:
     assert pickle.loads(pickle.dumps(action)) == action
 
 
-def test_what_is_no_group_is_refused() -> None:
-    with pytest.raises(AdapterError, match=r"group: expected name, identity\(\) and sample\(\), found str"):
-        GroupAction("SO(3)", {}, Invariant())  # type: ignore[arg-type]
-
-
 def test_parts_that_some_calls_go_without() -> None:
     g = E3.sample(generator(8))
     pos, cell = normal(4, 3), normal(3, 3, seed=1)

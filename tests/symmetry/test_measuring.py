@@ -398,13 +398,9 @@ def test_a_forward_that_calls_backward_leaves_no_gradients(fail: bool) -> None:
     assert x.grad is None
 
 
-def test_what_was_made_in_inference_mode() -> None:
+def test_a_batch_that_was_made_in_inference_mode() -> None:
     with torch.inference_mode():
-        built = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
         x = normal(4, 3).requires_grad_()
-    for around in AROUND:
-        with around():
-            assert measure(built, GroupAction(SO3, {"input": Vectors()}, Vectors()), x).relative > 0.1
     assert measure(Molecule(), molecule_action(**OUTPUTS), x).relative < 1e-9
 
 
