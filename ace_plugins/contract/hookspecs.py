@@ -36,7 +36,7 @@ hookimpl = pluggy.HookimplMarker("ace_plugins")
 
 
 class LazyHook:
-    """An adapter hook whose implementation is in another module, which is imported only when the hook is called.
+    """An adapter hook that is implemented in another module. That module is imported when the hook is called.
 
     Every command imports every adapter, so adapters must not import torch or their upstream when they are loaded.
     The target, "module:name", is a function with the hook's parameters, or the hook's result itself:

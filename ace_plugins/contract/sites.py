@@ -74,7 +74,7 @@ class Stem(_Features):
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
     bounded: bool = True
-    """True to bound the stem's linear maps by their spectral norm; False if BatchNorm follows, which sets the scale."""
+    """True to bound the linear maps by their spectral norm; False if BatchNorm follows, which sets the scale."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Site(_Features):
     name: str
     """Unique name. Checkpoints contain it, so it must be the same for all versions of upstream."""
     module: str = ""
-    """Dotted path of the submodule to whose output the branch is added. By default the site's name."""
+    """Dotted path of a submodule. The branch is added to its output. By default the site's name."""
     shape_in: tuple[int, ...] = ()
     """Shape of one feature vector in the tensor that the branch reads, such as (d,) or (3, channels)."""
     shape_out: tuple[int, ...] = ()

@@ -90,7 +90,7 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_misspelt(environment: Mapping[str, str]) -> list[str]:
-    """Return a message for each variable with a name similar to one of ours. Others may belong to other programs."""
+    """Return a message for each variable with a name similar to one of ace-plugins. Other programs use ACE_ too."""
     known = sorted(name[4:] for name in (*VARIABLES, *OTHERS))  # the prefix ACE_ would make any two names similar
     own = [name[4:] for name in environment if name.startswith("ACE_") and not name.startswith("ACE_UPSTREAM_")]
     unknown = [name for name in own if name not in known]
@@ -99,6 +99,5 @@ def find_misspelt(environment: Mapping[str, str]) -> list[str]:
     import difflib  # slow to import, and every patched script imports this module
 
     near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.75) for name in unknown}
-    return [
-        f"unknown variable 'ACE_{name}' (did you mean 'ACE_{n}'?): it is ignored" for name in near for n in near[name]
-    ]
+    similar = [(f"ACE_{name}", f"ACE_{each[0]}") for name, each in near.items() if each]
+    return [f"unknown variable {name!r} (did you mean {meant!r}?): it is ignored" for name, meant in similar]

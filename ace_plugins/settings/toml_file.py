@@ -87,9 +87,7 @@ def read(path: Path, content: bytes | None = None) -> SettingsFile:
     adapter = values.pop("adapter", None)
     file = SettingsFile(path, text, adapter, values)
     if not isinstance(adapter, str):
-        raise ConfigError(
-            f'{file.where("adapter")}: expected adapter = "name", found {adapter!r}; correct it in {path}'
-        )
+        raise ConfigError(f'{file.where("adapter")}: expected adapter = "name", found {adapter!r}; edit {path}')
     unknown = [key for key in values if key not in SETTINGS and key != "preset"]
     if unknown:
         known = [*SETTINGS, "adapter", "preset"]

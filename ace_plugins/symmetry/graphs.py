@@ -85,7 +85,7 @@ class Rows:
     nodes: Tensor
     """Graph number of every node."""
     others: Mapping[str, Tensor]
-    """Mapping from the path of an input whose rows are not nodes to the graph number of each of its rows."""
+    """Graph number of every row of the inputs with rows other than nodes, by the path of the input."""
     dense: bool = False
     """True if every node is a graph: the first dimension of all tensors counts the graphs."""
     repeated: bool = False

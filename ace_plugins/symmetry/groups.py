@@ -62,8 +62,7 @@ class Rigid:
         excess = float((self.matrix @ self.matrix.T - _unit(self.dimension)).abs().max())
         if not excess < 1e-6:  # this form also refuses nan
             raise AdapterError(
-                f"element: expected an orthogonal matrix M, found entries of M M^T that differ from the identity by up "
-                f"to {excess:.1e}"
+                f"element: expected an orthogonal matrix M, found M M^T - I with entries up to {excess:.1e}"
             )
 
     @property

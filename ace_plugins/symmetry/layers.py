@@ -68,7 +68,7 @@ class LayerSymmetry:
     known: bool
     """True if the action on the output is known, so that the result does not depend on the Gram matrix only."""
     begins: bool
-    """True if the error is far larger than the error of the inputs, and this is so in no inner submodule."""
+    """True if an error starts here: it is far larger than that of the inputs, which is not the case further inside."""
 
 
 @dataclass
@@ -175,10 +175,7 @@ def measure_layers(
 
 
 def _compare(one: Tensors, two: Tensors, element: Element, shift: bool, floor: float, least: float) -> Change:
-    """Compare the tensors of two calls, of which the second was made with inputs transformed by ``element``.
-
-    Errors are relative to the norm of the first tensor, or to ``least`` if that is larger.
-    """
+    """Compare the tensors of two calls. Errors are relative to the first norm, or to ``least`` if larger."""
     if [x.shape for x, _ in one] != [y.shape for y, _ in two]:
         return None, "unknown"
     changes: list[Change] = []
