@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..errors import AdapterError, one_of
 from .graphs import Graphs, PerGraph, Rows
 from .groups import Element, Euclidean, Group, Rigid, Rigids
-from .parts import bind_arguments, find_part, get_part, positional_names, replace_part
+from .parts import bind_arguments, find_at, get_part, positional_names, replace_part
 
 X = TypeVar("X", Tensor, None)
 
@@ -259,10 +259,8 @@ class GroupAction:
 
         ``generator`` is the source of random numbers. For ``names``, ``args`` and ``kwargs`` see `act_on_inputs`.
         """
-        rows = None
-        if self.graphs is not None and isinstance(self.group, Euclidean):
-            rows = self.graphs.find_rows(names, args, kwargs)
-        if rows is None:
+        rows = None if self.graphs is None else self.graphs.find_rows(names, args, kwargs)
+        if rows is None or not isinstance(self.group, Euclidean):
             return self.group.sample(generator, scale=0.0)
         # One element per node is enough. Counting the graphs would need a synchronisation with the device.
         return PerGraph(self.group.sample_many(len(rows.nodes), generator, scale=0.0), rows)
@@ -276,7 +274,7 @@ class GroupAction:
         ``args`` and ``kwargs`` see `act_on_inputs`.
         """
         given = bind_arguments(names, args, kwargs)
-        found = [reduce(find_part, path.removesuffix("?").split("."), given) for path in self.inputs]
+        found = [find_at(given, path.removesuffix("?")) for path in self.inputs]
         tensors = [x for x in found if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
         if not tensors:
             return None, []
@@ -360,7 +358,7 @@ def _find_paths(actions: Mapping[str, Action | None], values: Mapping[str, Any])
     found = []
     for pattern, action in actions.items():
         path = pattern.removesuffix("?")
-        if action is not None and (path == pattern or reduce(find_part, path.split("."), values) is not None):
+        if action is not None and (path == pattern or find_at(values, path) is not None):
             found.append((path, action))
     return found
 
@@ -369,9 +367,10 @@ def _transform(values: dict[str, Any], path: str, action: Action, element: Eleme
     """Return a copy of nested values in which the action transforms the tensor at a path."""
 
     def act(value: Any) -> Any:
-        per_graph = isinstance(element, PerGraph) and not isinstance(action, Invariant)
         try:
-            return action(element.select(value, path) if per_graph else element, value)
+            if isinstance(element, PerGraph) and not isinstance(action, Invariant):
+                return action(element.select(value, path), value)
+            return action(element, value)
         except AdapterError as error:
             raise AdapterError(f"{where}: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import takewhile
 from typing import Any
 
@@ -34,6 +35,11 @@ def find_part(value: Any, step: str, missing: Any = None) -> Any:
     if step not in keys() if callable(keys) else not hasattr(value, step):
         return missing
     return value[step] if isinstance(value, Mapping) else getattr(value, step)
+
+
+def find_at(value: Any, path: str) -> Any:
+    """Return the part of a value at a dotted path; None if there is none."""
+    return reduce(find_part, path.split("."), value)
 
 
 def get_part(value: Any, step: str, where: str) -> Any:
