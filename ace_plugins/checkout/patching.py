@@ -126,7 +126,7 @@ class State:
             "patched": self.patched,
             "scripts": dict(self.scripts),
             "settings": None if self.settings is None else dict(self.settings.settings),
-            "edited": None if self.settings is None else not self.settings.as_written,
+            "edited": None if self.settings is None else not is_as_written(self.settings.text),
             "config": None if self.config is None else dataclasses.asdict(self.config),
             "environment": dict(self.environment),
             "problems": list(self.problems),

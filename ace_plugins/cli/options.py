@@ -96,7 +96,7 @@ class SettingType(click.ParamType):  # type: ignore[type-arg]
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.choices = kind.choices if isinstance(kind, Choice) else ()
-        self.name = "|".join(self.choices) or kind.metavar
+        self.name = "|".join(self.choices) or kind.placeholder + ("|auto" if kind.auto else "")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:

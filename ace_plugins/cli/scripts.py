@@ -18,7 +18,7 @@ from ..plugins.registry import registry
 from ..report.terminal import open_console
 from ..run.launch import launch
 from ..settings.config import Config
-from ..settings.toml_file import SettingsFile
+from ..settings.toml_file import SettingsFile, is_as_written
 from .options import ScriptCommand, adapters, as_json, collect_settings, config_options, print_json, show
 
 CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
@@ -136,7 +136,7 @@ def _print_state(found: State) -> None:
     for script, how in found.scripts.items():
         out.print(escape(f"  {script}: {how}"))
     if found.settings is not None and found.config is not None:
-        edited = "not edited" if found.settings.as_written else "edited"
+        edited = "not edited" if is_as_written(found.settings.text) else "edited"
         what = _format_settings(found.settings, found.config)
         out.print(escape(f"  {found.settings.path.name}: {edited} ({what})"))
         _print_cautions(out, found.config)

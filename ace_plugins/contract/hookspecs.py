@@ -2,17 +2,13 @@
 
 Mark implementations with `hookimpl`, and list their module under the entry point group ``ace_plugins``:
 
-    from ace_plugins import adapter as ace
+    @hookimpl
+    def ace_upstream() -> Upstream:
+        return Upstream("MyNet", models=("mynet.model:MyNet",))
 
-    @ace.hookimpl
-    def ace_upstream() -> ace.Upstream:
-        return ace.Upstream("MyNet", models=("mynet.model:MyNet",))
-
-    ace_example = ace.LazyHook("ace_mynet.example:small_example")
-
-An implementation may leave out parameters it does not use. The host calls adapter hooks one adapter at a time and
-checks the results; hook wrappers are refused. Observers run in pluggy's order: the last registered first, unless
-marked ``tryfirst`` or ``trylast``. An observer that raises an error causes a warning, and training continues.
+An implementation may leave out parameters it does not use. Hook wrappers are refused. Observers run in pluggy's order:
+the last registered first, unless marked ``tryfirst`` or ``trylast``. If an observer raises an error, training continues
+with a warning.
 """
 
 from __future__ import annotations
@@ -40,18 +36,13 @@ hookimpl = pluggy.HookimplMarker("ace_plugins")
 
 
 class LazyHook:
-    """An adapter hook implemented in another module. That module is imported only when the hook is called.
+    """An adapter hook that is implemented in another module. That module is imported when the hook is called.
 
     Every command imports every adapter, so adapters must not import torch or their upstream when they are loaded.
+    The target, "module:name", is a function with the hook's parameters, or the hook's result itself:
 
-        ace_example = LazyHook("ace_mynet.example:small_example")  # a function, called with the hook's arguments
-        ace_shims = LazyHook("ace_mynet.shims:SHIMS")  # or the hook's result itself
-
-    Args:
-        target: The function or result, as "module:name" (the form that entry points use).
-
-    Raises:
-        ValueError: If the target does not have this form.
+        ace_example = LazyHook("ace_mynet.example:small_example")
+        ace_shims = LazyHook("ace_mynet.shims:SHIMS")
     """
 
     def __init__(self, target: str) -> None:
@@ -60,75 +51,65 @@ class LazyHook:
         self.target = target
 
     def load(self) -> Any:
-        """Import the target's module and return the object that the target names."""
+        """Import and return the target."""
         return pkgutil.resolve_name(self.target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the target if it is a function, and return its result; otherwise return the target itself."""
         found = self.load()
         return found(*args, **kwargs) if inspect.isroutine(found) else found
 
 
-@hookspec
-def ace_upstream() -> Upstream:  # type: ignore[empty-body]
-    """Return the upstream that this adapter patches. A plugin with this hook is an adapter."""
+class Hooks:
+    """The hook specifications."""
 
+    @hookspec
+    def ace_upstream(self) -> Upstream:  # type: ignore[empty-body]
+        """Return the upstream that this adapter patches. A plugin with this hook is an adapter."""
 
-@hookspec
-def ace_layers(model: nn.Module) -> Sequence[Node]:  # type: ignore[empty-body]
-    """Return the model's sites, and the stems that their branches share, in the order of the forward pass."""
+    @hookspec
+    def ace_layers(self, model: nn.Module) -> Sequence[Node]:  # type: ignore[empty-body]
+        """Return the model's sites, and the stems that their branches share, in the order of the forward pass."""
 
+    @hookspec
+    def ace_branch(self, site: Node, model: nn.Module, config: Config) -> nn.Module | None:
+        """Return the non-equivariant module for a site or stem, on the CPU. None selects the host's default, an MLP."""
 
-@hookspec
-def ace_branch(site: Node, model: nn.Module, config: Config) -> nn.Module | None:
-    """Return the non-equivariant module for a site or stem, on the CPU. None selects the host's default, an MLP."""
+    @hookspec
+    def ace_group_action(self, model: nn.Module) -> GroupAction:  # type: ignore[empty-body]
+        """Return the group and its action on the model's inputs and outputs; None if it is unknown for this model."""
 
+    @hookspec
+    def ace_preset(self) -> Mapping[str, Mapping[str, Any]]:  # type: ignore[empty-body]
+        """Return presets by name: "paper" has the published settings, "fit" changes the host's defaults."""
 
-@hookspec
-def ace_group_action(model: nn.Module) -> GroupAction:  # type: ignore[empty-body]
-    """Return the group and its action on the model's inputs and outputs; None if it is unknown for this model."""
+    @hookspec
+    def ace_shims(self) -> Sequence[AnyShim]:  # type: ignore[empty-body]
+        """Return compatibility fixes that let this upstream run with current versions of its dependencies."""
 
+    @hookspec
+    def ace_script(self, argv: Sequence[str]) -> Script | None:
+        """Return facts about the script that this command line runs; None if it is not one of upstream's scripts."""
 
-@hookspec
-def ace_preset() -> Mapping[str, Mapping[str, Any]]:  # type: ignore[empty-body]
-    """Return presets by name: "paper" has the published settings, "fit" changes the host's defaults."""
+    @hookspec
+    def ace_example(self, seed: int, model: nn.Module | None) -> Example:  # type: ignore[empty-body]
+        """Return a small model and a batch, made without a data set; if ``model`` is given, that model and a batch."""
 
+    @hookspec
+    def ace_demo(self) -> click.Command:  # type: ignore[empty-body]
+        """Return the command for ``ace-patch demo NAME``. Without options it finishes within minutes."""
 
-@hookspec
-def ace_shims() -> Sequence[AnyShim]:  # type: ignore[empty-body]
-    """Return compatibility fixes that let this upstream run with current versions of its dependencies."""
+    @hookspec
+    def ace_datasets(self) -> Mapping[str, click.Command]:  # type: ignore[empty-body]
+        """Return a mapping from the NAME in ``ace-patch data NAME`` to the command that generates this data set."""
 
+    @hookspec
+    def ace_attached(self, model: nn.Module) -> None:
+        """Observe that ACE was attached to a model."""
 
-@hookspec
-def ace_script(argv: Sequence[str]) -> Script | None:
-    """Return facts about the script that this command line runs; None if it is not one of upstream's scripts."""
+    @hookspec
+    def ace_stepped(self, model: nn.Module, step: int) -> None:
+        """Observe that the dual loop made its step number ``step`` (1, 2, ...) for this model."""
 
-
-@hookspec
-def ace_example(seed: int, model: nn.Module | None) -> Example:  # type: ignore[empty-body]
-    """Return a small model and a batch, made without a data set; if ``model`` is given, that model and a batch."""
-
-
-@hookspec
-def ace_demo() -> click.Command:  # type: ignore[empty-body]
-    """Return the command for ``ace-patch demo NAME``. Without options it finishes within minutes."""
-
-
-@hookspec
-def ace_datasets() -> Mapping[str, click.Command]:  # type: ignore[empty-body]
-    """Return a mapping from the NAME in ``ace-patch data NAME`` to the command that generates this data set."""
-
-
-@hookspec
-def ace_attached(model: nn.Module) -> None:
-    """Observe that ACE was attached to a model."""
-
-
-@hookspec
-def ace_stepped(model: nn.Module, step: int) -> None:
-    """Observe that the dual loop made its step number ``step`` (1, 2, ...) for this model."""
-
-
-@hookspec
-def ace_finished(model: nn.Module) -> None:
-    """Observe that this model's run ended, because the process ends or the model was projected."""
+    @hookspec
+    def ace_finished(self, model: nn.Module) -> None:
+        """Observe that this model's run ended, because the process ends or the model was projected."""

@@ -1,9 +1,8 @@
 """Places where ACE changes a model: sites, the stems that their branches share, and the tensors that branches read.
 
-A branch reads one tensor and writes one. It reads a `Tap` (an argument of a submodule's forward pass) or the output of
-an earlier `Stem` or `Site`, given by its name. This covers a branch on a layer's input (SEGNN), a chain that starts at
-the model's input (SchNet), several outputs of a layer with a shared map (EGNO), and several maps inside one layer
-(vector neurons).
+A branch reads a `Tap` (an argument of a submodule's forward pass), or names an earlier `Stem` or `Site` and reads its
+output. This covers a branch on a layer's input (SEGNN), a chain that starts at the model's input (SchNet), several
+outputs of a layer with a shared map (EGNO), and several maps inside one layer (vector neurons).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tap:
-    """An argument of a submodule's forward pass. Its value is taken when the submodule is called, before it runs."""
+    """An argument of a submodule's forward pass. Its value is read before the submodule runs."""
 
     argument: int | str = 0
     """Position or name of the argument. Dots lead to an attribute or key inside it: "graph.pos"."""
@@ -32,11 +31,10 @@ class Tap:
 
     def __post_init__(self) -> None:
         check_types(self, argument=int | str, module=str | None)
-        check_field(self, "argument", self.argument != "", "a position or a name")
 
 
 class _Features:
-    """Common fields of sites and stems. A feature vector has one or more dimensions; its width is their product."""
+    """Common fields of sites and stems. The width of a feature vector is the product of its dimensions."""
 
     name: str
     reads: Tap | str | None
@@ -52,17 +50,15 @@ class _Features:
             check_field(self, name, sizes and shape != (), "a tuple of sizes, as (64,)")
 
     def sizes(self, shape: Sequence[int], expected: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes of the feature dimensions of a tensor of this shape, for comparison with ``expected``."""
+        """Return the sizes of a tensor's feature dimensions, for comparison with the ``expected`` sizes."""
         return tuple(shape[-len(expected) :] if self.axis == -1 else shape[self.axis :][:1])
 
     @property
     def width_in(self) -> int:
-        """Number of features that the branch reads."""
         return prod(self.shape_in)
 
     @property
     def width_out(self) -> int:
-        """Number of features that the branch writes."""
         return prod(self.shape_out)
 
 
@@ -71,14 +67,14 @@ class Stem(_Features):
     """A module that several branches share. It has no gamma, and its output is not added to the model."""
 
     name: str
-    """Name of the stem, unique among the model's sites and stems."""
+    """Name, unique among the model's sites and stems."""
     reads: Tap | str | None
     """Tensor that the stem reads. Its output is computed once per forward pass, for all sites that read the stem.
     With None, sites share only its weights: each site with `Site.through` applies the stem to the site's own input."""
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
     bounded: bool = True
-    """True to bound the stem's linear maps by their spectral norm; False if BatchNorm follows, which sets the scale."""
+    """True to bound the linear maps by their spectral norm; False if BatchNorm follows, which sets the scale."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +88,7 @@ class Site(_Features):
     name: str
     """Unique name. Checkpoints contain it, so it must be the same for all versions of upstream."""
     module: str = ""
-    """Dotted path of the submodule to whose output the branch is added. By default the site's name."""
+    """Dotted path of a submodule. The branch is added to its output. By default the site's name."""
     shape_in: tuple[int, ...] = ()
     """Shape of one feature vector in the tensor that the branch reads, such as (d,) or (3, channels)."""
     shape_out: tuple[int, ...] = ()
@@ -115,12 +111,8 @@ class Site(_Features):
         pair = self.acts is None or (isinstance(self.acts, tuple) and len(self.acts) == 2)
         check_field(self, "acts", pair, "two actions, on the input and on the output")
         plain = isinstance(self.reads, Tap) and self.through is None and len(self.shape_in) == len(self.shape_out) == 1
-        check_field(
-            self,
-            "axis",
-            plain or self.axis == -1,
-            "-1, except for sites with one-dimensional shapes, a Tap in reads and no through",
-        )
+        allowed = "-1, except for sites with one-dimensional shapes, a Tap in reads and no through"
+        check_field(self, "axis", plain or self.axis == -1, allowed)
         object.__setattr__(self, "module", self.module or self.name)
 
 
@@ -129,33 +121,22 @@ Node = Site | Stem
 
 @runtime_checkable
 class AddsItself(Protocol):
-    """A branch that adds its output to the submodule's by itself, where this is cheaper than a separate addition.
+    """A branch that adds its output to the submodule's output by itself, where this is faster than a separate addition.
 
-    Its site must read a `Tap` of a submodule. The host does not check the shape of the tensor: the branch must do so.
-    The branch may change the output's memory layout, since the host calls ``restore`` on the tapped submodule's output.
+    Its site must read a `Tap` of a submodule. The branch must check the tensor's shape: the host does not. The branch
+    may change the memory layout of the output, because the host calls ``restore`` on the tapped submodule's output.
     """
 
     def prepare(self, read: Tensor) -> Any:
-        """Convert the tensor that the site reads. Called once for all sites that read this tensor.
-
-        Args:
-            read: The tensor that the site's `Tap` names.
-
-        Returns:
-            Any object. It is passed to `add_to` as ``prepared``.
-        """
+        """Return ``read``, the tensor of the site's `Tap`, in the form that `add_to` needs. Called once per tensor."""
 
     def add_to(self, output: Tensor, gamma: Tensor, prepared: Any, fit: Tensor | None = None) -> Tensor:
-        """Return ``output + gamma * branch``.
+        """Return ``output + gamma * branch``; ``output`` may be changed in place.
 
-        Args:
-            output: The submodule's output. It may be changed in place.
-            gamma: The site's gamma, a tensor without dimensions; with ``fit`` two of them, [2].
-            prepared: The result of `prepare`.
-            fit: True for each row that trains the branch, False for each row that judges gamma, [rows]. The first use
-                ``gamma[0]``, the others ``gamma[1]`` and give the branch's parameters no gradient. None: all rows train
-                the branch and judge gamma.
+        ``prepared`` is the result of `prepare`, and ``gamma`` has no dimensions. If ``fit`` [rows] is given, ``gamma``
+        has two entries. Rows for which ``fit`` is True train the branch and use the first entry. The other rows judge
+        gamma: they use the second entry and give the branch's parameters no gradient.
         """
 
     def restore(self, output: Tensor) -> Tensor:
-        """Return the output of the tapped submodule, converted back to the memory layout that upstream uses."""
+        """Return the ``output`` of the tapped submodule in the memory layout that upstream uses."""

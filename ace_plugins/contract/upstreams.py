@@ -19,7 +19,7 @@ NUMBER = r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf))"
 
 
 def check_field(owner: Any, field_name: str, valid: bool, expected: str) -> None:
-    """Raise a ValueError that names the object and the field, unless the field's value is valid."""
+    """Raise a ValueError that names the object and the field, unless the value is valid."""
     if not valid:
         who = f"{type(owner).__name__} {owner.name!r}" if hasattr(owner, "name") else type(owner).__name__
         raise ValueError(f"{who}: {field_name}: expected {expected}, found {getattr(owner, field_name)!r}")
@@ -33,13 +33,13 @@ def check_types(owner: Any, **types: Any) -> None:
 
 
 def is_object_path(text: object) -> bool:
-    """Return whether a text has the form "module:name", as in an entry point."""
+    """Return whether a text has the form "module:name"."""
     module, colon, name = str(text).partition(":")
     return bool(colon) and all(map(str.isidentifier, [*module.split("."), *name.split(".")]))
 
 
 def _are_files(paths: Collection[str]) -> bool:
-    """Return whether there are paths, and all of them are relative and stay inside the clone."""
+    """Return whether there are paths, and all of them are inside the clone."""
     return bool(paths) and all(path and not path.startswith("/") and ".." not in path.split("/") for path in paths)
 
 
@@ -48,7 +48,7 @@ class Checkout:
     """An upstream that users clone instead of installing it. Paths are relative to the clone and use "/"."""
 
     repository: str
-    """Display name of the repository, for example "RobDHess/Steerable-E3-GNN"."""
+    """Display name, for example "RobDHess/Steerable-E3-GNN"."""
     scripts: tuple[str, ...]
     """Scripts that users run. ``ace-patch NAME`` adds the line that imports ace-plugins to these files."""
     shape: Mapping[str, str]
@@ -57,8 +57,8 @@ class Checkout:
     """Commits of the repository that the adapter was tested with."""
 
     def __post_init__(self) -> None:
-        check_types(self, repository=str, scripts=tuple, shape=Mapping, commits=tuple)
-        check_field(self, "scripts", _are_files(self.scripts), "files in the clone, as ('main.py',)")
+        scripts = isinstance(self.scripts, tuple) and _are_files(self.scripts)
+        check_field(self, "scripts", scripts, "files in the clone, as ('main.py',)")
         check_field(self, "shape", _are_files(self.shape), "stubs by file, as {'net.py': 'class Net(Module): ...'}")
         for stub in self.shape.values():
             compile(textwrap.dedent(stub), "shape", "exec")
@@ -66,12 +66,9 @@ class Checkout:
 
 @dataclass(frozen=True)
 class Upstream:
-    """The library or repository that an adapter patches.
+    """The library or repository that an adapter patches: ``Upstream("MyNet", models=("mynet.model:MyNet",))``.
 
-    Version ranges belong in the adapter's metadata, as the extra ``upstream``: the host checks them before it imports
-    the adapter.
-
-        Upstream("MyNet", models=("mynet.model:MyNet",))
+    The versions that fit are in the adapter's metadata, as the extra ``upstream``.
     """
 
     title: str
@@ -82,13 +79,13 @@ class Upstream:
     """Layout of the clone, if users clone this upstream. In ``models``, write the path of a class's file with dots:
     "models.net:Net" for models/net.py. Classes are matched by file, whatever name the file is imported under."""
     recognises: Callable[[nn.Module], bool] | None = None
-    """Returns whether a model is of this upstream. Called only if no adapter lists the model's class."""
+    """Returns whether a model belongs to this upstream. Called only if no adapter lists the model's class."""
     evaluating: Mapping[str, Any] = field(default_factory=dict)
     """Mapping from forward arguments to the values they have in evaluation, such as {"training": False}. For upstreams
     that do not call ``model.eval()``. All must match; an argument that is not passed has its default value."""
 
     def __post_init__(self) -> None:
-        check_types(self, title=str, checkout=Checkout | None, recognises=Callable | None, evaluating=Mapping)
+        check_types(self, title=str, checkout=Checkout | None)
         classes = isinstance(self.models, tuple | list) and all(map(is_object_path, self.models))
         named = classes and bool(self.models or self.recognises)
         check_field(self, "models", named, "a tuple of 'module:Class', as ('mynet.model:MyNet',)")
@@ -116,9 +113,6 @@ class Shim:
     first: bool = False
     """True to apply the fix before upstream is imported. Such a fix must not import upstream itself."""
 
-    def __post_init__(self) -> None:
-        check_types(self, name=str, reason=str, needed=Callable, apply=Callable, device=str | None, first=bool)
-
 
 @dataclass(frozen=True)
 class StandIn:
@@ -131,9 +125,6 @@ class StandIn:
     make: Callable[[], ModuleType]
     """Returns the stub. Called when upstream first imports the module."""
 
-    def __post_init__(self) -> None:
-        check_types(self, name=str, reason=str, make=Callable)
-
 
 AnyShim = Shim | StandIn
 
@@ -144,17 +135,14 @@ class Example:
 
     model: nn.Module
     args: tuple[Any, ...] = ()
-    """Positional arguments of the forward pass."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the forward pass."""
     single: bool = False
-    """True if upstream stores constants in float32, so that even a float64 model is equivariant only to float32."""
+    """True if upstream stores constants in float32, so that a float64 model has errors of float32 size."""
 
     def __post_init__(self) -> None:
         # A module is recognised by one of its methods, because this file must not import torch.
         module = callable(getattr(self.model, "named_modules", None)) and not isinstance(self.model, type)
         check_field(self, "model", module, "a torch.nn.Module")
-        check_types(self, args=tuple, kwargs=Mapping)
 
 
 def file_of(path: str) -> str:
@@ -172,12 +160,10 @@ class Metric:
     """A result that a script prints, and the regular expressions that find it.
 
     Each pattern has one group, which matches the number. ``{number}`` in a pattern stands for such a group:
-
-        Metric("test", r"Best test loss: {number}", r"epoch \\d+ test loss: {number}")
+    ``Metric("test", r"Best test loss: {number}", r"epoch \\d+ test loss: {number}")``.
     """
 
     name: str
-    """Display name, for example "test"."""
     pattern: str
     """Regular expression that finds the result. The last match in the script's output counts."""
     curve: str = ""
@@ -186,7 +172,6 @@ class Metric:
     """True if a higher value is better."""
 
     def __post_init__(self) -> None:
-        check_types(self, name=str, pattern=str, curve=str)
         for name in ("pattern", "curve"):
             object.__setattr__(self, name, getattr(self, name).replace("{number}", NUMBER))
 
@@ -204,10 +189,6 @@ class Script:
     seed: str = ""
     """Option that sets the script's random seed, for example "--seed"; empty if the script has no such option."""
 
-    def __post_init__(self) -> None:
-        check_types(self, epochs=int | None, source=str, metrics=tuple, seed=str)
-        check_field(self, "metrics", all(isinstance(each, Metric) for each in self.metrics), "a tuple of Metric")
-
     @classmethod
     def with_option(
         cls,
@@ -219,18 +200,11 @@ class Script:
         metrics: tuple[Metric, ...] = (),
         seed: str = "",
     ) -> Script | None:
-        """Return facts about a script, with the number of epochs read from an option on its command line.
+        """Return facts about a script, with the epochs from an ``option`` such as "--epochs" on its command line.
 
-        Args:
-            argv: The command line, beginning with the script.
-            scripts: Scripts that have this option.
-            option: The option, for example "--epochs".
-            default: Number of epochs if the option is not given.
-            metrics: Results that these scripts print.
-            seed: Option that sets the random seed of these scripts.
-
-        Returns:
-            The facts; None if the command line runs another script or the option's value cannot be parsed.
+        ``argv`` is the command line. ``scripts`` have this option, print ``metrics``, and have the option ``seed`` for
+        their random seed. ``default`` is the number of epochs without the option. Return None if the command line runs
+        another script or the option's value cannot be parsed.
         """
         name = os.path.basename(argv[0]) if argv else ""
         if name not in {os.path.basename(script) for script in scripts}:

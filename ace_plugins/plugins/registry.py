@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from .. import __version__
-from ..contract import hookspecs
-from ..contract.hookspecs import LazyHook
+from ..contract.hookspecs import Hooks, LazyHook
 from ..contract.upstreams import class_path
 from ..errors import AceWarning, AdapterError, one_of
 from .claims import claims
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 GROUP = "ace_plugins"
 HOST = "ace-plugins"
 """Name of the host's own distribution, which has observers in the entry point group ``ace_plugins`` as well."""
-HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith("ace_"))
+HOOKS = frozenset(name for name in vars(Hooks) if name.startswith("ace_"))
 
 
 class Registry:
@@ -35,7 +34,7 @@ class Registry:
 
     def __init__(self, entry_points: Iterable[importlib.metadata.EntryPoint], left_out: str = "") -> None:
         self.manager = pluggy.PluginManager("ace_plugins")
-        self.manager.add_hookspecs(hookspecs)
+        self.manager.add_hookspecs(Hooks)
         find_version.cache_clear()
         self.plugins: dict[str, Plugin] = {}
         self.shadowed: list[Plugin] = []

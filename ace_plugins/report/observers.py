@@ -164,7 +164,7 @@ class Loggers:
     def ace_stepped(self, model: nn.Module, step: int) -> None:
         record = RECORDER.get_record(model)
         config = record.config
-        if config.log == NONE or not record.leads or not (config.logs(step) or record.current_error):
+        if config.log == NONE or not record.leads or not (config.may_wait(step) or record.current_error):
             return
         log = self.logs.get(model)
         if log is None or log.record is not record:  # a forked process has a new record

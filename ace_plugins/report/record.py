@@ -264,7 +264,7 @@ class Recorder:
         if record.finished or (record.trace is None and (not record.leads or ace.config.log == NONE)):
             return  # neither a trace nor a logger would use a measurement
         error = None if batch is None else _measure_error(model, record, batch)
-        if record.trace is not None and (batch is not None or ace.config.traces(step) or record.new_landings):
+        if record.trace is not None and (batch is not None or ace.config.may_wait(step) or record.new_landings):
             record.write(**_read_observed(ace), **({} if error is None else {"error": error}))
 
     @hookimpl

@@ -14,22 +14,20 @@ from ..errors import AceDeprecationWarning, ConfigError, one_of
 from .fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
 
 FIT = "fit"
-"""Name of the default preset: the paced loop with the adapter's own changes. It exists for every adapter."""
+"""Name of the default preset: the paced loop in mode auto, with the adapter's own changes."""
 NONE = "none"
 """The value of ``preset`` that selects no preset, and of ``log`` that selects no logger."""
 LOGGERS = ("tensorboard", "wandb", "trackio")
-"""Values of `Config.log`. Each is also the name of the package needed and of the extra that installs the package."""
+"""Values of `Config.log`. Each is also the name of a package, and of the extra that installs this package."""
 UNBOUNDED = (
     "the branches stay in the deployed model and nothing bounds them, so a branch can grow while its gamma shrinks: "
     "gamma and u do not measure the distance from equivariance, and no bound on the equivariance error holds"
 )
-"""Text of a warning: the consequence of deploying branches without a bound."""
+"""Text of a warning about branches that are deployed without a bound."""
 FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}
-"""Mapping from former names of the loops to their current names. Former names are accepted with a warning."""
+"""Mapping from former names of the loops, which are accepted with a warning, to their current names."""
 LEVEL = 0.001
 """Level of the test in mode auto. It is strict because samples that return in every epoch are not independent."""
-REMOVED = frozenset({"nupi_kp", "nupi_ki", "nupi_nu"})
-"""Settings of earlier versions, which are ignored when an old trace is read."""
 RATE = Multiple()
 PRICE = Multiple(positive=True)
 BUDGET = BudgetKind()
@@ -46,10 +44,9 @@ _paper_setting = partial(_setting, paper_only=True)
 
 @dataclass(frozen=True)
 class Config:
-    """Settings for training a model with ACE.
+    """Settings for training a model with ACE, described in docs/settings.md.
 
     Every field is also a keyword argument of ``attach`` and ``patched``, and an option of ``ace-patch``.
-    docs/settings.md describes them all.
 
     Raises:
         ConfigError: If a value is invalid. The error lists every problem.
@@ -68,9 +65,7 @@ class Config:
         "paced: gamma's pace follows from the run's budget and loss; paper: the paper's algorithms, unchanged",
     )
     budget: int | str = _setting(
-        "auto",
-        BUDGET,
-        "paced: length of the run in optimizer steps or as '600 epochs'; auto: detected from the script",
+        "auto", BUDGET, "paced: length of the run in optimizer steps or as '600 epochs'; auto: detected from the script"
     )
     horizon: float | str = _setting(
         "auto",
@@ -85,9 +80,7 @@ class Config:
         "as in the paper; auto: 0.5 in mode auto, 0 in other modes",
     )
     frames: str = _setting(
-        "auto",
-        SWITCH,
-        "transform training batches by random group elements; auto: in strict (paced loop) and scheduled mode",
+        "auto", SWITCH, "transform training batches by random group elements; auto: in strict paced and scheduled mode"
     )
     dual_optimizer: str = _paper_setting(
         "sgd",
@@ -100,9 +93,7 @@ class Config:
     gamma_init: float | str = _setting(
         "auto", Number(auto=True), "initial gamma of every site; auto: 0.1 in the paced loop, 1 in the paper's"
     )
-    gamma_lr: float = _paper_setting(
-        1.0, Number(low=0), "gamma's learning rate, as a multiple of that of its parameter group"
-    )
+    gamma_lr: float = _paper_setting(1.0, Number(low=0), "multiple of the parameter group's learning rate for gamma")
     gamma_weight_decay: bool = _paper_setting(False, Flag(), "apply the optimizer's weight decay to gamma too")
     rho: float | str = _setting(
         "1x",
@@ -115,25 +106,18 @@ class Config:
         0.0, Number(low=0), "constant c of the augmented Lagrangian: c slack^2 damps oscillations"
     )
     adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the constraint's running mean")
-    adam_beta2: float = _paper_setting(
-        0.999, Number(low=0, high=1), "adam: decay rate of the squared constraint's running mean"
-    )
+    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: the same for the squared constraint")
     land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
         "auto",
         Flag(auto=True),
-        "divide branches' linear maps by their spectral norm; auto: if the loop is paced and branches can stay (modes "
-        "auto, resilient and bounded)",
+        "bound branches by spectral normalisation; auto: in the paced loop, if branches can stay",
     )
     eval_branches: str = _setting(
-        "auto",
-        SWITCH,
-        "use the branches in model.eval(); auto: on in resilient and bounded mode, in mode auto those that were kept",
+        "auto", SWITCH, "use the branches in model.eval(); auto: in resilient and bounded mode, kept ones in mode auto"
     )
     device: str = _setting(
-        "auto",
-        Choice(("auto", "cpu")),
-        "cpu: run on the CPU even if upstream requires a GPU; auto: upstream's own choice",
+        "auto", Choice(("auto", "cpu")), "cpu: run on the CPU even if upstream requires a GPU; auto: as upstream"
     )
     shims: bool = _setting(True, Flag(), "apply compatibility shims for missing dependencies")
     tell: bool = _setting(
@@ -160,40 +144,32 @@ class Config:
         if not problems and self.mode == "auto" and (self.loop != "paced" or not self.held_out):
             name, wrong = ("mode", f"loop {self.loop!r}") if self.loop != "paced" else ("holdout", "holdout 0")
             text = f"mode 'auto' needs loop 'paced' and holdout above 0, found {wrong}; set mode to 'strict' or another"
-            problems.append((name, text))
+            problems = [(name, text)]
         if problems:
             raise ConfigError(problems=problems)
 
     @property
     def summary(self) -> str:
         """The mode and its most important setting, for display."""
-        if self.paced:
-            return f"mode {self.mode}, budget {self.budget}"
-        return f"mode {self.mode}, dual lr {self.dual_lr} ({self.dual_optimizer})"
+        paper = f"dual lr {self.dual_lr} ({self.dual_optimizer})"
+        return f"mode {self.mode}, " + (f"budget {self.budget}" if self.paced else paper)
 
     def has_landed(self, steps: int) -> bool:
         """Return whether ``land_at`` has set gamma to 0 for good after this many steps."""
         return self.mode == "strict" and 0 < self.land_at <= steps
 
     def may_wait(self, step: int) -> bool:
-        """Return whether the process may wait for the device (the GPU) after this step."""
-        return _is_due(step, self.trace_every)
-
-    def traces(self, step: int) -> bool:
-        """Return whether this step gets a line in the trace."""
-        return self.trace and self.may_wait(step)
-
-    def logs(self, step: int) -> bool:
-        """Return whether this step is logged."""
-        return self.log != NONE and self.may_wait(step)
+        """Return whether this step is traced and logged. Only then the process may wait for the GPU."""
+        return step == 1 or step % self.trace_every == 0
 
     def measures(self, step: int) -> bool:
         """Return whether the equivariance error is measured after this step."""
-        return (self.trace or self.log != NONE) and self.error_every > 0 and _is_due(step, self.error_every)
+        every = self.error_every
+        return (self.trace or self.log != NONE) and every > 0 and (step == 1 or step % every == 0)
 
     @property
     def paced(self) -> bool:
-        """True if the loop updates gamma itself, rather than the script's optimizer."""
+        """True if the loop updates gamma; otherwise the script's optimizer does."""
         return self.loop == "paced" or self.mode == "scheduled"
 
     @property
@@ -203,15 +179,14 @@ class Config:
 
     @property
     def may_land(self) -> bool:
-        """True if sites can land: in modes that bring gamma to 0, and in mode auto, which decides on each site."""
+        """True if sites can land: in modes that bring gamma to 0, and in mode auto, which decides for each site."""
         return self.lands or self.mode == "auto"
 
     @property
     def held_out(self) -> float:
         """Share of the training samples that judge gamma."""
-        if self.holdout != "auto":
-            return float(self.holdout) if self.paced else 0.0
-        return 0.5 if self.mode == "auto" else 0.0
+        by_default = 0.5 if self.mode == "auto" else 0.0
+        return by_default if self.holdout == "auto" else float(self.holdout) * self.paced
 
     @property
     def deploys_branches(self) -> bool:
@@ -220,10 +195,9 @@ class Config:
 
     @property
     def bounds_branches(self) -> bool:
-        """True if the linear maps of branches are divided by their spectral norm. Otherwise gamma bounds no output."""
-        if self.spectral_norm != "auto":
-            return bool(self.spectral_norm)
-        return self.deploys_branches and self.loop == "paced"
+        """True if the linear maps of branches are divided by their spectral norm."""
+        by_default = self.deploys_branches and self.loop == "paced"
+        return by_default if self.spectral_norm == "auto" else bool(self.spectral_norm)
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -234,17 +208,12 @@ class Config:
 
     @property
     def turns(self) -> bool:
-        """True if training batches are transformed by random group elements.
-
-        Off by default in resilient mode: random frames hide any symmetry breaking in the data.
-        """
-        if self.frames != "auto":
-            return self.frames == "on"
-        return self.paced and self.lands
+        """True if training batches are transformed by random frames, which hide any symmetry breaking in the data."""
+        return self.paced and self.lands if self.frames == "auto" else self.frames == "on"
 
     @property
     def gamma_start(self) -> float:
-        """Initial gamma. It is small in the paced loop, so that untrained branches do not dominate the layers."""
+        """Initial gamma. The paced loop starts with a small gamma, so that untrained branches do not dominate."""
         if self.mode == "scheduled":
             return 0.0
         if self.gamma_init != "auto":
@@ -254,18 +223,14 @@ class Config:
     @property
     def share(self) -> float:
         """Fraction of the budget after which gamma reaches its target."""
-        if self.horizon != "auto":
-            return float(self.horizon)
-        return 0.75 if self.mode == "auto" else 0.25
+        by_default = 0.75 if self.mode == "auto" else 0.25
+        return by_default if self.horizon == "auto" else float(self.horizon)
 
     def latest(self, epoch_steps: int | None) -> float:
-        """Return the last step at which gamma may reach its target; ``epoch_steps`` is the steps per epoch, or None.
-
-        In strict mode this is the end of epoch 100, before the model overfits with its branches, or step 1000 if later.
-        """
+        """Return the last step at which gamma may reach its target, given ``epoch_steps``, the steps per epoch."""
         if self.horizon != "auto" or self.mode != "strict" or epoch_steps is None:
             return math.inf
-        return max(100 * epoch_steps, 1000)
+        return max(100 * epoch_steps, 1000)  # after more epochs the model would overfit with its branches
 
     @property
     def gamma_unit(self) -> float:
@@ -274,22 +239,16 @@ class Config:
 
     def price(self, gradient: Any) -> Any:
         """Return rho, given the size of the loss's gradient at gamma (a float or a tensor)."""
-        value, relative = PRICE.split(self.rho)
-        return value * gradient if relative else value
+        return PRICE.times(self.rho, gradient)
 
     def dual_rate(self, primal: Any) -> Any:
         """Return lambda's learning rate, given that of gamma's parameter group (``primal``, a float or a tensor)."""
-        value, relative = RATE.split(self.dual_lr)
-        return value * primal if relative else value
+        return RATE.times(self.dual_lr, primal)
 
     @property
     def branches_in_eval(self) -> bool:
         """True if ``model.eval()`` uses the branches."""
         return self.deploys_branches if self.eval_branches == "auto" else self.eval_branches == "on"
-
-
-def _is_due(step: int, every: int) -> bool:
-    return step == 1 or step % every == 0
 
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
@@ -301,25 +260,16 @@ KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in SETTIN
 def find_preset(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the preset that these settings select, and the preset's settings."""
     name = settings.get("preset") or FIT
-    if name == NONE:
-        return NONE, {}
-    if name == FIT:
-        base = {"loop": "paced", "mode": "auto", **presets.get(FIT, {})}
-        loop = settings.get("loop", base["loop"])
-        if base["mode"] == "auto" and loop in ("paper", "printed"):
-            base["mode"] = "strict"  # the paper's loop has no mode auto
-        return FIT, base
-    if not isinstance(name, str) or name not in presets:
-        raise ConfigError(problems=[("preset", one_of("preset", name, sorted({*presets, FIT, NONE})))])
-    return name, presets[name]
+    known = {NONE: {}, **presets, FIT: {"loop": "paced", "mode": "auto", **presets.get(FIT, {})}}
+    if not isinstance(name, str) or name not in known:
+        raise ConfigError(problems=[("preset", one_of("preset", name, known))])
+    base = known[name]
+    if name == FIT and base["mode"] == "auto" and settings.get("loop", base["loop"]) in ("paper", "printed"):
+        base = {**base, "mode": "strict"}  # the paper's loop has no mode auto
+    return name, base
 
 
-def build(settings: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
-    """Return a config: the preset that these settings select, overridden by the settings themselves."""
-    return build_on(find_preset(settings, presets or {})[1], settings)
-
-
-def build_on(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
+def build(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
     """Return a config: the settings of a preset (``base``), overridden by these settings."""
     given = {key: value for key, value in settings.items() if key != "preset"}
     unknown = [key for key in {**base, **given} if key not in SETTINGS]
@@ -328,10 +278,7 @@ def build_on(base: Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
     config = Config(**{**base, **given})
     misplaced = [key for key in given if key in PAPER_ONLY] if config.paced else []
     if misplaced:
-        text = "is a setting of the paper's loop, and " + (
-            "mode is 'scheduled': leave it out"
-            if config.mode == "scheduled"
-            else "loop is 'paced': leave it out, or set preset 'paper' or loop 'paper'"
-        )
+        found = "mode is 'scheduled'" if config.mode == "scheduled" else "loop is 'paced'"
+        text = f"is a setting of the paper's loop, and {found}: leave it out, or set preset 'paper'"
         raise ConfigError(problems=[(key, f"{key} {text}") for key in misplaced])
     return config

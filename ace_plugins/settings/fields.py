@@ -16,30 +16,13 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a setting accepts. Subclasses define `describe`, `placeholder`, `accepts` and `convert`."""
+    """The values that a setting accepts. Subclasses define `placeholder`, `describe`, `accepts` and `convert`.
 
-    placeholder = ""
+    These four do not consider the word "auto", which is a value of every kind with ``auto=True``.
+    """
+
     auto: bool = field(default=False, kw_only=True)
-    """True if the word "auto" is accepted too."""
-
-    @property
-    def expected(self) -> str:
-        """Description of the accepted values, for errors."""
-        return self.describe() + (", or 'auto'" if self.auto else "")
-
-    @property
-    def metavar(self) -> str:
-        """Placeholder for a value in ``--help``."""
-        return self.placeholder + ("|auto" if self.auto else "")
-
-    def problem(self, name: str, value: Any) -> str | None:
-        """Return what is wrong with a value of the setting ``name``, in one line; None if it is valid."""
-        valid = (self.auto and value == "auto") or self.accepts(value)
-        return None if valid else f"{name} {value!r}: expected {self.expected}"
-
-    def parse(self, text: str) -> Any:
-        """Return the value that a text stands for, or raise a ValueError. The value may still have a `problem`."""
-        return text if self.auto and text == "auto" else self.convert(text)
+    placeholder = ""
 
     def describe(self) -> str:
         raise NotImplementedError
@@ -50,44 +33,33 @@ class Kind:
     def convert(self, text: str) -> Any:
         return text
 
+    @property
+    def expected(self) -> str:
+        """Description of the accepted values, for errors."""
+        return self.describe() + (", or 'auto'" if self.auto else "")
+
+    def problem(self, name: str, value: Any) -> str | None:
+        """Return what is wrong with a value of the setting ``name``, in one line; None if it is valid."""
+        try:
+            valid = (self.auto and value == "auto") or self.accepts(value)
+        except ValueError:
+            valid = False
+        return None if valid else f"{name} {value!r}: expected {self.expected}"
+
+    def parse(self, text: str) -> Any:
+        """Return the value that a text stands for, or raise a ValueError. The value may still have a `problem`."""
+        return text if self.auto and text == "auto" else self.convert(text)
+
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One of a few words."""
+    """One of a few words. The error about another word ends with ``hint``."""
 
     choices: tuple[str, ...]
     hint: str = ""
-    """Advice that is added to the error about a word that is not accepted."""
 
     def problem(self, name: str, value: Any) -> str | None:
         return None if value in self.choices else one_of(name, value, self.choices, do=self.hint)
-
-
-@dataclass(frozen=True)
-class Number(Kind):
-    """A finite number that is at least ``low`` and less than ``high``."""
-
-    placeholder = "NUMBER"
-    low: float = -math.inf
-    high: float = math.inf
-    positive: bool = False
-    """True if the number must be greater than 0."""
-    whole: bool = False
-    """True if the number must be an integer."""
-
-    def describe(self) -> str:
-        least = " above 0" if self.positive else "" if self.low == -math.inf else f" of at least {self.low:g}"
-        below = "" if self.high == math.inf else f" and below {self.high:g}"
-        return f"{'an integer' if self.whole else 'a finite number'}{least}{below}"
-
-    def accepts(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
-            return False
-        number: Any = value
-        return -LARGEST <= number <= LARGEST and self.low <= number < self.high and (not self.positive or number > 0)
-
-    def convert(self, text: str) -> Any:
-        return int(text) if self.whole else float(text)
 
 
 @dataclass(frozen=True)
@@ -107,49 +79,65 @@ class Flag(Kind):
 
 
 @dataclass(frozen=True)
-class Multiple(Kind):
-    """A number, or a multiple such as "1x" of a quantity that is known only during training."""
+class Number(Kind):
+    """A finite number that is at least ``low`` and less than ``high``."""
 
-    placeholder = "NUMBER|1x"
+    low: float = -math.inf
+    high: float = math.inf
     positive: bool = False
-    """True if 0 is not accepted."""
+    whole: bool = False
+    placeholder = "NUMBER"
 
     def describe(self) -> str:
-        return f"a finite number {'above' if self.positive else 'of at least'} 0, or a multiple such as '1x'"
+        least = " above 0" if self.positive else "" if self.low == -math.inf else f" of at least {self.low:g}"
+        below = "" if self.high == math.inf else f" and below {self.high:g}"
+        return f"{'an integer' if self.whole else 'a finite number'}{least}{below}"
 
     def accepts(self, value: Any) -> bool:
-        try:
-            number, _ = self.split(value)
-        except ValueError:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral if self.whole else numbers.Real):
             return False
-        return not isinstance(value, bool) and 0 <= number <= LARGEST and (number > 0 or not self.positive)
+        number: Any = value
+        return -LARGEST <= number <= LARGEST and self.low <= number < self.high and (not self.positive or number > 0)
+
+    def convert(self, text: str) -> Any:
+        return int(text) if self.whole else float(text)
+
+
+@dataclass(frozen=True)
+class Multiple(Number):
+    """A number of at least 0, or a multiple such as "1x" of a quantity that is known only during training."""
+
+    low: float = 0
+    placeholder = "NUMBER|1x"
+
+    def describe(self) -> str:
+        return f"{super().describe()}, or a multiple such as '1x'"
+
+    def accepts(self, value: Any) -> bool:
+        return super().accepts(self.times(value, 1) if isinstance(value, str) else value)
 
     def convert(self, text: str) -> float | str:
-        number, relative = self.split(text)
-        return text if relative else number
+        number = self.times(text, 1)
+        return text if text.strip().lower().endswith("x") else number
 
-    def split(self, value: Any) -> tuple[float, bool]:
-        """Return the number, and True if it is a multiple: (8e-4, False) for 8e-4, (1.0, True) for "1x"."""
+    def times(self, value: Any, unit: Any) -> Any:
+        """Return the value, multiplied by ``unit`` if it is a multiple such as "1x"."""
         text = str(value).strip().lower()
-        return float(text.removesuffix("x")), text.endswith("x")
+        return float(text.removesuffix("x")) * unit if text.endswith("x") else float(text)
 
 
 @dataclass(frozen=True)
 class BudgetKind(Kind):
     """The length of a run: a number of optimizer steps, or a number of epochs such as "600 epochs"."""
 
-    placeholder = "STEPS|'N epochs'"
     auto: bool = True
+    placeholder = "STEPS|'N epochs'"
 
     def describe(self) -> str:
         return "a number of optimizer steps, epochs such as '600 epochs'"
 
     def accepts(self, value: Any) -> bool:
-        try:
-            found = self.split(value)
-        except ValueError:
-            return False
-        return not isinstance(value, bool) and all(number is None or 0 < number <= LARGEST for number in found)
+        return not isinstance(value, bool) and all(n is None or 0 < n <= LARGEST for n in self.split(value))
 
     def convert(self, text: str) -> int | str:
         self.split(text)

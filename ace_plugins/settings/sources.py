@@ -1,7 +1,4 @@
-"""Combines the settings of a run: preset, ace.toml, environment variables, options. Later sources override earlier.
-
-Every field of `Config` has an environment variable: ``ACE_MODE``, ``ACE_DUAL_LR`` and so on.
-"""
+"""Combines the settings of a run: preset, ace.toml, environment variables, options. Later sources override earlier."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import AdapterError, ConfigError
-from .config import FIT, KINDS, SETTINGS, Config, build_on, find_preset
+from .config import FIT, KINDS, SETTINGS, Config, build, find_preset
 from .toml_file import SettingsFile
 
 HOME = ".ace"
@@ -22,12 +19,12 @@ OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIF
 
 
 def variable(setting: str) -> str:
-    """Return the environment variable of a setting."""
+    """Return the environment variable of a setting, such as ACE_DUAL_LR."""
     return f"ACE_{setting.upper()}"
 
 
 def option(setting: str) -> str:
-    """Return the command-line option of a setting."""
+    """Return the command-line option of a setting, such as --dual-lr."""
     return f"--{setting.replace('_', '-')}"
 
 
@@ -36,7 +33,7 @@ VARIABLES = {variable(name): name for name in (*SETTINGS, "preset")}
 
 @dataclass(frozen=True)
 class Resolved:
-    """The settings of a run, validated, and their origins."""
+    """The validated settings of a run, and their origins."""
 
     config: Config
     origins: Mapping[str, str]
@@ -54,26 +51,21 @@ def resolve(
 ) -> Resolved:
     """Combine and validate settings. Each source overrides the ones listed before it.
 
-    Args:
-        presets: The adapter's presets: a mapping from names to settings.
-        file: The settings in ace.toml.
-        environment: Environment variables.
-        options: Values of command-line options, by the name of the setting.
-        arguments: Keyword arguments of a Python call. Errors about these name no origin.
-        adapter: Name of the adapter, for errors about its preset.
+    ``presets`` are the adapter's presets by name. The keys of ``options`` (of the command line) and ``arguments``
+    (keyword arguments of a Python call) are names of settings. ``adapter`` is the adapter's name, for errors.
 
     Raises:
-        ConfigError: If a setting is unknown or invalid. The error names its origin.
+        ConfigError: If a setting is unknown or invalid. The error names its origin, except for ``arguments``.
         AdapterError: If the unknown or invalid setting is in the preset.
     """
-    sources = (file.settings if file else {}, read_environment(environment or {}), options or {}, arguments or {})
-    given = {key: value for source in sources for key, value in source.items()}
-    origins = {key: file.where(key) for key in file.settings} if file else {}
-    origins |= {key: variable(key) for key in sources[1]} | {key: option(key) for key in sources[2]}
+    from_file, variables, options = file.settings if file else {}, read_environment(environment or {}), options or {}
+    given = {**from_file, **variables, **options, **(arguments or {})}
+    origins = {key: file.where(key) for key in from_file} if file else {}
+    origins |= {key: variable(key) for key in variables} | {key: option(key) for key in options}
     name = FIT
     try:
         name, base = find_preset(given, presets)
-        config = build_on(base, given)
+        config = build(base, given)
     except ConfigError as error:
         wrong = [text for key, text in error.problems if key not in given]
         if wrong:
@@ -98,14 +90,14 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_misspelt(environment: Mapping[str, str]) -> list[str]:
-    """Return a message for each unknown variable whose name resembles a known one. Other programs use ACE_ too."""
-    messages = []
-    known = {*VARIABLES, *OTHERS}
-    for name in environment:
-        if name.startswith("ACE_") and name not in known and not name.startswith("ACE_UPSTREAM_"):
-            import difflib  # slow to import, and every patched script imports this module
+    """Return a message for each variable with a name similar to one of ace-plugins. Other programs use ACE_ too."""
+    known = sorted(name[4:] for name in (*VARIABLES, *OTHERS))  # the prefix ACE_ would make any two names similar
+    own = [name[4:] for name in environment if name.startswith("ACE_") and not name.startswith("ACE_UPSTREAM_")]
+    unknown = [name for name in own if name not in known]
+    if not unknown:
+        return []
+    import difflib  # slow to import, and every patched script imports this module
 
-            # Compared without the common prefix ACE_, which would make any two names similar.
-            near = difflib.get_close_matches(name[4:], sorted(each[4:] for each in known), n=1, cutoff=0.75)
-            messages += [f"unknown variable {name!r} (did you mean 'ACE_{each}'?): it is ignored" for each in near]
-    return messages
+    near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.75) for name in unknown}
+    similar = [(f"ACE_{name}", f"ACE_{each[0]}") for name, each in near.items() if each]
+    return [f"unknown variable {name!r} (did you mean {meant!r}?): it is ignored" for name, meant in similar]

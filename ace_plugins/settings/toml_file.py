@@ -1,7 +1,4 @@
-"""Reads and writes ``ace.toml``, the settings of a patched checkout.
-
-The file explains every setting and shows its default in a comment.
-"""
+"""Reads and writes ``ace.toml``, the settings of a patched checkout, with help and defaults in comments."""
 
 from __future__ import annotations
 
@@ -50,17 +47,14 @@ class SettingsFile:
     """Settings in the file: ``preset`` and fields of `Config`."""
 
     def where(self, key: str) -> str:
-        """Return the file's name and the line number of a setting, for errors."""
-        return f"{self.path.name} line {_line_of(self.text, key)}"
-
-    @property
-    def as_written(self) -> bool:
-        """True if nobody edited the file since ace-patch wrote it."""
-        return is_as_written(self.text)
+        """Return the file's name and the line number of a top-level key or table; line 1 if there is none."""
+        found = re.search(rf"""^[ \t]*\[*[ \t]*["']?{re.escape(key)}["']?[ \t]*[=.\]]""", self.text, re.MULTILINE)
+        line = self.text.count("\n", 0, found.start()) + 1 if found else 1
+        return f"{self.path.name} line {line}"
 
 
 def is_as_written(text: str) -> bool:
-    """Return whether nobody edited this text since ace-patch wrote it, judging by the hash in its last line."""
+    """Return whether the hash in the last line fits this text, so that nobody edited it since ace-patch wrote it."""
     text = text.replace("\r\n", "\n")
     return text == _sign(text.rpartition(_SIGNATURE.partition("{")[0])[0])
 
@@ -72,12 +66,12 @@ def _sign(body: str) -> str:
 
 
 def is_ours(text: str) -> bool:
-    """Return whether a file with this text belongs to ace-patch. Other programs may use the name ace.toml as well."""
+    """Return whether a file with this text is one of ace-patch. Other programs may use the name ace.toml as well."""
     return re.search(r"^adapter\s*=", text, re.MULTILINE) is not None
 
 
 def read(path: Path, content: bytes | None = None) -> SettingsFile:
-    """Parse a settings file, or ``content`` instead if it is given. The keys are checked, the values are not."""
+    """Parse a settings file, or its ``content`` if that is given. The keys are checked, the values are not."""
     try:
         text = (path.read_bytes() if content is None else content).decode("utf-8-sig")
     except OSError as error:
@@ -91,22 +85,14 @@ def read(path: Path, content: bytes | None = None) -> SettingsFile:
         what = " ".join(str(error).split())
         raise ConfigError(f"{path.name}: not valid TOML: {what}{hint}; correct it in {path}") from error
     adapter = values.pop("adapter", None)
-    if not isinstance(adapter, str):
-        line = f" line {_line_of(text, 'adapter')}" if adapter is not None else ""
-        raise ConfigError(f'{path.name}{line}: expected adapter = "name", found {adapter!r}; correct it in {path}')
     file = SettingsFile(path, text, adapter, values)
+    if not isinstance(adapter, str):
+        raise ConfigError(f'{file.where("adapter")}: expected adapter = "name", found {adapter!r}; edit {path}')
     unknown = [key for key in values if key not in SETTINGS and key != "preset"]
     if unknown:
         known = [*SETTINGS, "adapter", "preset"]
         raise ConfigError("; ".join(f"{file.where(key)}: {one_of('setting', key, known)}" for key in unknown))
     return file
-
-
-def _line_of(text: str, key: str) -> int:
-    """Return the line number of a top-level key or table; 1 if it is not found."""
-    name = re.escape(key)
-    found = re.search(rf"""^[ \t]*\[*[ \t]*["']?{name}["']?[ \t]*[=.\]]""", text, re.MULTILINE)
-    return text.count("\n", 0, found.start()) + 1 if found else 1
 
 
 def write(
@@ -116,10 +102,9 @@ def write(
     preset, base = find_preset(settings, presets)
     defaults = {"preset": preset} | {name: field.default for name, field in SETTINGS.items()} | dict(base)
 
-    def entry(key: str) -> str:  # a JSON string, number or boolean is valid TOML too
-        return (
-            f"{'' if key in settings else '#'}{key} = {json.dumps({**defaults, **settings}[key], ensure_ascii=False)}\n"
-        )
+    def entry(key: str) -> str:
+        value = json.dumps({**defaults, **settings}[key], ensure_ascii=False)  # valid TOML too
+        return f"{'' if key in settings else '#'}{key} = {value}\n"
 
     names = ", ".join(sorted({*presets, FIT, NONE}))
     parts = [_HEAD.format(adapter=adapter, script=script, presets=names) + entry("preset")]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import AdapterError, one_of
-from .graphs import Graphs, PerGraph, Rows, value_at
+from .graphs import Graphs, PerGraph, Rows
 from .groups import Element, Euclidean, Group, Rigid, Rigids
-from .parts import get_argument, get_part, has_part, parse_path, positional_names, replace_part
+from .parts import bind_arguments, find_at, get_part, positional_names, replace_part
 
 X = TypeVar("X", Tensor, None)
 
@@ -35,18 +35,7 @@ class Action(ABC):
 
     @abstractmethod
     def act(self, element: Any, x: Tensor) -> Tensor:
-        """Return the transformed tensor as a new tensor.
-
-        Args:
-            element: The group element.
-            x: The tensor to transform.
-
-        Returns:
-            A tensor of the same shape, dtype and device.
-
-        Raises:
-            AdapterError: If the action does not support the element or the tensor.
-        """
+        """Return x transformed by ``element``. Raise an AdapterError if the element or the tensor is not supported."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class _Rigidly(Action):
         return (self.axis,)
 
     def expected_size(self, element: Rigid) -> int:
-        """Return the size that each of the acted axes must have for ``element``."""
+        """Return the size that each acted axis must have for ``element``."""
         return element.dimension
 
     @abstractmethod
@@ -75,37 +64,25 @@ class _Rigidly(Action):
         """Return x transformed by ``element``. x is float32 or wider and has the acted axes last."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
-        rigid = _rigid(self, element)
-        size = self.expected_size(rigid)
-        axes = self.acted_axes()
-        for found in _sizes(self, x, axes, size):
-            if found != size:
-                raise AdapterError(f"{self}: expected size {size}, found {found} in shape {list(x.shape)}")
+        size, axes = self.expected_size(_rigid(self, element)), self.acted_axes()
+        for axis in axes:
+            if not -x.ndim <= axis < x.ndim or x.shape[axis] != size:
+                raise AdapterError(f"{self}: expected size {size} in axis {axis}, found shape {list(x.shape)}")
         if not (x.is_floating_point() or x.is_complex()):
             raise AdapterError(f"{self}: expected a floating point tensor, found {x.dtype}")
-        return _apply_wide(partial(self.act_on_last, rigid), x, axes)
+        return _apply_wide(partial(self.act_on_last, element), x, axes)
 
 
 def _rigid(action: Action, element: Any, dimension: int | None = None) -> Rigid:
     if not isinstance(element, Rigid):
-        raise AdapterError(f"{action}: expected an element of the kind Rigid, found {type(element).__name__}")
+        raise AdapterError(f"{action}: expected a group element of type Rigid, found {type(element).__name__}")
     if dimension not in (None, element.dimension):
-        raise AdapterError(f"{action}: expected an element of {dimension} dimensions, found {element.dimension}")
+        raise AdapterError(f"{action}: expected an element in {dimension} dimensions, found {element.dimension}")
     return element
 
 
-def _sizes(action: Action, x: Tensor, axes: tuple[int, ...], size: object) -> list[int]:
-    for axis in axes:
-        if not -x.ndim <= axis < x.ndim:
-            raise AdapterError(f"{action}: expected an axis of size {size}, found shape {list(x.shape)}")
-    return [x.shape[axis] for axis in axes]
-
-
 def _apply_wide(function: Callable[[Tensor], Tensor], x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Move the given axes of x to the end, apply the function, and move the axes back.
-
-    The computation uses float32 or wider and no autocast, because its rounding would add to the model's error.
-    """
+    """Apply a function to x with these axes moved to the end, in float32 or wider, to avoid large rounding errors."""
     wide = x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
     last = tuple(range(-len(axes), 0))
     with torch.autocast(x.device.type, enabled=False):
@@ -118,7 +95,7 @@ class Vectors(_Rigidly):
     """Action on velocities, forces or displacements: they rotate and do not translate."""
 
     axis: int = -1
-    """Axis of the coordinates. Its size is the dimension of the group's space, 2 or 3."""
+    """Axis of the coordinates. Its size is the dimension of the group's space: 2 or 3."""
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
         return element.multiply(element.matrix, x)
@@ -168,19 +145,12 @@ class Irreps(_Rigidly):
     def __post_init__(self) -> None:
         object.__setattr__(self, "irreps", str(self.irreps))  # accepts an o3.Irreps
 
-    def _parse(self) -> Any:
-        try:
-            return _o3().Irreps(self.irreps)
-        except (ValueError, AssertionError) as error:
-            raise AdapterError(f"irreps {self.irreps!r}: expected e3nn's notation: {error}") from error
-
     def expected_size(self, element: Rigid) -> int:
         _rigid(self, element, dimension=3)
-        return int(self._parse().dim)
+        return int(_o3().Irreps(self.irreps).dim)
 
     def act_on_last(self, element: Rigid, x: Tensor) -> Tensor:
-        parsed = self._parse()
-        sign = element.sign
+        parsed, sign = _o3().Irreps(self.irreps), element.sign
         wigner = _wigner(max((irrep.l for _, irrep in parsed), default=0), sign * element.matrix)
         parts = []
         for (multiplicity, irrep), part in zip(parsed, parsed.slices(), strict=True):
@@ -203,9 +173,8 @@ def _o3() -> Any:
 def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
     """Return e3nn's Wigner matrices D_l [..., 2l+1, 2l+1] of rotations R [..., 3, 3], in float64 for l = 0..highest.
 
-    e3nn's own D_from_matrix uses Euler angles (inaccurate at the poles) and generators in the default dtype. Its six
-    accurate digits are too few to measure a float64 model. Here D_l is computed from D_{l-1} and D_1 = R with the 3j
-    symbols, which e3nn has in float64; this is accurate to rounding error.
+    e3nn's own D_from_matrix has about six accurate digits, which is too few to measure a float64 model. Here D_l is
+    computed from D_{l-1} and D_1 = R with e3nn's 3j symbols, which are accurate to float64.
     """
     matrices = [torch.ones_like(rotation[..., :1, :1]), rotation]
     for degree in range(2, highest + 1):
@@ -219,10 +188,9 @@ def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
 class Grid(Action):
     """Action of groups of the plane on an image [..., H, W] or a field on a grid, about its centre.
 
-    x points right and y up, so a positive angle rotates the image counterclockwise, as
-    ``torch.rot90(x, 1, (-2, -1))`` does. Multiples of 90 degrees and the reflections between them move whole pixels
-    and are exact. Other elements resample bilinearly with zeros outside the image, and the inaccuracy of resampling
-    adds to every measured error. So measure with C_4 or D_4 where possible.
+    A positive angle rotates the image counterclockwise, as ``torch.rot90(x, 1, (-2, -1))`` does. Rotations by multiples
+    of 90 degrees, and reflections combined with them, are exact. Other elements are resampled bilinearly with zeros
+    outside the image. Resampling adds to every measured error, so measure with C_4 or D_4 where possible.
     """
 
     of: Action = field(default_factory=Invariant)
@@ -235,9 +203,8 @@ class Grid(Action):
         if isinstance(rigid, Rigids):
             raise AdapterError(f"{self}: expected one element for the whole batch, found one per graph")
         if rigid.translation.any():
-            shift = rigid.translation.tolist()
-            raise AdapterError(f"{self}: expected an element without translation, found {shift}; use O2 or SO2")
-        height, width = _sizes(self, x, self.axes, "H and W")
+            raise AdapterError(f"{self}: expected a group without translations; use O2 or SO2")
+        height, width = (x.shape[axis] for axis in self.axes)
         x = self.of(rigid, x)
         # Composed quarter turns contain rounding errors; 1e-9 of an image is far less than a pixel.
         if float((rigid.matrix - rigid.matrix.round()).abs().max()) < 1e-9:
@@ -247,8 +214,6 @@ class Grid(Action):
                 raise AdapterError(f"{self}: expected H = W for a turn of 90 degrees, found {height} and {width}")
             upright = x if rigid.sign > 0 else x.flip(self.axes[0])  # M = rotation after y -> -y
             return torch.rot90(upright, quarters, self.axes).contiguous()
-        if not x.is_floating_point():
-            raise AdapterError(f"{self}: expected a floating point tensor to resample, found {x.dtype}")
         return _apply_wide(partial(_resample, rigid.matrix), x, self.axes)
 
 
@@ -271,12 +236,8 @@ class GroupAction:
 
         GroupAction(E3, inputs={"pos": Positions()}, outputs=Invariant(), graphs=Graphs(batch="batch"))
 
-    A path names a parameter of the forward pass (``"pos"``). A path with dots names a part of one argument, which is a
-    PyG graph, another object or a dict (``"graph.pos"``). A path that ends in "?" names an optional part
-    (``"data.cell?"``).
-
-    Raises:
-        AdapterError: If ``group`` does not implement `Group`.
+    A path names a parameter of the forward pass (``"pos"``). A path with dots leads to an attribute or key of an
+    argument (``"graph.pos"``). A path that ends in "?" may be missing (``"data.cell?"``).
     """
 
     group: Group
@@ -288,161 +249,133 @@ class GroupAction:
     graphs: Graphs | None = None
     """Which rows belong to which graph of a batch. If given, random frames use one element per graph, not per batch."""
     beside: Collection[str] = ()
-    """Outputs that are compared only if the model returns no other output. Energies that include the constants of
-    single atoms are an example: they are so large that an error of the forces would not show next to them."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.group, Group):
-            raise AdapterError(f"group: expected name, identity() and sample(), found {type(self.group).__name__}")
-        # Copies, because the caller's containers may change later.
-        object.__setattr__(self, "inputs", dict(self.inputs))
-        if not isinstance(self.outputs, Action):
-            own = dict(self.outputs) if isinstance(self.outputs, Mapping) else tuple(self.outputs)
-            object.__setattr__(self, "outputs", own)
+    """Outputs that are compared only if the model returns no other output. An example is a total energy: it is so large
+    that an error of the forces would not show next to it."""
 
     def sample_frame(
         self, generator: torch.Generator, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Element:
-        """Return a random element without translation, or one per graph if ``graphs`` is given and finds the rows.
+        """Return a random element without translation, or one per graph if ``graphs`` finds the rows of this call.
 
-        Args:
-            generator: Source of random numbers.
-            names: Names of the model's arguments.
-            args: Positional arguments of the call.
-            kwargs: Keyword arguments of the call.
-
-        Returns:
-            The element.
+        ``generator`` is the source of random numbers. For ``names``, ``args`` and ``kwargs`` see `act_on_inputs`.
         """
-        if self.graphs is not None and isinstance(self.group, Euclidean):
-            rows = self.graphs.find_rows(names, args, kwargs)
-            if rows is not None:
-                # One element per node is enough. Counting the graphs would need a synchronisation with the device.
-                return PerGraph(self.group.sample_many(len(rows.nodes), generator, scale=0.0), rows)
-        return self.group.sample(generator, scale=0.0)
+        rows = None if self.graphs is None else self.graphs.find_rows(names, args, kwargs)
+        if rows is None or not isinstance(self.group, Euclidean):
+            return self.group.sample(generator, scale=0.0)
+        # One element per node is enough. Counting the graphs would need a synchronisation with the device.
+        return PerGraph(self.group.sample_many(len(rows.nodes), generator, scale=0.0), rows)
 
     def find_samples(
         self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Rows | None, list[Tensor]]:
-        """Return the sample of every row of a batch, and the inputs that have one row per row.
+        """Return the sample that each row of a batch belongs to, and the listed floating point inputs with these rows.
 
-        Without ``graphs``, the first dimension of the inputs counts the samples.
-
-        Args:
-            names: Names of the model's arguments.
-            args: Positional arguments of the call.
-            kwargs: Keyword arguments of the call.
-
-        Returns:
-            The sample number of every row and the floating point inputs that are listed in ``inputs`` and have these
-            rows; None and no inputs if the samples cannot be found.
+        Without ``graphs``, every row is a sample. If no input has rows, return None and no inputs. For ``names``,
+        ``args`` and ``kwargs`` see `act_on_inputs`.
         """
-        found = {path: value_at(parse_path(path)[0], names, args, kwargs) for path in self.inputs}
-        tensors = [value for value in found.values() if isinstance(value, Tensor) and value.is_floating_point()]
-        tensors = [tensor for tensor in tensors if tensor.dim()]
+        given = bind_arguments(names, args, kwargs)
+        found = [find_at(given, path.removesuffix("?")) for path in self.inputs]
+        tensors = [x for x in found if isinstance(x, Tensor) and x.is_floating_point() and x.dim()]
         if not tensors:
             return None, []
-        if self.graphs is None:
-            rows = Rows(torch.arange(len(tensors[0]), device=tensors[0].device), {}, dense=True)
-        else:
+        rows = None if self.graphs is None else self.graphs.find_rows(names, args, kwargs)
+        if rows is None:
+            every = torch.arange(len(tensors[0]), device=tensors[0].device)
             # Without a batch vector, all nodes belong to one graph.
-            alone = Rows(torch.zeros(len(tensors[0]), dtype=torch.long, device=tensors[0].device), {})
-            rows = self.graphs.find_rows(names, args, kwargs) or alone
-        same = [tensor for tensor in tensors if len(tensor) == len(rows.nodes)]
+            rows = Rows(every, {}, dense=True) if self.graphs is None else Rows(torch.zeros_like(every), {})
+        same = [x for x in tensors if len(x) == len(rows.nodes)]
         return (rows, same) if same else (None, [])
 
     def act_on_inputs(
-        self,
-        element: Element,
-        signature_names: Sequence[str],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, element: Element, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return transformed copies of a call's arguments.
+        """Return copies of a call's arguments ``args`` and ``kwargs``, transformed by ``element``.
 
-        Args:
-            element: The group element.
-            signature_names: Names of the parameters of the forward pass in order, without self. Names such as
-                ``*rest`` and ``**more`` keep their stars.
-            args: Positional arguments of the call.
-            kwargs: Keyword arguments of the call.
-
-        Returns:
-            New positional and keyword arguments. Parameters that the call does not pass stay at their defaults.
+        ``names`` are the parameters of the forward pass in order, without self. ``*rest`` and ``**more`` keep their
+        stars. Parameters that the call does not pass stay at their defaults.
 
         Raises:
             AdapterError: If a listed input does not exist or its action cannot transform it.
         """
-        new_args, new_kwargs = list(args), dict(kwargs)
-        by_position = positional_names(signature_names)
-        for pattern, action in self.inputs.items():
-            path, needed = parse_path(pattern)
-            name, *steps = path.split(".")
-            where = f"input {path!r}"
-            act = partial(_act, action, element, where, path)
-            if not needed and not has_part(get_argument(name, signature_names, args, kwargs), steps):
-                continue
-            if name in new_kwargs:
-                new_kwargs[name] = _change_at(new_kwargs[name], steps, act, where)
-            elif name not in signature_names:
-                raise AdapterError(one_of("input of the forward", name, signature_names))
-            elif name in by_position and (i := by_position.index(name)) < len(new_args):
-                new_args[i] = _change_at(new_args[i], steps, act, where)
-        return tuple(new_args), new_kwargs
+        given = bind_arguments(names, args, kwargs)
+        for path, action in _find_paths(self.inputs, given):
+            name = path.partition(".")[0]
+            if name in given:
+                given = _transform(given, path, action, element, f"input {path!r}")
+            elif name not in names:
+                raise AdapterError(one_of("input of the forward", name, names))
+        by_position = [given[name] for name in positional_names(names)[: len(args)]]
+        return (*by_position, *args[len(by_position) :]), {name: given[name] for name in kwargs}
 
     def act_on_outputs(self, element: Element, output: Any) -> Any:
         """Return a copy of an output of the model, transformed by ``element``."""
+        whole = {"output": output}
         for path, action in self._output_paths(output):
-            output = _change_at(output, path, partial(_act, action, element, _label(path), ""), _label(path))
-        return output
+            whole = _transform(whole, path, action, element, path)
+        return whole["output"]
 
     def tensors_to_compare(self, output: Any) -> dict[str, Tensor]:
         """Return the tensors that errors are measured on. Keys are names: ``output``, ``output.1``, ``output.x``."""
         found = self._tensors_with_action(output)
-        judged = {name: tensor for name, tensor in found.items() if name.partition(".")[2] not in self.beside}
+        judged = {path: tensor for path, tensor in found.items() if path.partition(".")[2] not in self.beside}
         return judged or found
 
     def _tensors_with_action(self, output: Any) -> dict[str, Tensor]:
         found = {}
         for path, _ in self._output_paths(output):
-            value = output
-            for step in path:
-                value = None if value is None else get_part(value, step, _label(path))
-            if value is not None:
-                found[_label(path)] = value
+            value: Any = {"output": output}
+            for step in path.split("."):
+                value = None if value is None else get_part(value, step, path)
+            if value is not None:  # the model may leave out an optional output
+                found[path] = value
         return found
 
     def mean(self, outputs: Sequence[Any]) -> Any:
         """Return a copy of the first output in which every tensor that has an action is the mean over all outputs."""
-        mean = outputs[0]
+        whole = {"output": outputs[0]}
         found = [self._tensors_with_action(output) for output in outputs]
-        for path, _ in self._output_paths(mean):
-            if _label(path) in found[0]:  # the model may leave out an optional output
-                average = torch.stack([each[_label(path)] for each in found]).mean(0)
-                mean = _change_at(mean, path, partial(lambda new, old: new, average), "output")
-        return mean
+        for path in found[0]:
+            average = torch.stack([each[path] for each in found]).mean(0)
+            whole = _change_at(whole, path.split("."), partial(lambda new, old: new, average), path)
+        return whole["output"]
 
-    def _output_paths(self, output: Any) -> list[tuple[list[str], Action]]:
+    def _output_paths(self, output: Any) -> list[tuple[str, Action]]:
         if isinstance(self.outputs, Action):
-            return [([], self.outputs)]
+            return [("output", self.outputs)]
         if isinstance(self.outputs, Mapping):
-            found = []
-            for pattern, action in self.outputs.items():
-                path, needed = parse_path(pattern)
-                steps = path.split(".")
-                if action is not None and (needed or has_part(output, steps)):
-                    found.append((steps, action))
-            return found
+            named = {f"output.{path}": action for path, action in self.outputs.items()}
+            return _find_paths(named, {"output": output})
         expected = len(self.outputs)
-        if not isinstance(output, (tuple, list)) or len(output) != expected:
-            size = f" of {len(output)}" if isinstance(output, (tuple, list)) else ""
-            kind = f"{type(output).__name__}{size}"
-            raise AdapterError(f"output: expected a tuple of {expected} as in the action, found {kind}")
-        return [([str(i)], action) for i, action in enumerate(self.outputs) if action is not None]
+        size = len(output) if isinstance(output, (tuple, list)) else None
+        if size != expected:
+            kind = type(output).__name__ + ("" if size is None else f" of {size}")
+            raise AdapterError(f"output: expected a tuple of {expected}, one for each action in outputs, found {kind}")
+        return [(f"output.{i}", action) for i, action in enumerate(self.outputs) if action is not None]
 
 
-def _label(path: Sequence[str]) -> str:
-    return ".".join(["output", *path])
+def _find_paths(actions: Mapping[str, Action | None], values: Mapping[str, Any]) -> list[tuple[str, Action]]:
+    """Return the paths with their actions, without question marks and without optional parts that are missing."""
+    found = []
+    for pattern, action in actions.items():
+        path = pattern.removesuffix("?")
+        if action is not None and (path == pattern or find_at(values, path) is not None):
+            found.append((path, action))
+    return found
+
+
+def _transform(values: dict[str, Any], path: str, action: Action, element: Element, where: str) -> dict[str, Any]:
+    """Return a copy of nested values in which the action transforms the tensor at a path."""
+
+    def act(value: Any) -> Any:
+        try:
+            if isinstance(element, PerGraph) and not isinstance(action, Invariant):
+                return action(element.select(value, path), value)
+            return action(element, value)
+        except AdapterError as error:
+            raise AdapterError(f"{where}: {error}") from error
+
+    changed: dict[str, Any] = _change_at(values, path.split("."), act, where)
+    return changed
 
 
 def _change_at(value: Any, steps: Sequence[str], change: Callable[[Any], Any], where: str) -> Any:
@@ -454,13 +387,3 @@ def _change_at(value: Any, steps: Sequence[str], change: Callable[[Any], Any], w
     old = get_part(value, steps[0], where)
     new = _change_at(old, steps[1:], change, where)
     return value if new is old else replace_part(value, steps[0], new, where)
-
-
-def _act(action: Action, element: Element, where: str, path: str, value: Any) -> Any:
-    """Apply an action to one tensor; ``path`` is the path of an input, or "" for an output."""
-    try:
-        if isinstance(element, PerGraph) and not isinstance(action, Invariant):
-            element = element.select(value, path)
-        return action(element, value)
-    except AdapterError as error:
-        raise AdapterError(f"{where}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 from ..errors import AdapterError
 from .groups import Rigids
-from .parts import get_argument, get_part
+from .parts import bind_arguments, find_part, get_part
 
 
 @dataclass(frozen=True)
 class Graphs:
     """Mapping from the rows of a model's inputs to the graphs of a batch.
 
-    Paths are written as in ``GroupAction.inputs``. Inputs that ``edges`` and ``several`` do not
-    list, and all outputs, have one row per node or one row per graph.
+    Paths are written as in ``GroupAction.inputs``. Outputs, and inputs that ``edges`` and ``several`` do not list, have
+    one row per node or one row per graph.
     """
 
     batch: str
-    """Path of the vector with the graph number of every node, as in PyTorch Geometric. If there is a
-    floating point tensor at this path, the batch is dense: the first dimension of each tensor counts the graphs."""
+    """Path of the vector with the graph number of every node, as in PyTorch Geometric. If it leads to a floating point
+    tensor, the batch is dense: the first dimension of each tensor counts the graphs."""
     edges: Mapping[str, str] = field(default_factory=dict)
     """Mapping from each input with one row per edge to the path of its edge index [2, edges], or of one row of that."""
     several: Mapping[str, int] = field(default_factory=dict)
@@ -34,20 +34,14 @@ class Graphs:
     """Path of an edge index, for batches without a batch vector: nodes that edges connect are one graph. The nodes of a
     graph must follow each other, and ``batch`` is the path of a floating point tensor with one row per node."""
     repeated: bool = False
-    """True if layers have several rows per node: all nodes one after the other, then all of them again."""
+    """True if layers have several rows per node: rows for all nodes, then rows for all nodes again, and so on."""
 
     def find_rows(self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Rows | None:
-        """Return the graph number of every row in this call; None if the call has no batch vector (a single graph).
+        """Return the graph number of every row in a call with ``args`` and ``kwargs``; None without a batch vector.
 
-        Args:
-            names: Names of the model's arguments.
-            args: Positional arguments of the call.
-            kwargs: Keyword arguments of the call.
-
-        Returns:
-            The graph numbers of the rows, or None.
+        ``names`` are the parameters of the forward pass, see `GroupAction.act_on_inputs`.
         """
-        get = partial(value_at, names=names, args=args, kwargs=kwargs)
+        get = partial(_value_at, bind_arguments(names, args, kwargs))
         batch = get(self.batch)
         if not isinstance(batch, Tensor) or not batch.dim():
             return None
@@ -67,22 +61,20 @@ class Graphs:
 
 
 def _find_linked(nodes: int, one: Tensor, two: Tensor) -> Tensor:
-    """Return the graph number of every node: a graph ends where no edge leads from it or an earlier node further."""
+    """Return the graph number of every node: a graph ends at a node if no edge leads beyond this node."""
     own = torch.arange(nodes, device=one.device)
     furthest = own.scatter_reduce(0, one, two, "amax").scatter_reduce(0, two, one, "amax")
     ends = furthest.cummax(0).values == own
     return ends.cumsum(0) - ends.long()
 
 
-def value_at(path: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _value_at(given: Mapping[str, Any], path: str) -> Any:
     """Return the input at a path; None if it is None or if a dict or PyG graph does not have it."""
-    name, *steps = path.split(".")
-    value = get_argument(name, names, args, kwargs)
-    for step in steps:
-        keys = getattr(value, "keys", None)
-        if value is None or (callable(keys) and step not in keys()):
-            return None  # a single graph has no batch vector
-        value = get_part(value, step, f"input {path!r}")
+    value: Any = given
+    for step in path.split("."):
+        # A dict or PyG graph of a single graph has no batch vector. In other objects, a missing attribute is an error.
+        optional = value is None or callable(getattr(value, "keys", None))
+        value = find_part(value, step) if optional else get_part(value, step, f"input {path!r}")
     return value
 
 
@@ -93,7 +85,7 @@ class Rows:
     nodes: Tensor
     """Graph number of every node."""
     others: Mapping[str, Tensor]
-    """Mapping from the path of an input whose rows are not nodes to the graph number of each of its rows."""
+    """Graph number of every row of the inputs with rows other than nodes, by the path of the input."""
     dense: bool = False
     """True if every node is a graph: the first dimension of all tensors counts the graphs."""
     repeated: bool = False
@@ -121,19 +113,19 @@ class PerGraph:
     each: Rigids
     rows: Rows
 
-    def select(self, x: Any, path: str = "") -> Any:
-        """Return the elements for the rows of x, which is the input at ``path``, or an output if ``path`` is ""."""
+    def select(self, x: Any, path: str) -> Any:
+        """Return the elements for the rows of x, the input or output at ``path``."""
         if not isinstance(x, Tensor):
-            return self.each  # the action will raise a clear error for x
+            return self.each  # the action raises an error for x
         if path in self.rows.others:
-            return self.each.with_index(self.rows.others[path])
+            return replace(self.each, index=self.rows.others[path])
         index = self.rows.find(len(x))
         if index is None:
             raise AdapterError(
                 f"expected one row for each of {len(self.rows.nodes)} nodes or one per graph, found {len(x)} rows; "
-                "list inputs with one row per edge in Graphs(edges=...), those with several per graph in several=..."
+                "list inputs with one row per edge in Graphs(edges=...), with several rows per graph in several=..."
             )
-        return self.each.with_index(index)
+        return replace(self.each, index=index)
 
     def inverse(self) -> PerGraph:
         return PerGraph(self.each.inverse(), self.rows)

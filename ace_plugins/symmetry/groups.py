@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from ..errors import AdapterError, ConfigError
+from ..errors import AdapterError
 
 
 class Element(Protocol):
@@ -34,14 +34,9 @@ class Group(Protocol):
         """Return the element that changes nothing."""
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Element:
-        """Return a random element, from the uniform distribution if the group has one.
+        """Return a random element, drawn with ``generator``, from the uniform distribution if the group has one.
 
-        Args:
-            generator: The only source of random numbers.
-            scale: Typical size of those parts that have no uniform distribution, such as translations.
-
-        Returns:
-            The element.
+        ``scale`` is the typical size of parts that have no uniform distribution, such as translations.
         """
 
 
@@ -59,22 +54,21 @@ class Rigid:
     """Vector [d], float64 on the CPU."""
 
     def __post_init__(self) -> None:
-        both = (self.matrix, self.translation)
-        d = self.matrix.shape[0] if self.matrix.shape in ((2, 2), (3, 3)) else None
+        d, both = len(self.translation), (self.matrix, self.translation)
         kinds = {(t.dtype, t.device.type) for t in both}
-        if self.translation.shape != (d,) or kinds != {(torch.float64, "cpu")}:
+        if d not in (2, 3) or self.matrix.shape != (d, d) or kinds != {(torch.float64, "cpu")}:
             found = " and ".join(f"{list(t.shape)} {t.dtype} on {t.device.type}" for t in both)
-            raise AdapterError(
-                f"element: expected float64 on the CPU of shape [d, d] and [d], d = 2 or 3, found {found}"
-            )
+            raise AdapterError(f"element: expected float64 on the CPU, [d, d] and [d] with d = 2 or 3, found {found}")
         excess = float((self.matrix @ self.matrix.T - _unit(self.dimension)).abs().max())
         if not excess < 1e-6:  # this form also refuses nan
-            raise AdapterError(f"element: expected an orthogonal matrix, found M M^T off 1 by {excess:.1e}")
+            raise AdapterError(
+                f"element: expected an orthogonal matrix M, found M M^T - I with entries up to {excess:.1e}"
+            )
 
     @property
     def dimension(self) -> int:
         """Dimension of the space: 2 or 3."""
-        return len(self.translation)
+        return self.translation.shape[-1]
 
     @property
     def sign(self) -> int:
@@ -90,7 +84,7 @@ class Rigid:
         return x + self.translation.to(x.dtype).to(x.device)
 
     def compose(self, other: Rigid) -> Rigid:
-        """Return the motion that applies ``other`` first and then this motion."""
+        """Return the motion that applies ``other`` and then this motion."""
         return Rigid(self.matrix @ other.matrix, self.matrix @ other.translation + self.translation)
 
     def inverse(self) -> Rigid:
@@ -106,11 +100,7 @@ class Rigids(Rigid):
     """For each row, the number of the motion that applies to it (0 to n - 1)."""
 
     def __post_init__(self) -> None:
-        """Skip the checks of `Rigid`, because `Euclidean.sample_many` makes orthogonal matrices."""
-
-    @property
-    def dimension(self) -> int:
-        return self.translation.shape[-1]
+        """Skip the checks of `Rigid`: `Euclidean.sample_many` makes orthogonal matrices."""
 
     @property
     def sign(self) -> Any:
@@ -128,10 +118,6 @@ class Rigids(Rigid):
     def inverse(self) -> Rigids:
         back = self.matrix.mT.contiguous()
         return Rigids(back, -(back @ self.translation[..., None])[..., 0], self.index)
-
-    def with_index(self, index: Tensor) -> Rigids:
-        """Return the same motions with a new ``index``."""
-        return Rigids(self.matrix, self.translation, index)
 
 
 def _tensor(values: Any) -> Tensor:
@@ -159,25 +145,12 @@ class Euclidean:
         return Rigid(_unit(self.dimension), _tensor([0] * self.dimension))
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Return a random element: a uniform (Haar) orthogonal part and a normally distributed translation.
-
-        Args:
-            generator: The only source of random numbers.
-            scale: Standard deviation of each coordinate of the translation.
-
-        Returns:
-            The element.
-
-        Raises:
-            ConfigError: If ``scale`` is negative or not finite.
-        """
+        """Return a random element: a uniform (Haar) orthogonal part and a translation with deviation ``scale``."""
         drawn = self.sample_many(1, generator, scale=scale)
         return Rigid(drawn.matrix[0], drawn.translation[0])
 
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
         """Return ``count`` independent random elements, one for each of ``count`` rows, distributed as in `sample`."""
-        if not (math.isfinite(scale) and scale >= 0):
-            raise ConfigError(f"scale: expected a finite number >= 0, found {scale!r}")
         kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
         if self.dimension == 3:
             # A normalised Gaussian is uniform on the sphere of unit quaternions.
@@ -214,17 +187,9 @@ SO2 = Euclidean(2, reflections=False, translations=False)
 
 @dataclass(frozen=True)
 class Cyclic:
-    """C_n: the n rotations of the plane by multiples of 360/n degrees.
-
-    Raises:
-        ConfigError: If n is not a whole number of at least 1.
-    """
+    """C_n: the n rotations of the plane by multiples of 360/n degrees."""
 
     n: int
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.n, int) or self.n < 1:
-            raise ConfigError(f"{type(self).__name__}: expected a whole number n >= 1, found {self.n!r}")
 
     @property
     def name(self) -> str:
@@ -237,9 +202,9 @@ class Cyclic:
     def rotation(self, k: int) -> Rigid:
         """Return the counterclockwise rotation by k/n of a full turn. Matrices of quarter turns are exact."""
         quarters, rest = divmod(4 * k, self.n)
-        angle = math.pi / 2 * rest / self.n
-        turn = torch.linalg.matrix_power(_rotation(0, 1), quarters % 4)
-        return Rigid(turn @ _rotation(math.cos(angle), math.sin(angle)), _tensor([0, 0]))
+        cosine, sine = (function(math.pi / 2 * rest / self.n) for function in (math.cos, math.sin))
+        turn = torch.linalg.matrix_power(_tensor([[0, -1], [1, 0]]), quarters % 4)
+        return Rigid(turn @ _tensor([[cosine, -sine], [sine, cosine]]), _tensor([0, 0]))
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
         """Return a uniformly distributed element, drawn with ``generator``; ``scale`` has no effect."""
@@ -268,8 +233,3 @@ class Dihedral(Cyclic):
         """Return one of the 2n elements, drawn uniformly with ``generator``; ``scale`` has no effect."""
         drawn = int(torch.randint(2 * self.n, (), generator=generator, device=generator.device))
         return self.rotation(drawn) if drawn < self.n else self.reflection(drawn - self.n)
-
-
-def _rotation(cosine: float, sine: float) -> Tensor:
-    """Return the counterclockwise rotation matrix [2, 2]."""
-    return _tensor([[cosine, -sine], [sine, cosine]])

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -34,6 +35,10 @@ ROUNDING = 1e-14
 NOISE = 1e-15
 """Rounding error in float64, relative to the norm of a layer's inputs and outputs."""
 BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
+Tensors = list[tuple[Tensor, Action | None]]
+"""Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64."""
+Change = tuple[float | None, str]
+"""The relative error of tensors, None if they could not be compared, and their behaviour."""
 
 
 class Features(NamedTuple):
@@ -43,9 +48,6 @@ class Features(NamedTuple):
     """Inputs; the function gets the args and kwargs of a call."""
     gives: list[tuple[Action, Callable[[Any], Any]]]
     """Outputs; the function gets the output of a call."""
-
-
-UNKNOWN = Features([], [])
 
 
 @dataclass(frozen=True)
@@ -66,59 +68,44 @@ class LayerSymmetry:
     known: bool
     """True if the action on the output is known, so that the result does not depend on the Gram matrix only."""
     begins: bool
-    """True if the error is far larger than the error of the inputs, and this is so in no inner submodule."""
-
-
-Tensors = list[tuple[Tensor, Action | None]]
-"""Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64."""
+    """True if an error starts here: it is far larger than that of the inputs, which is not the case further inside."""
 
 
 @dataclass
 class _Visit:
-    """One call of a submodule in one forward pass."""
+    """One call of a submodule in one forward pass, and how its tensors change under each group element."""
 
     module: str
     kind: str
     parent: int | None
     inputs: Tensors
     outputs: Tensors = field(default_factory=list)
+    before: list[Change] = field(default_factory=list)
+    after: list[Change] = field(default_factory=list)
 
 
-class _Recorder:
-    """Records the inputs and outputs of every submodule in one forward pass."""
+def _record(model: nn.Module, features: Mapping[str, Features], skip: Sequence[str], *call: Any) -> list[_Visit]:
+    """Evaluate a model and return the calls of its submodules, without those below one of the paths in ``skip``."""
+    visits: list[_Visit] = []
+    running: list[int] = []
 
-    def __init__(self, features: Mapping[str, Features]) -> None:
-        self.features = features
-        self.visits: list[_Visit] = []
-        self.open: list[int] = []
-
-    def enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         # Copy the inputs now: a module may write to them.
-        inputs = _rows((args, kwargs)) + _pick(self.features.get(name, UNKNOWN).reads, args, kwargs)
-        self.visits.append(_Visit(name, type(module).__name__, self.open[-1] if self.open else None, inputs))
-        self.open.append(len(self.visits) - 1)
+        inputs = _rows((args, kwargs)) + _pick(features.get(name, Features([], [])).reads, args, kwargs)
+        visits.append(_Visit(name, type(module).__name__, running[-1] if running else None, inputs))
+        running.append(len(visits) - 1)
 
-    def leave(
-        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
-    ) -> None:
-        known = _pick(self.features.get(name, UNKNOWN).gives, output)
-        self.visits[self.open.pop()].outputs = _rows(output) + known
+    def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        visits[running.pop()].outputs = _rows(output) + _pick(features.get(name, Features([], [])).gives, output)
 
-    def run(self, model: nn.Module, skip: Sequence[str], *call: Any) -> list[_Visit]:
-        """Evaluate a model and return the calls of its submodules, without those below one of the paths in ``skip``."""
-        handles = []
+    with ExitStack() as hooks:
         for name, module in model.named_modules():
             # TorchScript modules run their submodules without calling hooks.
-            if isinstance(module, torch.jit.ScriptModule) or any(f"{name}.".startswith(f"{s}.") for s in skip):
-                continue
-            handles.append(module.register_forward_pre_hook(partial(self.enter, name), with_kwargs=True))
-            handles.append(module.register_forward_hook(partial(self.leave, name), with_kwargs=True))
-        try:
-            evaluate(model, *call)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return self.visits
+            if not isinstance(module, torch.jit.ScriptModule) and not any(f"{name}.".startswith(f"{s}.") for s in skip):
+                hooks.enter_context(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(partial(leave, name)))
+        evaluate(model, *call)
+    return visits
 
 
 def _pick(known: Sequence[tuple[Action, Callable[..., Any]]], *call: Any) -> Tensors:
@@ -140,10 +127,6 @@ def _rows(value: Any) -> Tensors:
     return found
 
 
-Change = tuple[float | None, str]
-"""The relative error of tensors, None if they could not be compared, and their behaviour."""
-
-
 def _worst(changes: Iterable[Change]) -> Change:
     """Return the largest error and the least symmetric behaviour; None as the error if one of the errors is None."""
     errors, behaviours = zip((0.0, "invariant"), *changes, strict=True)
@@ -163,49 +146,36 @@ def measure_layers(
 ) -> list[LayerSymmetry]:
     """Return the symmetry of every submodule call in one forward pass, in the order of the calls.
 
-    Rotations and translations are tried separately. Otherwise a layer that adds a constant to its vectors could be
-    mistaken for one that translates with its input.
     Relative errors up to ``floor`` count as rounding. ``features`` maps the name of a submodule to its tensors with a
     known action. ``skip`` names submodules to leave out, with everything below them.
     """
     args, kwargs = as_call(batch)
-    names = forward_names(model)
+    names, group, generator = forward_names(model), action.group, torch.Generator().manual_seed(seed)
+    elements: list[tuple[Element, bool]] = [(group.sample(generator, scale=0.0), False) for _ in range(samples)]
+    # Translations are tried separately: otherwise a layer that adds a constant could seem to translate with its input.
+    if isinstance(group, Euclidean) and group.translations:
+        shifts = [group.sample(generator).translation for _ in range(SHIFTS)]
+        elements += [(Rigid(group.identity().matrix, shift), True) for shift in shifts]
     with torch.inference_mode(False), preserve_state(model):
         evaluate(model, args, kwargs, seed)  # some models register hooks in their first forward pass
-        first = _Recorder(features).run(model, skip, args, kwargs, seed)
-        before: list[list[Change]] = [[] for _ in first]
-        after: list[list[Change]] = [[] for _ in first]
-        for element, shift in _sample_elements(action, samples, seed):
+        visits = _record(model, features, skip, args, kwargs, seed)
+        for element, shift in elements:
             turned = action.act_on_inputs(element, names, args, kwargs)
-            second = _Recorder(features).run(model, skip, *turned, seed)
-            same_calls = [visit.module for visit in first] == [visit.module for visit in second]
-            for number, one in enumerate(first):
-                two = second[number] if same_calls else _Visit(one.module, one.kind, None, [])
+            again = _record(model, features, skip, *turned, seed)
+            same_calls = [visit.module for visit in visits] == [visit.module for visit in again]
+            for number, one in enumerate(visits):
+                two = again[number] if same_calls else _Visit(one.module, one.kind, None, [])
                 # Features that cancel to zero consist of rounding errors only: their relative error has no meaning.
                 noise = NOISE if floor < 1e-6 else 1e-6
                 norms = (float(x.norm()) for x, known in (*one.inputs, *one.outputs) if known is None)
                 limits = floor, noise / floor * max(norms, default=0.0)
-                before[number].append(_compare(one.inputs, two.inputs, element, shift, *limits))
-                after[number].append(_compare(one.outputs, two.outputs, element, shift, *limits))
-    return _summarise(first, [_worst(each) for each in before], [_worst(each) for each in after], floor)
-
-
-def _sample_elements(action: GroupAction, samples: int, seed: int) -> Iterator[tuple[Element, bool]]:
-    """Yield random elements without translation, then pure translations; the flag is True for the translations."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(samples):
-        yield action.group.sample(generator, scale=0.0), False
-    if isinstance(action.group, Euclidean) and action.group.translations:
-        for _ in range(SHIFTS):
-            drawn = action.group.sample(generator, scale=1.0)
-            yield Rigid(torch.eye(drawn.dimension, dtype=torch.float64), drawn.translation), True
+                one.before.append(_compare(one.inputs, two.inputs, element, shift, *limits))
+                one.after.append(_compare(one.outputs, two.outputs, element, shift, *limits))
+    return _summarise(visits, floor)
 
 
 def _compare(one: Tensors, two: Tensors, element: Element, shift: bool, floor: float, least: float) -> Change:
-    """Compare the tensors of two calls, of which the second was made with inputs transformed by ``element``.
-
-    Errors are relative to the norm of the first tensor, or to ``least`` if that is larger.
-    """
+    """Compare the tensors of two calls. Errors are relative to the first norm, or to ``least`` if larger."""
     if [x.shape for x, _ in one] != [y.shape for y, _ in two]:
         return None, "unknown"
     changes: list[Change] = []
@@ -242,26 +212,20 @@ def _ratio(difference: Tensor, to: Tensor, least: float) -> float:
     return size / norm if norm else (math.inf if size else 0.0)
 
 
-def _summarise(
-    visits: Sequence[_Visit], before: Sequence[Change], after: Sequence[Change], floor: float
-) -> list[LayerSymmetry]:
-    """Combine the calls with their errors, and find the innermost calls in which an error begins."""
-    begins = [
-        error is not None and given is not None and given > max(floor, GROWTH * max(error, ROUNDING))
-        for (error, _), (given, _) in zip(before, after, strict=True)
-    ]
-    outer = set()
-    for number, visit in enumerate(visits):
-        parent = visit.parent if begins[number] else None
+def _summarise(visits: Sequence[_Visit], floor: float) -> list[LayerSymmetry]:
+    """Return the result of each call, and find the innermost calls in which an error begins."""
+    calls: Counter[str] = Counter()
+    layers: list[LayerSymmetry] = []
+    outer: set[int | None] = set()
+    for visit in visits:
+        (before, _), (after, behaviour) = _worst(visit.before), _worst(visit.after)
+        begins = before is not None and after is not None and after > max(floor, GROWTH * max(before, ROUNDING))
+        parent = visit.parent if begins else None
         while parent is not None:
             outer.add(parent)
             parent = visits[parent].parent
-    calls: Counter[str] = Counter()
-    layers = []
-    for number, (visit, (error, _), (given, behaviour)) in enumerate(zip(visits, before, after, strict=True)):
         calls[visit.module] += 1
         name = visit.module if calls[visit.module] == 1 else f"{visit.module}#{calls[visit.module]}"
         known = any(action is not None for _, action in visit.outputs)
-        begin = begins[number] and number not in outer
-        layers.append(LayerSymmetry(name, visit.kind, behaviour, error, given, known, begin))
-    return layers
+        layers.append(LayerSymmetry(name, visit.kind, behaviour, before, after, known, begins))
+    return [replace(layer, begins=layer.begins and number not in outer) for number, layer in enumerate(layers)]

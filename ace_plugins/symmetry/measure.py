@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..errors import AdapterError, ConfigError
 from .actions import GroupAction
 from .groups import Element
+from .parts import rebuild
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,15 @@ class Call:
 
 
 def as_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the (args, kwargs) of a batch.
+    """Return (args, kwargs). A tuple holds positional arguments, a dict keyword arguments, other values one argument.
 
-    A tuple holds positional arguments, a dict keyword arguments, and anything else is the only argument. For a
-    forward pass that takes one dict or tuple, use ``Call(args=(batch,))``.
+    For a forward pass that takes one dict or tuple, use ``Call(args=(batch,))``.
     """
     if isinstance(batch, Call):
         return tuple(batch.args), dict(batch.kwargs)
     if isinstance(batch, tuple):
         return tuple(batch), {}
     if isinstance(batch, dict):
-        if odd := [key for key in batch if not isinstance(key, str)]:
-            raise AdapterError(f"batch: expected names as keys, found {odd[0]!r}; use Call(args=(batch,))")
         return (), dict(batch)
     return (batch,), {}
 
@@ -84,26 +82,12 @@ def forward_names(model: nn.Module) -> list[str]:
 def measure(
     model: nn.Module, action: GroupAction, batch: Any, *, samples: int = 5, seed: int = 0, scale: float = 1.0
 ) -> EquivarianceError:
-    """Measure the equivariance error of a model in eval mode.
+    """Measure the equivariance error of a model in eval mode on a batch (see `as_call`), with ``samples`` elements.
 
-    Gradients are enabled in the forward pass even if the caller disabled them, because many models differentiate an
-    energy there. The batch, the parameters' ``.grad``, the training flags and torch's global random streams do not
-    change.
-
-    Args:
-        model: The model.
-        action: The action of the group on its inputs and outputs.
-        batch: Arguments of one forward pass, see `as_call`.
-        samples: Number of random group elements.
-        seed: Seed of the elements and of the random numbers in every forward pass.
-        scale: Standard deviation of the translations, in the units of the positions.
-
-    Returns:
-        The mean error over the elements.
-
-    Raises:
-        ConfigError: If ``samples`` is below 1 or the batch does not fit the forward pass.
-        AdapterError: If the action does not fit the model's inputs or outputs.
+    ``seed`` determines the elements and the random numbers of every forward pass. ``scale`` is the standard deviation
+    of the translations, in the units of the positions. Gradients are enabled even if the caller disabled them, because
+    many models differentiate an energy in their forward pass. The batch, the parameters' ``.grad``, the training flags
+    and torch's global random streams do not change.
     """
     if samples < 1:
         raise ConfigError(f"samples: expected at least 1, found {samples}")
@@ -119,8 +103,7 @@ def measure(
     generator = torch.Generator().manual_seed(seed)
     elements = (action.group.sample(generator, scale=scale) for _ in range(samples))
     absolute, relative = [], []
-    # Tensors made in inference mode can never be differentiated, so leave it. Gradients are enabled then, and a
-    # transformed input still requires gradients if the original does.
+    # Tensors made in inference mode cannot be differentiated, so leave this mode.
     with torch.inference_mode(False), preserve_state(model):
         output = evaluate(model, args, kwargs, seed)
         # Applying the identity raises an error if the types of the outputs do not fit.
@@ -134,12 +117,7 @@ def measure(
 
 
 def compare_orders(
-    model: nn.Module,
-    action: GroupAction,
-    call: tuple[tuple[Any, ...], Mapping[str, Any]],
-    output: Any,
-    elements: Iterable[Element],
-    seed: int,
+    model: nn.Module, action: GroupAction, call: tuple[Any, Any], output: Any, elements: Iterable[Element], seed: int
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Yield the tensors of rho_Y(g) f(x) and f(rho_X(g) x) for each element g; ``output`` is f(x)."""
     names = forward_names(model)
@@ -169,14 +147,12 @@ def as_double(x: Tensor) -> Tensor:
 
 
 def evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int) -> Any:
-    """Return the detached output of one forward pass on clones of its arguments, with gradients enabled.
+    """Return the detached output of a forward pass on clones of its arguments, with gradients enabled.
 
-    The global random streams are seeded with ``seed`` for the pass and restored afterwards.
+    The random numbers follow from ``seed``, and the global random streams are restored.
     """
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    # Weights made in inference mode cannot be differentiated. Without gradients, most models still run with them.
-    allowed = not any(parameter.is_inference() for parameter in model.parameters())
-    with torch.random.fork_rng(devices=devices), torch.set_grad_enabled(allowed):
+    with torch.random.fork_rng(devices=devices), torch.enable_grad():
         # torch.manual_seed would also seed devices that fork_rng does not restore.
         torch.default_generator.manual_seed(seed)
         for device in devices:
@@ -186,10 +162,7 @@ def evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
 
 
 def clone(value: Any) -> Any:
-    """Return a copy that shares no tensor with the original, for models that write to their inputs.
-
-    Tensors are detached and keep their requires_grad flag, except in objects that only offer a ``clone()`` method.
-    """
+    """Return a copy with detached clones of all tensors, which keep their requires_grad flag."""
     return map_tensors(value, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
 
@@ -198,8 +171,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, (tuple, list)):
-        items = [map_tensors(item, function) for item in value]
-        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+        return rebuild(value, [map_tensors(item, function) for item in value])
     if hasattr(value, "clone") and not isinstance(value, dict):
         if hasattr(value, "apply"):  # a PyG graph: its clone() does not detach
             return copy.copy(value).apply(lambda part: map_tensors(part, function))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from ..errors import AdapterError, one_of
 
-if TYPE_CHECKING:
-    from torch import Tensor
+_MISSING = object()
 
 
 def positional_names(names: Sequence[str]) -> list[str]:
@@ -19,54 +21,41 @@ def positional_names(names: Sequence[str]) -> list[str]:
     return list(takewhile(lambda name: not name.startswith("*"), names))
 
 
-def get_argument(name: str, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return an argument of a call by its parameter's name, or None if the call does not pass it."""
-    by_position = dict(zip(positional_names(names), args, strict=False))
-    return {**by_position, **kwargs}.get(name)
+def bind_arguments(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by the names of their parameters."""
+    return {**dict(zip(positional_names(names), args, strict=False)), **kwargs}
+
+
+def find_part(value: Any, step: str, missing: Any = None) -> Any:
+    """Return the part of a value that ``step`` (an index, key or attribute) names, or ``missing`` if there is none."""
+    if isinstance(value, (tuple, list)) and step.isdecimal() and int(step) < len(value):
+        return value[int(step)]
+    keys = getattr(value, "keys", None)
+    # A PyG graph returns None for missing x, pos and so on, so look at its keys instead of using hasattr.
+    if step not in keys() if callable(keys) else not hasattr(value, step):
+        return missing
+    return value[step] if isinstance(value, Mapping) else getattr(value, step)
+
+
+def find_at(value: Any, path: str) -> Any:
+    """Return the part of a value at a dotted path; None if there is none."""
+    return reduce(find_part, path.split("."), value)
 
 
 def get_part(value: Any, step: str, where: str) -> Any:
-    """Return the part of a value that ``step`` (an index, key or attribute) names; ``where`` names it in errors."""
-    found = _part(value, step)
+    """Return the part of a value that ``step`` names, or raise an AdapterError that starts with ``where``."""
+    found = find_part(value, step, _MISSING)
     if found is _MISSING:
         known = value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", ())
         raise AdapterError(f"{where}: " + one_of(f"part of {type(value).__name__}", step, map(str, known)))
     return found
 
 
-_MISSING = object()
-
-
-def _part(value: Any, step: str) -> Any:
-    if isinstance(value, (tuple, list)) and step.isdecimal() and int(step) < len(value):
-        return value[int(step)]
-    keys = getattr(value, "keys", None)
-    # A PyG graph returns None for missing x, pos and so on, so look at its keys instead of using hasattr.
-    if step not in keys() if callable(keys) else not hasattr(value, step):
-        return _MISSING
-    return value[step] if isinstance(value, Mapping) else getattr(value, step)
-
-
-def parse_path(path: str) -> tuple[str, bool]:
-    """Return a path without its trailing question mark, and whether the part is required (no question mark)."""
-    return path.removesuffix("?"), not path.endswith("?")
-
-
-def has_part(value: Any, steps: Sequence[str]) -> bool:
-    """Return whether the part that is reached by these steps, one after the other, exists and is not None."""
-    for step in steps:
-        value = None if value is None else _part(value, step)
-        if value is None or value is _MISSING:
-            return False
-    return True
-
-
 def replace_part(value: Any, step: str, new: Any, where: str) -> Any:
     """Return a shallow copy of a container with one part replaced."""
     try:
         if isinstance(value, (tuple, list)) and step.isdecimal():
-            items = [new if i == int(step) else item for i, item in enumerate(value)]
-            return value._make(items) if hasattr(value, "_make") else type(value)(items)
+            return rebuild(value, [new if i == int(step) else item for i, item in enumerate(value)])
         if hasattr(value, "_replace"):
             return value._replace(**{step: new})
         if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
@@ -77,14 +66,19 @@ def replace_part(value: Any, step: str, new: Any, where: str) -> Any:
         else:
             setattr(changed, step, new)
     except (AttributeError, TypeError, ValueError) as error:
-        raise AdapterError(f"{where}: cannot set it on a copy of {type(value).__name__}: {error}") from error
+        raise AdapterError(f"{where}: a copy of {type(value).__name__} cannot be changed: {error}") from error
     return changed
+
+
+def rebuild(value: Any, items: list[Any]) -> Any:
+    """Return a tuple, named tuple or list of the same type with other items."""
+    return value._make(items) if hasattr(value, "_make") else type(value)(items)
 
 
 def iterate_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the dotted path and the tensor, for every tensor in a nested value."""
     parts: Mapping[Any, Any] = {}
-    if hasattr(value, "is_floating_point"):
+    if isinstance(value, Tensor):
         yield path, value
     elif isinstance(value, (tuple, list)):
         parts = dict(enumerate(value))

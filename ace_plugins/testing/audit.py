@@ -28,7 +28,7 @@ from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
 from ..symmetry.layers import Features, LayerSymmetry, measure_layers
 from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
-from ..symmetry.parts import iterate_tensors, parse_path, positional_names
+from ..symmetry.parts import iterate_tensors, positional_names
 from .kit import Kit
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -207,7 +207,7 @@ def _find_uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterat
     args, kwargs = as_call(batch)
     names = positional_names(forward_names(model))
     names += [f"argument {number}" for number in range(len(names), len(args))]
-    covered = tuple(f"{parse_path(path)[0]}." for path in action.inputs)
+    covered = tuple(f"{path.removesuffix('?')}." for path in action.inputs)
     for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
         for path, tensor in iterate_tensors(value, name):
             if (tensor.is_floating_point() or tensor.is_complex()) and not f"{path}.".startswith(covered):

@@ -115,7 +115,7 @@ def test_tensors_of_a_reflected_molecule_are_transposed() -> None:
     for matrix, expected in ((rotation, turned), (-rotation, turned.transpose(1, 2))):
         torch.testing.assert_close(TensorFeatures().act(ace.Rigid(matrix, still), x), expected)
     each = ace.E3.sample_many(8, torch.Generator().manual_seed(0), scale=0.0)
-    many = TensorFeatures().act(each.with_index(torch.arange(8)), x[:1].expand(8, 3, 3, 5))
+    many = TensorFeatures().act(each, x[:1].expand(8, 3, 3, 5))
     for number, matrix in enumerate(each.matrix):
         one = TensorFeatures().act(ace.Rigid(matrix, still), x[:1])
         torch.testing.assert_close(many[number], one[0])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from clouds import CloudAdapter, Run, start
+from drawn import build
 
 from ace_plugins import project, status, use_branches
 from ace_plugins.engine.evidence import cycle
 from ace_plugins.errors import ConfigError
 from ace_plugins.plugins.registry import registry
-from ace_plugins.settings.config import build
 
 STEPS = 600
 

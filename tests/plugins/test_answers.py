@@ -161,13 +161,7 @@ def test_no_hook_ends_the_process(error: BaseException) -> None:
         (lambda: Site("a"), r"Site 'a': shape_in: .*found \(\)"),
         (lambda: Tap(None), "Tap: argument: expected int or str, found None"),
         (lambda: Tap(0, 3), "Tap: module: expected str or None, found 3"),
-        (lambda: Shim("a", "b", True, print), "Shim 'a': needed: expected Callable, found True"),
         (lambda: Example(Layered), "Example: model: expected a torch.nn.Module, found <class 'toy.Layered'>"),
-        (lambda: Example(Layered(), [1]), r"Example: args: expected tuple, found \[1\]"),
-        (lambda: Example(Layered(), (), 3), "Example: kwargs: expected Mapping, found 3"),
-        (lambda: Script("10"), "Script: epochs: expected int or None, found '10'"),
-        (lambda: Script(3, metrics=["test"]), "Script: metrics: expected tuple, found"),
-        (lambda: Metric("test", None), "Metric 'test': pattern: expected str, found None"),
     ],
 )
 def test_fields_are_told_where_they_are_written(make: Callable[[], Any], told: str) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from drawn import PRESETS, SETTINGS
+from drawn import PRESETS, SETTINGS, build
 from hypothesis import given, settings
 
 from ace_plugins import AceError, Config
 from ace_plugins.errors import ConfigError
-from ace_plugins.settings.config import BUDGET, KINDS, build
+from ace_plugins.settings.config import BUDGET, KINDS
 from ace_plugins.settings.config import SETTINGS as FIELDS
 from ace_plugins.settings.fields import LARGEST, Choice, Flag, Multiple, Number
 
@@ -141,10 +141,8 @@ def test_what_is_no_budget(value: Any) -> None:
 
 
 def test_when_things_happen() -> None:
-    assert [step for step in range(1, 13) if Config(trace_every=5).traces(step)] == [1, 5, 10]
+    assert [step for step in range(1, 13) if Config(trace_every=5).may_wait(step)] == [1, 5, 10]
     assert [step for step in range(1, 13) if Config(error_every=6).measures(step)] == [1, 6, 12]
-    assert [step for step in range(1, 13) if Config(log="wandb", trace=False, trace_every=5).logs(step)] == [1, 5, 10]
-    assert not Config().logs(1)
     assert Config(log="wandb", trace=False, error_every=1).measures(1)
     assert not Config(trace=False, error_every=1).measures(1)
     assert not Config().measures(1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 import pytest
-from drawn import PRESETS, SETTINGS
+from drawn import PRESETS, SETTINGS, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,7 @@ from ace_plugins import Config
 from ace_plugins.cli.options import collect_settings, config_options
 from ace_plugins.errors import AdapterError, ConfigError
 from ace_plugins.output import quiet, say
-from ace_plugins.settings.config import KINDS, build
+from ace_plugins.settings.config import KINDS
 from ace_plugins.settings.sources import OTHERS, find_misspelt, option, read_environment, resolve, variable
 from ace_plugins.settings.toml_file import read, write
 

@@ -11,7 +11,7 @@ import torch
 from samples import BarePoints, FrozenPoints, Points, close, generator, normal
 from torch import Tensor
 
-from ace_plugins.adapter import E3, O3, SE3, SO3, Action, GroupAction, Invariant, Irreps, Positions, Vectors
+from ace_plugins.adapter import E3, O3, SE3, SO3, GroupAction, Invariant, Irreps, Positions, Vectors
 from ace_plugins.errors import AdapterError
 
 EGNO = GroupAction(
@@ -57,7 +57,7 @@ def test_a_name_the_forward_does_not_have() -> None:
 
 
 def test_an_error_names_the_input() -> None:
-    with pytest.raises(AdapterError, match=r"input 'v': Vectors.*expected size 3, found 2"):
+    with pytest.raises(AdapterError, match=r"input 'v': Vectors.*expected size 3 in axis -1, found shape"):
         EGNO.act_on_inputs(SO3.identity(), EGNO_NAMES, (normal(4, 3),), {"v": normal(4, 2)})
 
 
@@ -99,7 +99,7 @@ def test_a_container_that_cannot_be_changed() -> None:
             return torch.zeros(1, 3)
 
     action = GroupAction(SE3, {"graph.pos": Positions()}, Invariant())
-    with pytest.raises(AdapterError, match=r"input 'graph.pos': cannot set it on a copy of Sealed"):
+    with pytest.raises(AdapterError, match=r"input 'graph.pos': a copy of Sealed cannot be changed"):
         action.act_on_inputs(SO3.identity(), ["graph"], (Sealed(),), {})
 
 
@@ -166,10 +166,10 @@ def test_outputs_tensor_tuple_and_dict() -> None:
     ("outputs", "output", "message"),
     [
         (Vectors(), (torch.zeros(3),), "output: Vectors.*expected a tensor, found tuple"),
-        ([Vectors()], torch.zeros(3), "expected a tuple of 1 .*found Tensor"),
-        ([Vectors()], (torch.zeros(3), None), "expected a tuple of 1 .*found tuple of 2"),
+        ([Vectors()], torch.zeros(3), "expected a tuple of 1,.* found Tensor"),
+        ([Vectors()], (torch.zeros(3), None), "expected a tuple of 1,.* found tuple of 2"),
         ({"force": Vectors()}, {"forces": torch.zeros(3)}, "'force': expected one of forces"),
-        ([None, Vectors()], (None, torch.zeros(2)), "output.1: Vectors.*expected size 3, found 2"),
+        ([None, Vectors()], (None, torch.zeros(2)), "output.1: Vectors.*expected size 3 in axis -1, found shape"),
     ],
 )
 def test_outputs_of_another_structure(outputs: Any, output: Any, message: str) -> None:
@@ -177,17 +177,9 @@ def test_outputs_of_another_structure(outputs: Any, output: Any, message: str) -
         GroupAction(SO3, {}, outputs).act_on_outputs(SO3.identity(), output)
 
 
-def test_a_group_action_pickles_and_owns_its_containers() -> None:
-    inputs: dict[str, Action] = {"x": Vectors()}
-    action = GroupAction(O3, inputs, [Vectors(), None])
-    inputs["y"] = Vectors()
-    assert list(action.inputs) == ["x"]
+def test_a_group_action_pickles() -> None:
+    action = GroupAction(O3, {"x": Vectors()}, [Vectors(), None])
     assert pickle.loads(pickle.dumps(action)) == action
-
-
-def test_what_is_no_group_is_refused() -> None:
-    with pytest.raises(AdapterError, match=r"group: expected name, identity\(\) and sample\(\), found str"):
-        GroupAction("SO(3)", {}, Invariant())  # type: ignore[arg-type]
 
 
 def test_parts_that_some_calls_go_without() -> None:

@@ -54,11 +54,11 @@ def test_each_row_gets_the_element_of_its_graph(name: str, seed: int) -> None:
     action, shape = ACTIONS[name]
     each = drawn(seed)
     x = torch.randn(len(NODES), *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    together = action(each.with_index(NODES), x)
+    together = action(replace(each, index=NODES), x)
     for row, graph in enumerate(NODES.tolist()):
         alone = action(Rigid(each.matrix[graph], each.translation[graph]), x[row : row + 1])
         assert torch.allclose(together[row], alone[0], rtol=0, atol=1e-12)
-    back = action(each.with_index(NODES).inverse(), together)
+    back = action(replace(each, index=NODES).inverse(), together)
     assert torch.allclose(back, x, atol=1e-11)
 
 

@@ -15,7 +15,7 @@ from samples import Permutation, Symmetric, close, generator
 from torch import Tensor
 
 from ace_plugins.adapter import E2, E3, O2, O3, SE2, SE3, SO2, SO3, Cyclic, Dihedral, Element, Group, Rigid
-from ace_plugins.errors import AdapterError, ConfigError
+from ace_plugins.errors import AdapterError
 
 quick = settings(max_examples=10, deadline=None, derandomize=True)
 
@@ -178,26 +178,13 @@ def test_the_dihedral_group(n: int, axis: float) -> None:
     assert all(abs(count - 50) < 4.5 * 50**0.5 for count in drawn.values())
 
 
-@pytest.mark.parametrize("n", [0, -2, 2.0, "4"])
-@pytest.mark.parametrize("kind", [Cyclic, Dihedral])
-def test_an_impossible_n_is_refused(kind: type[Cyclic], n: int) -> None:
-    with pytest.raises(ConfigError, match=f"{kind.__name__}: expected a whole number n >= 1, found"):
-        kind(n)
-
-
 @pytest.mark.parametrize("group", [SE2, SE3], ids=lambda g: g.name)
 def test_translations_are_normal_with_the_scale_given(group: Group) -> None:
     gen, n = generator(2), 1000
     shifts = torch.stack([group.sample(gen, scale=3.0).translation for _ in range(n)])  # type: ignore[attr-defined]
     assert shifts.mean(0).abs().max() < 4.5 * 3 / n**0.5
     assert (shifts.std(0) / 3 - 1).abs().max() < 4.5 / (2 * n) ** 0.5
-
-
-@pytest.mark.parametrize("scale", [-1.0, math.inf, math.nan])
-def test_an_impossible_scale_is_refused(scale: float) -> None:
-    with pytest.raises(ConfigError, match="scale: expected a finite number >= 0"):
-        SE3.sample(generator(), scale=scale)
-    assert not SE3.sample(generator(), scale=0.0).translation.any()
+    assert not group.sample(gen, scale=0.0).translation.any()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("group", [E3, E2, Cyclic(1000)], ids=lambda g: g.name)
