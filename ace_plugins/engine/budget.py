@@ -1,8 +1,8 @@
 """Determines the length of a run from the user's setting, the script, Lightning or a learning-rate scheduler.
 
 Steps per epoch are counted between calls of ``model.train()``, which scripts make when an epoch begins. If the length
-cannot be found, `ASSUMED` steps are assumed. That is safe: once all sites have landed, a longer run continues as
-upstream's own training, and the report of a shorter run says that it was cut short.
+cannot be found, `ASSUMED` steps are assumed: once all sites have landed, a longer run continues as upstream's own
+training, and the report of a shorter run says that it was cut short.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Budget:
 
     @property
     def facts(self) -> list[int | None]:
-        """What this rank has found out about the length of the run, in a fixed order; None where unknown."""
+        """What this rank knows about the length of the run, in a fixed order; None where unknown."""
         return [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
 
     @property
@@ -68,7 +68,6 @@ class Budget:
 
     @property
     def expected_steps(self) -> int:
-        """Number of steps in the whole run; `ASSUMED` if unknown."""
         return self.total or ASSUMED
 
     @property
@@ -77,7 +76,7 @@ class Budget:
         return self._horizon_of(self.expected_steps)
 
     def horizon(self, count: int) -> float | None:
-        """Return the horizon in steps, after ``count`` steps; None while it is worth waiting for the run's length."""
+        """Return the horizon in steps, as known after ``count`` steps; None while `length` is None."""
         length = self.length(count)
         return None if length is None else self._horizon_of(length)
 
@@ -119,10 +118,7 @@ class Budget:
         self._last, self._evaluated = count, False
 
     def inspect(self, optimizer: Optimizer, count: int) -> None:
-        """Look for the length in Lightning or a scheduler, if neither the user nor the script gives it.
-
-        Lightning also provides the steps per epoch, which calls of ``model.train()`` do not show.
-        """
+        """Look for the length in Lightning or a scheduler, if neither the user nor the script gives it."""
         if self.steps is not None:
             return
         made = 1 if self.begun is None else count - self.begun  # steps made in this process
@@ -132,6 +128,7 @@ class Budget:
             self._read_schedulers(optimizer, count)
 
     def _read_lightning(self) -> None:
+        """Read the length, and the steps per epoch, which Lightning's calls of ``model.train()`` do not show."""
         for thing in gc.get_objects():
             kind = type(thing)
             if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):

@@ -40,18 +40,14 @@ def gamma_at(step: int, length: int) -> float:
 
 
 def relax(site: Node, branch: nn.Module) -> nn.Module:
-    """Return the branch that replaces a site's usual branch in scheduled mode.
+    """Return one linear map in place of a site's branch, in scheduled mode.
 
-    If the site reads a `Tap`, this is one linear map without a bias. Links of a chain of branches, `AddsItself`
-    branches and branches on another axis (convolutions) are returned unchanged.
+    Links of a chain of branches are returned unchanged, since a chain of maps that all start near 0 would have
+    vanishing gradients. So are `AddsItself` branches and branches on another axis (convolutions).
     """
     if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through:
-        return branch  # a chain of maps that all start near 0 would have vanishing gradients
-    if site.axis != -1 or isinstance(branch, AddsItself):
         return branch
-    made = PenalisedLinear(site)
-    nn.init.normal_(made.weight, std=INITIAL)
-    return made
+    return branch if site.axis != -1 or isinstance(branch, AddsItself) else PenalisedLinear(site)
 
 
 class PenalisedLinear(nn.Linear):
@@ -59,15 +55,13 @@ class PenalisedLinear(nn.Linear):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.width_in, site.width_out, bias=False)
+        nn.init.normal_(self.weight, std=INITIAL)
         self.shapes = site.shape_in, site.shape_out
         self.read: Tensor | None = None
         """Input of the map in the last training forward pass, [rows, width], detached."""
-        self.generators: list[tuple[Tensor, Tensor]] = []
+        sides = zip(site.acts or (), self.shapes, strict=False)
+        self.generators = list(zip(*[_generators(action, shape) for action, shape in sides], strict=True))
         """Generators of the group on the map's input and output, in pairs; empty if the site has no actions."""
-        if site.acts is not None:
-            action_in, action_out = site.acts
-            sides = _generators(action_in, site.shape_in), _generators(action_out, site.shape_out)
-            self.generators = list(zip(*sides, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         shape_in, shape_out = self.shapes
@@ -77,7 +71,7 @@ class PenalisedLinear(nn.Linear):
         return torch.unflatten(super().forward(flat), -1, shape_out)
 
     def penalty(self) -> Tensor:
-        """Return the penalty, a scalar, for the input ``read``, which is then forgotten."""
+        """Return the penalty, a scalar, for the last input, which is then forgotten."""
         x, self.read = self.read, None
         assert x is not None
         weight = self.weight
@@ -89,8 +83,7 @@ class PenalisedLinear(nn.Linear):
 
 
 def _norm(x: Tensor) -> Tensor:
-    # At 0 the gradient of the square root is infinite; the small number makes it 0.
-    return (x.square().sum() + torch.finfo(x.dtype).tiny).sqrt()
+    return (x.square().sum() + torch.finfo(x.dtype).tiny).sqrt()  # without ``tiny``, the gradient at 0 is infinite
 
 
 def _generators(action: Action, shape: tuple[int, ...]) -> list[Tensor]:
@@ -136,10 +129,9 @@ class ScheduledLoop(PacedLoop):
         ace.budget.inspect(optimizer, duals.count + 1)
         length = ace.budget.length(duals.count)
         duals.tick()
-        if length is None:
-            return
-        ace.gamma.fill_(gamma_at(duals.count, length))
-        if duals.count >= length:
+        if length is not None:
+            ace.gamma.fill_(gamma_at(duals.count, length))
+        if length is not None and duals.count >= length:
             duals.site_landed.fill_(1.0)
             duals.note_landed()
             ace.sync()
