@@ -128,12 +128,9 @@ def project(model: M) -> M:
     ace = get_ace(model)
     largest = float(ace.gamma.detach().abs().max())
     if ace.in_eval and not largest <= 1e-3:
-        warnings.warn(
-            f"projecting {type(model).__name__} to f_eq although max |gamma| is {largest:.3g} and mode "
-            f"{ace.config.mode!r} deploys the branches: the output of model.eval() changes",
-            AceWarning,
-            stacklevel=2,
-        )
+        text = f"max |gamma| is {largest:.3g} and mode {ace.config.mode!r} deploys the branches"
+        text = f"projecting {type(model).__name__} to f_eq although {text}: the output of model.eval() changes"
+        warnings.warn(text, AceWarning, stacklevel=2)
     if ace.duals.count:
         notify("ace_finished", model=model)
     uninstall(ace, model)

@@ -18,10 +18,7 @@ from .spectral_norm import Bounded
 
 
 class Flat(nn.Module):
-    """A module on all features of a site or stem, [..., *shape_in] -> [..., *shape_out], flattened for ``inner``.
-
-    If the site has an ``axis``, this dimension is moved to the end and back instead.
-    """
+    """A module on flattened features: [..., *shape_in] -> [..., *shape_out], or on the dimension ``axis`` alone."""
 
     def __init__(self, inner: nn.Module, node: Node) -> None:
         super().__init__()
@@ -37,10 +34,9 @@ class Flat(nn.Module):
 
 
 class Norm(nn.BatchNorm1d):
-    """Batch normalisation of the features in the last dimension: maps [..., width] to [..., width].
+    """Batch normalisation of the last dimension, [..., width]; a batch of one row uses the running statistics.
 
-    A batch of one row is normalised with the running statistics. ``num_batches_tracked`` is a float and is not saved,
-    because scripts that average checkpoints expect floats.
+    ``num_batches_tracked`` is a float and is not saved, because scripts that average checkpoints expect floats.
 
     Args:
         width: Size of the last dimension.

@@ -23,8 +23,7 @@ from .state import NAME, Ace, find
 
 MANIFEST = f"{NAME}.manifest"
 NUMBERED = re.compile(r"(.*\D)(\d+)")
-BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked")
-"""Names of the buffers in branches (the last part of a key); all other tensors of branches are parameters."""
+BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked")  # in branches
 
 File = str | os.PathLike[str]
 
@@ -53,13 +52,9 @@ class CheckpointHook:
                 _check_ace(ace, own, state, mine)
             return
         state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
+        text = f"checkpoint without ACE loaded into {type(model).__name__}: gamma, duals and branches are unchanged"
         deployed = "; with branches, model.eval() differs from the checkpoint's model" if ace.in_eval else ""
-        warnings.warn(
-            f"checkpoint without ACE loaded into {type(model).__name__}: gamma, the duals and the branches of "
-            f"its {len(ace.sites)} sites keep their current values{deployed}",
-            AceWarning,
-            stacklevel=2,
-        )
+        warnings.warn(text + deployed, AceWarning, stacklevel=2)
 
 
 def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine: str) -> None:
@@ -102,7 +97,7 @@ def export(source: Mapping[str, Any] | File, to: File | None = None, *, trust: b
 
 
 def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Exported:
-    """Export a checkpoint as `export` does, and return its content together with counts of tensors."""
+    """Export a checkpoint as `export` does, and return its content with counts of tensors."""
     if isinstance(source, nn.Module):
         raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
@@ -134,14 +129,12 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
 class Exported:
     """A checkpoint from which ACE was removed, with counts of the tensors removed and kept."""
 
-    blocks: list[list[Any]]
-    """For every model with ACE, the shapes of ACE's parameters in the order of ``parameters()``."""
+    blocks: list[list[Any]]  # for every model with ACE, the shapes of ACE's parameters in the order of ``parameters()``
     content: Any = None
     kept: int = 0
     removed: int = 0
     gammas: list[Any] = field(default_factory=list)
-    optimizers: int = 0
-    """Number of optimizer states from which ACE's parameters could not be removed."""
+    optimizers: int = 0  # number of optimizer states from which ACE's parameters could not be removed
 
     def clean(self, content: Any) -> Any:
         """Return the content without ACE, and update the counts."""
@@ -254,12 +247,12 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
         with torch.serialization.safe_globals(numpy_numbers()):
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:
-        kind = type(error).__name__
-        if trust:
-            raise CheckpointError(f"cannot read {path}: {kind}: {' '.join(f'{error}'.split())}") from None
+        whole = (
+            "if the file contains a whole model and you trust it, add --trust (trust=True): reading it then runs code"
+        )
+        why = " ".join(str(error).split()) if trust else f"expected tensors and containers; {whole}"
         raise CheckpointError(
-            f"cannot read {path} as a checkpoint ({kind} in torch.load): expected tensors and containers; if the file "
-            "contains a whole model and you trust it, add --trust (trust=True): reading it then runs code"
+            f"cannot read {path} as a checkpoint: {type(error).__name__} in torch.load: {why}"
         ) from None
 
 

@@ -23,8 +23,7 @@ from ..errors import StepError
 if TYPE_CHECKING:
     from .state import Ace
 
-SHARD = "fully_shard(model, ignored_params=set(model.ace.parameters()))"
-"""The call that shards a model but leaves ACE's parameters unsharded, for error messages."""
+SHARD = "fully_shard(model, ignored_params=set(model.ace.parameters()))"  # named in error messages
 
 
 def is_distributed() -> bool:
@@ -44,13 +43,11 @@ class Ranks:
         self._group = group
         # Weak, because the wrapper holds the model, and a process group must not be kept until the process exits.
         self._wrapper: Callable[[], Any] = (lambda: None) if wrapper is None else weakref.ref(wrapper)
-        self.steps = 0
-        """Number of steps since the model was wrapped or sharded. Unlike `Duals.count`, it is equal on all ranks."""
+        self.steps = 0  # since the model was wrapped. Unlike `Duals.count`, this number is equal on all ranks.
 
     @property
     def group(self) -> Any:
-        wrapper = self._wrapper()
-        return self._group if wrapper is None else wrapper.process_group
+        return getattr(self._wrapper(), "process_group", self._group)
 
     def check_in(self, ace: Ace) -> None:
         """Copy the state of rank 0 before every ``trace_every``-th step. Raises a StepError inside torch's ``Join``."""
@@ -105,12 +102,11 @@ def _exchange(tensors: list[Tensor], send: Callable[[Tensor], None]) -> None:
 def find_shards(ace: Ace) -> None:
     """Set the `Ranks` of a model that ``fully_shard`` has sharded. Raises a StepError if ACE itself is sharded."""
     tensor = sys.modules.get("torch.distributed.tensor")
-    model = ace.root
-    if tensor is None or model is None or ace.session.ranks is not None:
+    if tensor is None or ace.root is None or ace.session.ranks is not None:
         return
     if any(isinstance(parameter, tensor.DTensor) for parameter in ace.parameters()):
         raise StepError(f"fully_shard has sharded ACE's parameters, but every rank needs all of gamma; use {SHARD}")
-    shards = [parameter for parameter in model.parameters() if isinstance(parameter, tensor.DTensor)]
+    shards = [parameter for parameter in ace.root.parameters() if isinstance(parameter, tensor.DTensor)]
     if shards:
         mesh = shards[0].device_mesh
         ace.session.ranks = Ranks(mesh.get_group() if mesh.ndim == 1 else distributed.group.WORLD)

@@ -42,13 +42,10 @@ class Forward:
 
     __slots__ = ("ace", "alone", "bounded", "fired", "frame", "gammas", "parts", "prepared", "tapped", "values")
 
-    def __init__(
-        self, ace: Ace, *, frame: Element | None = None, parts: Parts | None = None, alone: bool = False
-    ) -> None:
+    def __init__(self, ace: Ace, frame: Element | None = None, parts: Parts | None = None, alone: bool = False) -> None:
         self.ace, self.frame, self.parts, self.alone = ace, frame, parts, alone
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
-        self.fired: set[str] = set()
-        """Names of the sites that have added their branch."""
+        self.fired: set[str] = set()  # names of the sites that have added their branch
         self.tapped: dict[str, Any] = {}
         self.values: dict[str, Tensor] = {}
         self.prepared: dict[str, Any] = {}
@@ -83,10 +80,13 @@ class Forward:
         return replace_output(output, site, torch.addcmul(selected, value, gamma))
 
     def _add_itself(self, site: Site, output: Tensor) -> Tensor:
-        """Return the output with an `AddsItself` branch added."""
-        branch, gamma, prepared = self.ace.branch(site.name), self.gammas[site.name], self._prepare(site)
+        """Return the output with an `AddsItself` branch added. Sites that read the same tensor prepare it once."""
+        branch, first = self.ace.branch(site.name), self.ace.prepared_by[site.name]
+        if first not in self.prepared:
+            self.prepared[first] = self.ace.branch(first).prepare(self._read(site))  # type: ignore[operator]
+        prepared = self.prepared[first]
         if self.parts is None:
-            return branch.add_to(output, gamma, prepared)  # type: ignore[operator,no-any-return]
+            return branch.add_to(output, self.gammas[site.name], prepared)  # type: ignore[operator,no-any-return]
         column = self.parts.columns[site.name]
         rows = self.parts.rows_that_fit(site.name, len(output))
         pair = torch.stack([self.parts.fitting[column], self.parts.judging[column]])
@@ -98,13 +98,6 @@ class Forward:
             node = self.ace.nodes[name]
             self.values[name] = self._apply(node, self._read(node))
         return self.values[name]
-
-    def _prepare(self, site: Site) -> Any:
-        """Return the prepared input of an `AddsItself` branch, which all sites that read this tensor share."""
-        first = self.ace.prepared_by[site.name]
-        if first not in self.prepared:
-            self.prepared[first] = self.ace.branch(first).prepare(self._read(site))  # type: ignore[operator]
-        return self.prepared[first]
 
     def _read(self, node: Node) -> Any:
         if isinstance(node.reads, str):
@@ -139,8 +132,9 @@ def select_output(output: Any, site: Site) -> Any:
     selected = output if site.output is None else get_part(output, str(site.output), f"output of {site.module}")
     if isinstance(selected, Tensor):
         return selected
-    indices = range(len(selected)) if isinstance(selected, (tuple, list)) else ()
-    keys = list(selected if isinstance(selected, dict) else indices)
+    keys = (
+        selected if isinstance(selected, dict) else range(len(selected) if isinstance(selected, (tuple, list)) else 0)
+    )
     hint = f"set output= to one of {', '.join(map(repr, keys))}" if keys else "correct output="
     what = f"{site.module} returns" if site.output is None else f"output {site.output!r} of {site.module} is"
     raise AdapterError(f"site {site.name!r}: {what} a {type(selected).__name__}, expected a tensor; {hint}")
@@ -209,7 +203,7 @@ def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict
 
 
 @outside_graphs(NO_FRAMES)
-def _turn_back(action: Any, frame: Element, output: Any) -> Any:
+def _turn_back(action: Any, frame: Any, output: Any) -> Any:
     return action.act_on_outputs(frame.inverse(), output)
 
 
@@ -258,7 +252,7 @@ class OpenHook:
             parts = split(ace, forward_names(model), args, kwargs)  # before frames change the inputs
         if not replica and ace.action is not None and ace.trains():
             frame, args, kwargs = _turn_inputs(model, ace, args, kwargs)
-        forward = Forward(ace, frame=frame, parts=parts)
+        forward = Forward(ace, frame, parts)
         OPEN.stack.append(forward)
         for name in ace.model_taps:
             forward.take(name, ace.arguments[name].pick(args, kwargs))
@@ -266,10 +260,7 @@ class OpenHook:
 
 
 class CloseHook:
-    """Forward hook of the model: closes the `Forward`, and transforms outputs back to the caller's frame.
-
-    It is also called after an error, with None as the output.
-    """
+    """Forward hook of the model, also called after an error: closes the `Forward`, and reverses the random frame."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not OPEN.stack or OPEN.stack[-1].ace is not model._modules[NAME]:
@@ -278,9 +269,8 @@ class CloseHook:
         OPEN.end(forward)
         if len(forward.fired) < len(forward.ace.live()) and forward.ace.hooks is not None:
             forward.ace.hooks.verified = False  # a module may have been replaced: check before the next forward pass
-        if forward.frame is None or output is None:
-            return None
-        return _turn_back(forward.ace.action, forward.frame, output)
+        turns = forward.frame is not None and output is not None
+        return _turn_back(forward.ace.action, forward.frame, output) if turns else None
 
 
 class _Touch(torch.autograd.Function):
@@ -301,14 +291,14 @@ class TouchHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
-        touched = not ace.freed
+        freed = list(ace.freed)
 
         def touch(tensor: Tensor) -> Tensor:
-            nonlocal touched
-            if touched or not tensor.requires_grad:
+            if not freed or not tensor.requires_grad:
                 return tensor
-            touched = True
-            return _Touch.apply(tensor, *ace.freed)  # type: ignore[no-any-return,no-untyped-call]
+            touched: Tensor = _Touch.apply(tensor, *freed)  # type: ignore[no-untyped-call]
+            freed.clear()  # one output is enough
+            return touched
 
         return map_tensors(output, touch)
 
@@ -377,14 +367,10 @@ class ModelHooks:
 
     def __init__(self, model: nn.Module) -> None:
         self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
-        self.handles: list[Any] = []
-        """Handles of hooks that are registered only while they are needed."""
-        self.verified = False
-        """True if it was checked that every site has its hooks."""
-        self.state: Any = None
-        """Result of `describe` when the hooks were last registered or removed."""
-        self.landed: frozenset[int] = frozenset()
-        """Indices of the landed sites when parameters were last freed."""
+        self.handles: list[Any] = []  # handles of hooks that are registered only while they are needed
+        self.verified = False  # True if it was checked that every site has its hooks
+        self.state: Any = None  # result of `describe` when the hooks were last registered or removed
+        self.landed: frozenset[int] = frozenset()  # indices of the landed sites when parameters were last freed
 
     def describe(self, ace: Ace) -> Any:
         """Return all values that determine which hooks must be registered."""
@@ -406,10 +392,20 @@ class ModelHooks:
         # Compared with this Ace's hooks, since a copied module has hooks of the model it was copied from.
         if not same or any(hook not in {**m._forward_pre_hooks, **m._forward_hooks}.values() for hook, m in plan):
             ace.repaired += same
+            self.state = state
             for handle in self.handles:
                 handle.remove()
-            self.handles = _register(ace, model, plan)
-            self.state = state
+            self.handles = [
+                module.register_forward_pre_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
+                if isinstance(hook, TapHook)
+                else module.register_forward_hook(hook)
+                for hook, module in plan
+            ]
+            if ace.active() or (ace.action is not None and not ace.landed):
+                # This hook runs first, so that the script's own hooks see outputs in the caller's frame.
+                self.handles.append(model.register_forward_hook(CloseHook(), prepend=True, always_call=True))
+            if _needs_touch(ace):
+                self.handles.append(model.register_forward_hook(TouchHook()))
         self.verified = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -417,7 +413,7 @@ class ModelHooks:
 
 
 def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
-    """Return the hooks that the branches need now, each with the module to register it on."""
+    """Return the hooks that the branches need now, each with its module."""
     live = ace.live()
     needed = ace.needed_by(live)
     paths: dict[BranchHook, str] = {TapHook(ace, n): path for n, path in ace.module_taps.items() if n in needed}
@@ -433,21 +429,6 @@ def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
                 f"site {hook.name!r}: {path} is gone from {type(model).__name__}; attach after the model is complete"
             ) from None
     return plan
-
-
-def _register(ace: Ace, model: nn.Module, plan: list[tuple[BranchHook, nn.Module]]) -> list[Any]:
-    """Register the hooks that are needed now, and return their handles."""
-    handles: list[Any] = []
-    if ace.active() or (ace.action is not None and not ace.landed):
-        # This hook runs first, so that the script's own hooks see outputs in the caller's frame.
-        handles.append(model.register_forward_hook(CloseHook(), prepend=True, always_call=True))
-    for hook, module in plan:
-        pre = isinstance(hook, TapHook)
-        register: Any = module.register_forward_pre_hook if pre else module.register_forward_hook
-        handles.append(register(hook, with_kwargs=pre))
-    if _needs_touch(ace):
-        handles.append(model.register_forward_hook(TouchHook()))
-    return handles
 
 
 def _needs_touch(ace: Ace) -> bool:

@@ -1,4 +1,4 @@
-"""Evaluates a model with or without its branches, and measures how far the model is from being equivariant."""
+"""Evaluates a model with or without its branches, and measures its distance from equivariance."""
 
 from __future__ import annotations
 

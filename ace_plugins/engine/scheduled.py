@@ -20,15 +20,13 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ..contract.sites import AddsItself, Node, Site, Tap
-from ..errors import AdapterError
 from ..symmetry.actions import Action
 from ..symmetry.groups import Rigid
 from .distributed import is_distributed
 from .paced_loop import PacedLoop
 
 WEIGHT = 0.01
-INITIAL = 1e-4
-"""Standard deviation of a branch's initial weights."""
+INITIAL = 1e-4  # standard deviation of a branch's initial weights
 ANGLE = 1e-4
 """Angle, in radians, of the rotations from which a generator is computed as a difference quotient. The error,
 ANGLE^2 / 6, is below float32's precision."""
@@ -57,8 +55,7 @@ class PenalisedLinear(nn.Linear):
         super().__init__(site.width_in, site.width_out, bias=False)
         nn.init.normal_(self.weight, std=INITIAL)
         self.shapes = site.shape_in, site.shape_out
-        self.read: Tensor | None = None
-        """Input of the map in the last training forward pass, [rows, width], detached."""
+        self.read: Tensor | None = None  # input of the map in the last training forward pass, [rows, width], detached
         sides = zip(site.acts or (), self.shapes, strict=False)
         self.generators = list(zip(*[_generators(action, shape) for action, shape in sides], strict=True))
         """Generators of the group on the map's input and output, in pairs; empty if the site has no actions."""
@@ -88,8 +85,6 @@ def _norm(x: Tensor) -> Tensor:
 
 def _generators(action: Action, shape: tuple[int, ...]) -> list[Tensor]:
     """Return the three generators of rotations under this action, as float64 matrices of shape [width, width]."""
-    if not isinstance(action, Action):
-        raise AdapterError(f"Site.acts: expected two actions, found {type(action).__name__}")
     basis = torch.eye(math.prod(shape), dtype=torch.float64).view(-1, *shape)
     found = []
     for axis in range(3):

@@ -16,10 +16,8 @@ from torch import Tensor, nn
 
 from .holdout import FIT, linear
 
-SQUARINGS = 12
-"""Number of times that W^T W is squared for a weight that was set and not trained. This equals 4,096 iterations."""
-UNIT = 1e-5
-"""Deviation from length 1 below which a loaded direction counts as a unit vector, given single precision."""
+SQUARINGS = 12  # of W^T W, for a weight that was set and not trained. They equal 4,096 power iterations.
+UNIT = 1e-5  # deviation from length 1 below which a loaded direction counts as a unit vector, given single precision
 
 
 class Bounded(nn.Module):
@@ -42,10 +40,8 @@ class Bounded(nn.Module):
         # Any start works that is not orthogonal to the result. A new generator leaves the script's stream unchanged.
         start = torch.randn(min(self.weight.shape), generator=torch.Generator().manual_seed(0))
         self.register_buffer("direction", (start / start.norm()).to(self.weight))
-        self.divided: Tensor | None = None
-        """The weight divided by its spectral norm, during a forward pass of the model; otherwise None."""
-        self.known: tuple[int, ...] | None = None
-        """Result of `_identity` when the direction was last computed; None if the direction must be computed."""
+        self.divided: Tensor | None = None  # the weight divided by its spectral norm, during a forward pass
+        self.known: tuple[int, ...] | None = None  # `_identity` of the weight that the direction was computed for
 
     def matrix(self) -> Tensor:
         """Return the weight divided by its spectral norm, [outputs, inputs]."""
@@ -147,7 +143,8 @@ def settle(bounded: Iterable[Bounded]) -> None:
         weights, directions = _stack(group)
         power = weights.mT @ weights
         for _ in range(SQUARINGS):
-            power = _normalise(power, torch.linalg.matrix_norm(power)[:, None, None], power)
+            norm = torch.linalg.matrix_norm(power)[:, None, None]
+            power = torch.where(norm > 0, power / norm, power)
             power = power @ power
         _store_unit(group, torch.bmm(power, directions[:, :, None])[:, :, 0], directions)
 
@@ -185,11 +182,8 @@ def _stack(group: Sequence[Bounded]) -> tuple[Tensor, Tensor]:
 
 def _store_unit(group: Sequence[Bounded], vectors: Tensor, before: Tensor) -> None:
     """Store the vectors, scaled to length 1, as directions. The direction of a zero map is kept."""
-    directions = _normalise(vectors, torch.linalg.vector_norm(vectors, dim=1, keepdim=True), before)
+    norm = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    directions = torch.where(norm > 0, vectors / norm, before)
     for m, direction in zip(group, directions.unbind(0), strict=True):
         m.direction.copy_(direction)
         m.mark_seen()
-
-
-def _normalise(numerator: Tensor, norm: Tensor, otherwise: Tensor) -> Tensor:
-    return torch.where(norm > 0, numerator / norm, otherwise)

@@ -29,8 +29,7 @@ from .spectral_norm import find_bounded, settle
 if TYPE_CHECKING:
     from .forward import ModelHooks
 
-NAME = "ace"
-"""Name of the model's attribute that holds its `Ace`, and thus the prefix of ACE's keys in the state_dict."""
+NAME = "ace"  # name of the model's attribute that holds its `Ace`, and thus the prefix of ACE's keys in the state_dict
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ class Argument:
     name: str
     attributes: tuple[str, ...] = ()
     default: Any = field(default=inspect.Parameter.empty, compare=False)
-    module: str = ""
-    """Dotted path of the submodule; "" is the model itself."""
+    module: str = ""  # dotted path of the submodule; "" is the model itself
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         value = args[self.index] if 0 <= self.index < len(args) else kwargs.get(self.name, self.default)
@@ -81,8 +79,7 @@ class Live:
     def __init__(self) -> None:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
-        self.changes = 0
-        """Number of times a model was added or removed. When it grows, optimizers are searched again."""
+        self.changes = 0  # number of times a model was added or removed. When it grows, optimizers are searched again.
         self.changed: Callable[[], None] = lambda: None
 
     def parameters(self, ace: Ace) -> frozenset[int]:
@@ -102,8 +99,8 @@ class Live:
     def discard(self, removed: Ace | None = None) -> None:
         """Discard ``removed``, and all models that were garbage collected."""
         # A new set, because garbage collection can run while somebody iterates over the old one.
-        kept = [ace for ace in list(self.aces) if ace is not removed and (ace.root is not None or ace.is_unclaimed)]
-        self.aces = weakref.WeakSet(kept)
+        known = [ace for ace in list(self.aces) if ace._root is None or ace.root is not None]
+        self.aces = weakref.WeakSet(ace for ace in known if ace is not removed)
         self.changes += 1
         self.changed()
 
@@ -115,24 +112,18 @@ LIVE = Live()
 class PassState:
     """State of one model's forward passes in this process; neither saved nor copied."""
 
-    forced: bool | None = None
-    """Inside `use_branches`: True if the branches are on, False if off. None elsewhere: the settings decide."""
-    evaluates: bool = False
-    """True if the arguments of the last forward pass marked it as an evaluation (see `Upstream.evaluating`)."""
-    count: int = 0
-    """Number of forward passes with random frames since the last step of gamma."""
-    warned: bool = False
-    """True once the user was warned that whole batches judge gamma."""
-    batch: Call | Exception | None = None
-    """Copy of the batch on which the equivariance error is measured after the step, or the error in copying it."""
+    forced: bool | None = None  # True or False inside `use_branches`; None elsewhere: the settings decide
+    evaluates: bool = False  # True if the model's last arguments mark an evaluation (`Upstream.evaluating`)
+    count: int = 0  # number of forward passes with random frames since the last step of gamma
+    warned: bool = False  # True once the user was warned that whole batches judge gamma
+    batch: Call | Exception | None = None  # copy of the batch to measure the error on, or the exception in copying
 
 
 class Ace(nn.Module):
     """Everything ACE adds to one model. As a submodule, it is part of ``state_dict``, ``.to()``, copies and pickles."""
 
     manifest: Tensor
-    repaired: int = 0
-    """Number of times that hooks were registered again because a submodule had been replaced."""
+    repaired: int = 0  # number of times that hooks were registered again because a submodule had been replaced
 
     def __init__(
         self,
@@ -169,18 +160,14 @@ class Ace(nn.Module):
         about = json.dumps({"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]})
         # Stored as floats, because scripts that average checkpoints average every entry.
         self.register_buffer("manifest", torch.tensor(list(about.encode()), dtype=torch.float32))
-        self.action = action if config.turns else None
-        """The group's action on the model; None if training does not use random frames."""
-        self.samples = action
-        """The group's action, which also tells the samples of a batch apart; None if it is unknown."""
+        self.action = action if config.turns else None  # for random frames
+        self.samples = action  # tells the samples of a batch apart; None if it is unknown
         self.separable = frozenset(name for name, branch in branches.items() if is_separable(branch))
         """Names of the sites and stems whose branch can be trained by some of its rows; see `holdout`."""
-        self.evaluating = evaluating
-        """Pairs of an argument and its value in evaluation, for upstreams that do not call ``model.eval()``."""
+        self.evaluating = evaluating  # arguments with their values in evaluation, if upstream does not call eval()
         self.passes = PassState()
         self.session = Session()
-        self.freed: list[nn.Parameter] = []
-        """Parameters that only landed sites use, and which training therefore leaves out."""
+        self.freed: list[nn.Parameter] = []  # parameters that only landed sites use; training leaves them out
         self.hooks: ModelHooks | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self.register_load_state_dict_post_hook(_finish_load)  # type: ignore[no-untyped-call]
@@ -285,11 +272,6 @@ class Ace(nn.Module):
     def root(self) -> nn.Module | None:
         """The attached model; None while it is unknown: after copying or unpickling, until the first forward pass."""
         return None if self._root is None else self._root()
-
-    @property
-    def is_unclaimed(self) -> bool:
-        """True if the model is unknown; False if it is known, even if it was garbage collected."""
-        return self._root is None
 
     def belong_to(self, model: nn.Module | None) -> None:
         self._root = None if model is None else weakref.ref(model)

@@ -4,8 +4,8 @@ Before a step of the optimizer that owns gamma, the loop prepares gamma's gradie
 lambda and u, and also gamma if the optimizer does not. Then the script's gradients, parameter groups and schedulers are
 as before. For an optimizer without parameters of an attached model, a step costs one dictionary look-up more.
 
-`Patches` is installed for the first attached model and undone after the last. If another library has wrapped one of our
-wrappers, both stay in place when the patches are undone, and our wrapper passes every call through.
+The patches are installed for the first attached model and undone after the last. If another library has wrapped one of
+our wrappers, both stay in place when the patches are undone, and our wrapper passes every call through.
 """
 
 from __future__ import annotations
@@ -42,24 +42,17 @@ from .spectral_norm import find_bounded, follow
 from .state import LIVE, NAME, Ace
 
 FSDP = "torch.distributed.fsdp"
-IGNORED = "_ddp_params_and_buffers_to_ignore"
-
-Places = dict[int, tuple[int, int]]
-"""Mapping from the identity (``id``) of a parameter to its group in an optimizer and its index in this group."""
+Places = dict[int, tuple[int, int]]  # from a parameter's ``id`` to its group and its index in the group
 
 
 @dataclass
 class PaperLoop(Loop):
     """The paper's loop: the constraints' gradient is added to gamma's, and the script's optimizer moves gamma."""
 
-    pulled: Tensor | None = None
-    """gamma's gradient during the step: the script's gradient plus that of the constraints."""
-    version: int = 0
-    """PyTorch's version counter of ``pulled`` at the beginning of the step, to detect writes to this tensor."""
-    params: list[Any] | None = None
-    """The original parameter list of gamma's group, kept while gamma is in a separate group; otherwise None."""
+    pulled: Tensor | None = None  # gamma's gradient during the step: the script's gradient plus that of the constraints
+    version: int = 0  # version counter of ``pulled`` at the beginning of the step, to detect writes to this tensor
+    params: list[Any] | None = None  # parameters of gamma's group, while gamma is in the group ``separate``
     separate: dict[str, Any] | None = None
-    """The parameter group that contains only gamma, during the step; otherwise None."""
 
     def prepare(self, optimizer: Optimizer) -> None:
         assert self.before is not None
@@ -78,8 +71,7 @@ class PaperLoop(Loop):
     def _separate(self, optimizer: Optimizer) -> None:
         """Move gamma into a separate group for this step, if its learning rate or weight decay differs.
 
-        Schedulers, saved optimizer states and the script never see that group. This is exact for every optimizer,
-        unlike a correction of gamma after the step.
+        Schedulers, saved optimizer states and the script never see that group.
         """
         config, group = self.ace.config, optimizer.param_groups[self.group]
         decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
@@ -118,19 +110,54 @@ class Ownership:
     """The attached models with parameters in an optimizer. Valid while `_describe(optimizer)` returns ``seen``."""
 
     seen: tuple[int, ...]
-    loops: list[Loop]
-    """One loop for each model whose gamma is in this optimizer."""
-    bounded: list[Ace]
-    """Models with weights of bounded branches in this optimizer."""
+    loops: list[Loop]  # one loop for each model whose gamma is in this optimizer
+    bounded: list[Ace]  # models with weights of bounded branches in this optimizer
 
 
 class Steps:
-    """The optimizer steps of this process, and the loops that run in them."""
+    """The optimizer steps of this process, the loops that run in them, and the patches of PyTorch that this needs."""
 
     def __init__(self) -> None:
+        self.undo: list[Callable[[], object]] = []  # one function per patch; empty while PyTorch is unpatched
         self.ownership: weakref.WeakKeyDictionary[Optimizer, Ownership] = weakref.WeakKeyDictionary()
+        self.process = os.getpid()  # the exit of a forked child process does not end the runs of its parent
+
+    def update(self, *, now: bool = False) -> None:
+        """Install the patches if a model is attached, otherwise undo them: at once if ``now``, else outside steps."""
+        if next(iter(LIVE.aces), None) is not None:
+            LOSSES.idle = None
+            if not self.undo:
+                self._install()
+        elif self.undo and not now and _is_stepping():
+            LOSSES.idle = functools.partial(self.update, now=True)  # called by the next backward
+        elif self.undo:
+            LOSSES.idle = LOSSES.last = None
+            for optimizer in list(self.ownership):
+                self.recover(optimizer)  # in case its last step raised an error
+            self.ownership.clear()
+            while self.undo:
+                self.undo.pop()()
+
+    def _install(self) -> None:
+        """Install the patches. This is the list of everything that ACE patches in PyTorch."""
         self.process = os.getpid()
-        """Id of the process that attached the models. The exit of a forked child process does not end their runs."""
+        atexit.register(self.finish)
+        self.undo = [
+            lambda: atexit.unregister(self.finish),
+            optimizers.register_optimizer_step_pre_hook(self.before_step).remove,
+            optimizers.register_optimizer_step_post_hook(self.after_step).remove,
+            wrap(Optimizer, "__init__", _construct),
+            wrap(torch.autograd, "backward", LOSSES.backward),
+            wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
+            wrap(DistributedDataParallel, "__init__", _distribute),
+            wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", _convert_norm),
+        ]
+        self.wrap_fsdp()
+
+    def wrap_fsdp(self, *imported: Any) -> None:
+        """Refuse FSDP1. Called after its import as well, because importing it here would take a second."""
+        if self.undo and FSDP in sys.modules:
+            self.undo.append(wrap(sys.modules[FSDP].FullyShardedDataParallel, "__init__", _refuse_fsdp))
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepare gamma's gradient: now, or after the closure that computes gradients, if the script passes one."""
@@ -140,9 +167,15 @@ class Steps:
         if known is not None and any(loop.before is not None for loop in known.loops):
             if _is_nested(optimizer):
                 return None  # gamma's gradient is prepared already
-            self.recover(optimizer)
+            self.recover(optimizer)  # the last step raised an error
         if known is None or known.seen != _describe(optimizer) or not all(o.holds(optimizer) for o in known.loops):
-            known = self._look(optimizer, first=known is None)
+            first, known = known is None, _find_ownership(optimizer)
+            self.ownership[optimizer] = known
+            # If a step raised an error, a state that is saved before the next step must not contain the loop's changes.
+            # Wrappers that skip Optimizer.__init__ (schedule-free) have no hooks: they save the inner optimizer.
+            if known.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+                optimizer.register_state_dict_pre_hook(_recover)
+                optimizer.register_load_state_dict_pre_hook(_recover)
         loops = known.loops
         if not loops:
             return None
@@ -205,18 +238,6 @@ class Steps:
         for loop in reversed(known.loops if known else ()):
             loop.restore(optimizer)
 
-    def _look(self, optimizer: Optimizer, *, first: bool) -> Ownership:
-        found = self.ownership[optimizer] = _find_ownership(optimizer)
-        # Wrappers that skip Optimizer.__init__ (schedule-free) lack these hooks: they save the inner optimizer's state.
-        if found.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
-            # If a step raised an error, a state that is saved before the next step must not contain the loop's changes.
-            optimizer.register_state_dict_pre_hook(_recover)
-            optimizer.register_load_state_dict_pre_hook(_recover)
-        return found
-
-
-STEPS = Steps()
-
 
 def _recover(optimizer: Optimizer, state: Any = None) -> None:
     """Undo the changes of a failed step. This is a plain function so that optimizers with this hook can be pickled."""
@@ -224,10 +245,7 @@ def _recover(optimizer: Optimizer, state: Any = None) -> None:
 
 
 def _is_nested(optimizer: Optimizer) -> bool:
-    """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``.
-
-    If it was not, a gradient that is still prepared was left behind by a step that raised an error.
-    """
+    """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``."""
     steps = 0
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -244,7 +262,11 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     """Return the models with parameters in this optimizer. Raises a StepError if no optimizer owns a model's gamma."""
     places = _find_places(optimizer)
     live = _find_models(places)
-    loops = [_choose_loop(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
+    loops: list[Loop] = []
+    for ace in live:
+        if id(ace.gamma) in places:
+            paced = ScheduledLoop if ace.config.mode == "scheduled" else PacedLoop
+            loops.append((paced if ace.config.paced else PaperLoop)(ace, *places[id(ace.gamma)]))
     for loop in loops:
         if isinstance(loop, PaperLoop) and "lr" not in optimizer.param_groups[loop.group]:
             name = type(optimizer).__name__
@@ -253,12 +275,8 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
         branches = loop.ace.branches.parameters()
         missed = [p for p in branches if p.requires_grad and id(p) not in places]
         if missed and not _is_owned(missed[0]):
-            warnings.warn(
-                f"no optimizer owns {len(missed)} branch parameters of adapter {loop.ace.adapter!r} (model.{NAME}."
-                "branches), so they keep their initial values; build the optimizer from model.parameters()",
-                AceWarning,
-                stacklevel=2,
-            )
+            text = f"no optimizer owns {len(missed)} branch parameters (model.{NAME}.branches), so they stay constant"
+            warnings.warn(f"{text}; build the optimizer from model.parameters()", AceWarning, stacklevel=2)
     # Weights that two models share count only for the model whose gamma is in this optimizer.
     shared = {id(p) for loop in loops if loop.ace.root is not None for p in loop.ace.root.parameters()}
     for ace in live:
@@ -272,12 +290,6 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
             )
     bounded = [ace for ace in live if any(id(m.weight) in places for m in find_bounded(ace.branches))]
     return Ownership(_describe(optimizer), loops, bounded)
-
-
-def _choose_loop(ace: Ace) -> type[Loop]:
-    if ace.config.mode == "scheduled":
-        return ScheduledLoop
-    return PacedLoop if ace.config.loop == "paced" else PaperLoop
 
 
 def adopt(optimizer: Optimizer) -> None:
@@ -313,8 +325,7 @@ def _find_places(optimizer: Optimizer) -> Places:
 
 def _find_models(places: Places) -> list[Ace]:
     """Return the attached models that have parameters among these places of an optimizer."""
-    here = places.keys()
-    return [ace for ace in LIVE.aces if not here.isdisjoint(LIVE.parameters(ace))]
+    return [ace for ace in LIVE.aces if not places.keys().isdisjoint(LIVE.parameters(ace))]
 
 
 def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
@@ -331,50 +342,6 @@ def _is_owned(parameter: Tensor) -> bool:
     optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
     groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
     return any(p is parameter for group in groups for p in group["params"])
-
-
-class Patches:
-    """The patches of this process. ``undo`` has one function for each, and is empty while PyTorch is unpatched."""
-
-    def __init__(self) -> None:
-        self.undo: list[Callable[[], object]] = []
-
-    def update(self, *, now: bool = False) -> None:
-        """Install the patches if a model is attached, otherwise undo them: at once if ``now``, else outside steps."""
-        if next(iter(LIVE.aces), None) is not None:
-            LOSSES.idle = None
-            if not self.undo:
-                self._install()
-        elif self.undo and not now and _is_stepping():
-            LOSSES.idle = functools.partial(self.update, now=True)  # called by the next backward
-        elif self.undo:
-            LOSSES.idle = LOSSES.last = None
-            for optimizer in list(STEPS.ownership):
-                STEPS.recover(optimizer)  # in case its last step raised an error
-            STEPS.ownership.clear()
-            while self.undo:
-                self.undo.pop()()
-
-    def _install(self) -> None:
-        """Install the patches. This is the list of everything that ACE patches in PyTorch."""
-        STEPS.process = os.getpid()
-        atexit.register(STEPS.finish)
-        self.undo = [
-            lambda: atexit.unregister(STEPS.finish),
-            optimizers.register_optimizer_step_pre_hook(STEPS.before_step).remove,
-            optimizers.register_optimizer_step_post_hook(STEPS.after_step).remove,
-            wrap(Optimizer, "__init__", _construct),
-            wrap(torch.autograd, "backward", LOSSES.backward),
-            wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
-            wrap(DistributedDataParallel, "__init__", _distribute),
-            wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", _convert_norm),
-        ]
-        self.wrap_fsdp()
-
-    def wrap_fsdp(self, *imported: Any) -> None:
-        """Refuse FSDP1. Called after its import as well, because importing it here would take a second."""
-        if self.undo and FSDP in sys.modules:
-            self.undo.append(wrap(sys.modules[FSDP].FullyShardedDataParallel, "__init__", _refuse_fsdp))
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
@@ -426,13 +393,14 @@ def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs
     The wrapper broadcasts buffers before every forward pass, so a forward pass that only rank 0 makes would hang.
     """
     aces = {name: inner for name, inner in module.named_modules() if isinstance(inner, Ace)}
-    ignored = getattr(module, IGNORED, [])  # names of parameters and buffers
+    attribute = "_ddp_params_and_buffers_to_ignore"
+    ignored = getattr(module, attribute, [])
     hidden = [f"{prefix}.{name}" for prefix, ace in aces.items() for name, _ in ace.named_buffers()]
-    vars(module)[IGNORED] = [*ignored, *hidden]
+    vars(module)[attribute] = [*ignored, *hidden]
     try:
         init(wrapper, module, *args, **kwargs)
     finally:
-        vars(module)[IGNORED] = ignored
+        vars(module)[attribute] = ignored
     for ace in aces.values():
         ace.session.ranks = Ranks(wrapper=wrapper)
         ace.session.ranks.agree(ace)
@@ -445,7 +413,7 @@ def _refuse_fsdp(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwarg
     init(wrapper, module, *args, **kwargs)
 
 
-PATCHES = Patches()
-LIVE.changed = PATCHES.update
-wrapt.register_post_import_hook(PATCHES.wrap_fsdp, FSDP)
-PATCHES.update()  # a model may have been unpickled before this module was imported
+STEPS = Steps()
+LIVE.changed = STEPS.update
+wrapt.register_post_import_hook(STEPS.wrap_fsdp, FSDP)
+STEPS.update()  # a model may have been unpickled before this module was imported
