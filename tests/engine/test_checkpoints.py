@@ -275,7 +275,7 @@ def test_export_refusals(tmp_path: Path) -> None:
         )
     torch.save(trained(), tmp_path / "whole.pt")
     refused("cannot read .*whole.pt as a checkpoint.*add --trust", lambda: export(tmp_path / "whole.pt"))
-    refused("cannot read .*text.pt: ", lambda: export(tmp_path / "text.pt", trust=True))
+    refused("cannot read .*text.pt as a checkpoint: ", lambda: export(tmp_path / "text.pt", trust=True))
 
 
 def test_upstreams_own_errors_stay_upstreams() -> None:
