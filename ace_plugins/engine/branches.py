@@ -59,9 +59,9 @@ class Norm(nn.BatchNorm1d):
             self.num_batches_tracked += training
             factor = 1 / max(float(self.num_batches_tracked), 1.0)
         together = FIT.rows is None  # otherwise only some of the rows train weight and bias
-        affine = (self.weight, self.bias) if together else (None, None)
-        statistics = self.running_mean, self.running_var
-        result = functional.batch_norm(rows, *statistics, *affine, training, factor, self.eps).reshape(x.shape)
+        weight, bias = (self.weight, self.bias) if together else (None, None)
+        mean, variance = self.running_mean, self.running_var
+        result = functional.batch_norm(rows, mean, variance, weight, bias, training, factor, self.eps).reshape(x.shape)
         if together:
             return result
         return torch.addcmul(train_with_rows(self.bias, x), result, train_with_rows(self.weight, x))

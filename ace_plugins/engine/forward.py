@@ -396,7 +396,7 @@ class ModelHooks:
             for handle in self.handles:
                 handle.remove()
             self.handles = [
-                module.register_forward_pre_hook(hook, with_kwargs=True)  # type: ignore[arg-type]
+                module.register_forward_pre_hook(hook, with_kwargs=True)
                 if isinstance(hook, TapHook)
                 else module.register_forward_hook(hook)
                 for hook, module in plan
@@ -412,7 +412,7 @@ class ModelHooks:
         return {**self.__dict__, "verified": False}
 
 
-def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
+def _plan(ace: Ace, model: nn.Module) -> list[tuple[Any, nn.Module]]:
     """Return the hooks that the branches need now, each with its module."""
     live = ace.live()
     needed = ace.needed_by(live)
@@ -420,7 +420,7 @@ def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
     paths |= {SiteHook(ace, site.name): site.module for site in live}
     firsts = dict.fromkeys(ace.prepared_by[site.name] for site in live if site.name in ace.prepared_by)
     paths |= {RestoreHook(ace, first): ace.module_taps[first] for first in firsts}
-    plan = []
+    plan: list[tuple[Any, nn.Module]] = []
     for hook, path in paths.items():
         try:
             plan.append((hook, model.get_submodule(path)))

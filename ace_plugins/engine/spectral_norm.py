@@ -103,8 +103,9 @@ def bound(branch: nn.Module) -> nn.Module:
     """
     made: dict[nn.Module | None, nn.Module] = {}
     for module in branch.modules():
-        if hasattr(module, "bounded") and isinstance(module, nn.Linear) and not isinstance(module, Bounded):
-            made[module] = module.bounded()
+        convert: Any = getattr(module, "bounded", None)
+        if convert is not None and isinstance(module, nn.Linear) and not isinstance(module, Bounded):
+            made[module] = convert()
         elif type(module) is nn.Linear:
             made[module] = SNLinear(module)
     for parent in list(branch.modules()):
