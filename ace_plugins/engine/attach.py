@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -37,23 +37,20 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
     Raises:
         AdapterError: If anything does not fit. The error lists all problems.
     """
-    who = f"adapter {adapter!r}"
+    who, kind = f"adapter {adapter!r}", class_path(type(model))
     if not any(isinstance(node, Site) for node in nodes):
         raise AdapterError(
-            f"{who} finds no site in {class_path(type(model))}: ace_layers returned {len(nodes)} nodes, expected at "
-            "least one Site; check that the model has its layers and that the adapter is the right one"
+            f"{who} finds no site in {kind}: ace_layers returned {len(nodes)} nodes, expected at least one Site; check "
+            "that the model has its layers and that the adapter is the right one"
         )
     arguments: dict[str, Argument] = {}
-    seen: dict[str, str] = {}
+    seen: dict[str, Node] = {}
     taken: dict[tuple[int, int | str | None], str] = {}
-    stems: dict[str, Stem] = {}
     problems: list[str] = []
     for node in nodes:
         if key(node.name) in seen:
-            problems.append(f"two nodes are named {node.name!r} (or {seen[key(node.name)]!r})")
-        if isinstance(node, Stem):
-            stems[node.name] = node
-        else:
+            problems.append(f"two nodes are named {node.name!r} (or {seen[key(node.name)].name!r})")
+        if isinstance(node, Site):
             try:
                 place = (id(model.get_submodule(node.module)), node.output)
             except AttributeError:
@@ -62,41 +59,38 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
             if place in taken:  # each call of the submodule would add both branches
                 problems.append(f"sites {taken[place]!r} and {node.name!r} name the same submodule")
             taken[place] = node.name
-            if node.through is not None:
-                problems += _check_through(node, stems.get(node.through))
+            stem = seen.get(key(node.through or ""))
+            through = f"goes through {node.through!r}"
+            if node.through and not (isinstance(stem, Stem) and stem.reads is None):
+                problems.append(f"{node.name!r} {through}, which is not an earlier stem with reads=None")
+            elif node.through and stem is not None and stem.shape_out != node.shape_in:
+                shape = f"shape_in {node.shape_in}"
+                problems.append(f"{node.name!r} has {shape} but {through} of shape_out {stem.shape_out}")
         if isinstance(node.reads, str):
-            if key(node.reads) not in seen:
+            earlier = seen.get(key(node.reads))
+            if earlier is None:
                 problems.append(f"{node.name!r} reads {node.reads!r}, which is not an earlier stem or site")
-            elif (stem := stems.get(node.reads)) is not None and stem.reads is None:
+            elif isinstance(earlier, Stem) and earlier.reads is None:
                 problems.append(f"{node.name!r} reads {node.reads!r}, which has reads=None; set through= instead")
         elif node.reads is not None:
-            own = node.module if isinstance(node, Site) else None
-            path = own if node.reads.module is None else node.reads.module
+            path = getattr(node, "module", None) if node.reads.module is None else node.reads.module
             try:
                 if path is None:
                     raise AdapterError(f"stem {node.name!r} reads a Tap without a module; set Tap(module=...)")
                 arguments[node.name] = find_argument(node.reads, path, model, repr(node.name))
             except (AttributeError, AdapterError) as error:
                 problems.append(str(error))
-        seen[key(node.name)] = node.name
+        seen[key(node.name)] = node
     if problems:
-        raise AdapterError(f"{who} does not fit {class_path(type(model))}: {'; '.join(problems)}")
+        raise AdapterError(f"{who} does not fit {kind}: {'; '.join(problems)}")
     return arguments
-
-
-def _check_through(site: Site, stem: Stem | None) -> Iterator[str]:
-    if stem is None or stem.reads is not None:
-        yield f"{site.name!r} goes through {site.through!r}, which is not an earlier stem with reads=None"
-    elif stem.shape_out != site.shape_in:
-        yield f"{site.name!r} has shape_in {site.shape_in} but goes through {stem.name!r} of shape_out {stem.shape_out}"
 
 
 def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
     """Build and check everything that ACE adds to a model, without changing the model. Returns None in mode "off"."""
     if find(model) is not None:
-        raise AttachError(
-            f"{type(model).__name__} is attached already (model.{NAME}); call project(model) first to attach again"
-        )
+        name = type(model).__name__
+        raise AttachError(f"{name} is attached already (model.{NAME}); call project(model) first to attach again")
     if hasattr(model, NAME):
         raise AttachError(f"{class_path(type(model))} already has an attribute {NAME!r}, which ACE needs")
     if config.mode == "off":
@@ -134,12 +128,9 @@ def project(model: M) -> M:
     ace = get_ace(model)
     largest = float(ace.gamma.detach().abs().max())
     if ace.in_eval and not largest <= 1e-3:
-        warnings.warn(
-            f"projecting {type(model).__name__} to f_eq although max |gamma| is {largest:.3g} and mode "
-            f"{ace.config.mode!r} deploys the branches: the output of model.eval() changes",
-            AceWarning,
-            stacklevel=2,
-        )
+        text = f"max |gamma| is {largest:.3g} and mode {ace.config.mode!r} deploys the branches"
+        text = f"projecting {type(model).__name__} to f_eq although {text}: the output of model.eval() changes"
+        warnings.warn(text, AceWarning, stacklevel=2)
     if ace.duals.count:
         notify("ace_finished", model=model)
     uninstall(ace, model)
@@ -149,24 +140,20 @@ def project(model: M) -> M:
 def _build(
     model: nn.Module, plugin: Plugin, config: Config, nodes: Sequence[Node], arguments: Mapping[str, Argument]
 ) -> Ace:
-    script = plugin.call("ace_script", argv=tuple(sys.argv)) if plugin.has("ace_script") else None
-    action = _find_action(plugin, model, config)
-    samples = action or (_find_samples(plugin, model) if config.held_out else None)
     like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    action = _find_action(plugin, model, config)
     evaluating = plugin.patches.evaluating
     if not evaluating.keys() <= inspect.signature(model.forward).parameters.keys():
         evaluating = {}
     with fork_random_stream(), torch.device("cpu"):
-        branches = {node.name: _build_branch(plugin, node, model, config) for node in nodes}
         ace = Ace(
             plugin.name,
             config,
             nodes,
             arguments,
-            branches,
-            script=script,
+            branches={node.name: _build_branch(plugin, node, model, config) for node in nodes},
+            script=plugin.call("ace_script", argv=tuple(sys.argv)) if plugin.has("ace_script") else None,
             action=action,
-            samples=samples,
             evaluating=[(find_argument(Tap(name), "", model, name), value) for name, value in evaluating.items()],
             # Steps of gamma and the duals are too small for half precision.
             dtype=torch.float64 if like.dtype == torch.float64 else torch.float32,
@@ -177,40 +164,28 @@ def _build(
     return ace
 
 
-def _find_samples(plugin: Plugin, model: nn.Module) -> GroupAction | None:
-    """Return the group action, which knows the samples of a batch; None if the adapter has none for this model."""
-    try:
-        action: GroupAction | None = plugin.call("ace_group_action", model=model)
-    except AdapterError:
-        return None
-    return action if _fits_forward(action, model) else None
-
-
-def _fits_forward(action: GroupAction | None, model: nn.Module) -> bool:
-    """Return whether the model's forward pass has the inputs of the action; a subclass may have other arguments."""
-    return action is not None and {path.partition(".")[0] for path in action.inputs} <= {*forward_names(model)}
-
-
 def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
-    """Return the group action for random frames; None if training does not use them."""
-    if not config.turns:
-        return None
+    """Return the group action, for random frames and to tell samples apart; None if it is unknown or not needed."""
     action: GroupAction | None = None
-    if plugin.has("ace_group_action"):
+    if (config.turns or config.held_out) and plugin.has("ace_group_action"):
         try:
             action = plugin.call("ace_group_action", model=model)
         except AdapterError as error:
             # An error without a cause was raised by the adapter on purpose: it has no action for this model.
-            if config.frames == "on" or error.__cause__ is not None or isinstance(error, AnswerError):
+            failed = error.__cause__ is not None or isinstance(error, AnswerError)
+            if config.turns and (config.frames == "on" or failed):
                 raise
-            warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=5)
-    known = _fits_forward(action, model)
-    if not known and config.frames == "on":
+            if config.turns:
+                warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=5)
+    names = forward_names(model)
+    if action is not None and not {path.partition(".")[0] for path in action.inputs} <= {*names}:
+        action = None  # the forward of a subclass may have other arguments
+    if action is None and config.frames == "on":
         raise ConfigError(
             f"frames 'on': adapter {plugin.name!r} does not define the group action on {type(model).__name__}.forward("
-            f"{', '.join(forward_names(model))}) (ace_group_action); set frames = 'off'"
+            f"{', '.join(names)}) (ace_group_action); set frames = 'off'"
         )
-    return action if known else None
+    return action
 
 
 def _build_branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) -> nn.Module:
@@ -220,6 +195,6 @@ def _build_branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) 
     branch = mlp(node) if branch is None else branch
     if config.mode == "scheduled":
         return relax(node, branch)  # penalties keep this branch small, so it is not bounded
-    bounded = config.bounds_branches and not (isinstance(node, Stem) and not node.bounded)
-    branch = bound(branch) if bounded else branch
+    if config.bounds_branches and not (isinstance(node, Stem) and not node.bounded):
+        branch = bound(branch)
     return separate(branch) if config.held_out else branch

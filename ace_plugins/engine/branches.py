@@ -18,10 +18,7 @@ from .spectral_norm import Bounded
 
 
 class Flat(nn.Module):
-    """Wrapper that passes all features of a site or stem to a module in the last dimension, and reshapes its output.
-
-    It maps a tensor [..., *shape_in] to [..., *shape_out]; with ``axis``, it moves this dimension to the end and back.
-    """
+    """A module on flattened features: [..., *shape_in] -> [..., *shape_out], or on the dimension ``axis`` alone."""
 
     def __init__(self, inner: nn.Module, node: Node) -> None:
         super().__init__()
@@ -37,10 +34,9 @@ class Flat(nn.Module):
 
 
 class Norm(nn.BatchNorm1d):
-    """Batch normalisation of the features in the last dimension: maps [..., width] to [..., width].
+    """Batch normalisation of the last dimension, [..., width]; a batch of one row uses the running statistics.
 
-    A batch of one row is normalised with the running statistics. ``num_batches_tracked`` is a float and is not saved,
-    because scripts that average checkpoints expect floats.
+    ``num_batches_tracked`` is a float and is not saved, because scripts that average checkpoints expect floats.
 
     Args:
         width: Size of the last dimension.
@@ -64,24 +60,16 @@ class Norm(nn.BatchNorm1d):
             factor = 1 / max(float(self.num_batches_tracked), 1.0)
         together = FIT.rows is None  # otherwise only some of the rows train weight and bias
         weight, bias = (self.weight, self.bias) if together else (None, None)
-        result = nn.functional.batch_norm(
-            rows, self.running_mean, self.running_var, weight, bias, training, factor, self.eps
-        ).reshape(x.shape)
-        return (
-            result
-            if together
-            else torch.addcmul(train_with_rows(self.bias, x), result, train_with_rows(self.weight, x))
-        )
+        mean, variance = self.running_mean, self.running_var
+        result = functional.batch_norm(rows, mean, variance, weight, bias, training, factor, self.eps).reshape(x.shape)
+        if together:
+            return result
+        return torch.addcmul(train_with_rows(self.bias, x), result, train_with_rows(self.weight, x))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)
         # BatchNorm's own method would add the counter to the state_dict again.
         nn.Module._load_from_state_dict(self, state_dict, prefix, *rest)
-
-
-def convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
-    """Wrap ``convert_sync_batchnorm`` to skip a `Norm`, whose dimension 1 torch would normalise instead of the last."""
-    return module if isinstance(module, Norm) else convert(cls, module, process_group)
 
 
 def _adapt_shape(inner: nn.Module, node: Node) -> nn.Module:

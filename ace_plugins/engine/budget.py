@@ -1,8 +1,8 @@
 """Determines the length of a run from the user's setting, the script, Lightning or a learning-rate scheduler.
 
 Steps per epoch are counted between calls of ``model.train()``, which scripts make when an epoch begins. If the length
-cannot be found, `ASSUMED` steps are assumed. That is safe: once all sites have landed, a longer run continues as
-upstream's own training, and the report of a shorter run says that it was cut short.
+cannot be found, `ASSUMED` steps are assumed: once all sites have landed, a longer run continues as upstream's own
+training, and the report of a shorter run says that it was cut short.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from ..contract.upstreams import Script
 from ..settings.config import BUDGET, Config
 
-ASSUMED = 2000
-"""Number of steps assumed for a run of unknown length."""
-LONG = 1000
-"""Number of steps after which the length is estimated even if the first epoch, which is longer, has not ended."""
-LOOKED = 5
-"""Number of steps in this process after which schedulers are examined: do they step once per step or per epoch?"""
+ASSUMED = 2000  # number of steps assumed for a run of unknown length
+LONG = 1000  # number of steps after which the length is estimated even if the first epoch has not ended
+LOOKED = 5  # number of steps after which schedulers are examined: do they step once per step or per epoch?
 
 
 class Budget:
@@ -32,30 +29,22 @@ class Budget:
     def __init__(self, config: Config, script: Script | None = None) -> None:
         self.config = config
         self.steps, self.epochs = BUDGET.split(config.budget)
-        self.source = "the setting budget"
-        """Origin of ``steps`` or ``epochs``, for messages."""
+        self.source = "the setting budget"  # origin of ``steps`` or ``epochs``, for messages
         if self.steps is None and self.epochs is None and script is not None and script.epochs:
             self.epochs, self.source = script.epochs, script.source
         self.epoch_steps: int | None = None
-        self.begun: int | None = None
-        """Number of steps made before this process began: 0, or the number in the checkpoint it resumed from."""
-        self.watching = True
-        """False while ACE itself evaluates the model, since its own calls of ``model.eval()`` do not end an epoch."""
-        self._first: int | None = None
-        """Step count when the first epoch began; None before that."""
-        self._last = 0
-        """Step count when the latest epoch began."""
+        self.begun: int | None = None  # number of steps in the checkpoint that this process resumed from, or 0
+        self.watching = True  # False while ACE evaluates the model, which does not end the script's epoch
+        self._first: int | None = None  # step count when the first epoch began; None before that
+        self._last = 0  # step count when the latest epoch began
         self._evaluated = False
-        self._trains_every_step = False
-        """True if the script calls ``model.train()`` before every step, so that only an evaluation ends an epoch."""
-        self._single = 0
-        """Number of epochs that consisted of one step and ended with an evaluation."""
-        self.agreed: list[int | None] | None = None
-        """The `facts` that rank 0 found, which all ranks use; None if one process trains alone."""
+        self._trains_every_step = False  # True if only an evaluation ends an epoch, because train() precedes every step
+        self._single = 0  # number of epochs that consisted of one step and ended with an evaluation
+        self.agreed: list[int | None] | None = None  # the `facts` of rank 0, which all ranks use
 
     @property
     def facts(self) -> list[int | None]:
-        """What this rank has found out about the length of the run, in a fixed order; None where unknown."""
+        """What this rank knows about the length of the run, in a fixed order; None where unknown."""
         return [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
 
     @property
@@ -71,17 +60,12 @@ class Budget:
         """Number of steps in the whole run; `ASSUMED` if unknown."""
         return self.total or ASSUMED
 
-    @property
-    def planned_horizon(self) -> float:
-        """The horizon in steps, given that the run has `expected_steps` steps."""
-        return self._horizon_of(self.expected_steps)
-
     def horizon(self, count: int) -> float | None:
-        """Return the horizon in steps, after ``count`` steps; None while it is worth waiting for the run's length."""
+        """Return the horizon in steps, as known after ``count`` steps; None while `length` is None."""
         length = self.length(count)
-        return None if length is None else self._horizon_of(length)
+        return None if length is None else self.horizon_of(length)
 
-    def _horizon_of(self, length: int) -> float:
+    def horizon_of(self, length: int) -> float:
         epoch_steps = (self.agreed or self.facts)[2]
         return max(1.0, min(self.config.share * length, self.config.latest(epoch_steps)))
 
@@ -119,10 +103,7 @@ class Budget:
         self._last, self._evaluated = count, False
 
     def inspect(self, optimizer: Optimizer, count: int) -> None:
-        """Look for the length in Lightning or a scheduler, if neither the user nor the script gives it.
-
-        Lightning also provides the steps per epoch, which calls of ``model.train()`` do not show.
-        """
+        """Look for the length in Lightning or a scheduler, if neither the user nor the script gives it."""
         if self.steps is not None:
             return
         made = 1 if self.begun is None else count - self.begun  # steps made in this process
@@ -132,6 +113,7 @@ class Budget:
             self._read_schedulers(optimizer, count)
 
     def _read_lightning(self) -> None:
+        """Read the length, and the steps per epoch, which Lightning's calls of ``model.train()`` do not show."""
         for thing in gc.get_objects():
             kind = type(thing)
             if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):

@@ -23,17 +23,13 @@ from .state import NAME, Ace, find
 
 MANIFEST = f"{NAME}.manifest"
 NUMBERED = re.compile(r"(.*\D)(\d+)")
-BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked")
-"""Names of the buffers in branches (the last part of a key); all other tensors of branches are parameters."""
+BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked")  # in branches
 
 File = str | os.PathLike[str]
 
 
 class CheckpointHook:
-    """A load_state_dict pre-hook for attached models: refuses checkpoints of other models before anything is loaded.
-
-    A checkpoint of plain upstream is accepted: gamma, the duals and the branches keep their values.
-    """
+    """A load_state_dict pre-hook that refuses checkpoints of other models. It accepts checkpoints of plain upstream."""
 
     def __call__(self, model: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
         ace = find(model)
@@ -45,11 +41,10 @@ class CheckpointHook:
         theirs = [name for name in state if name.startswith(prefix) and not name.startswith(mine)]
         fitting = [name for name in theirs if name in own and _shape(state[name]) == _shape(own[name])]
         if len(fitting) * 2 < len(theirs):
-            weights = [name for name in own if not name.startswith(mine)]
+            expected = _some(name for name in own if not name.startswith(mine))
             raise CheckpointError(
-                f"checkpoint of another architecture: {len(fitting)} of its {len(theirs)} weights fit "
-                f"{type(model).__name__} by name and shape; it holds {_some(theirs)}, expected {_some(weights)}; "
-                f"nothing was loaded into {type(model).__name__}"
+                f"checkpoint of another architecture: {len(fitting)} of its {len(theirs)} weights fit the names and "
+                f"shapes of {type(model).__name__}; expected {expected}, found {_some(theirs)}; nothing was loaded"
             )
         if any(name.startswith(mine) for name in state):
             ace.duals.migrate(state, f"{mine}duals.")
@@ -57,13 +52,9 @@ class CheckpointHook:
                 _check_ace(ace, own, state, mine)
             return
         state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
+        text = f"checkpoint without ACE loaded into {type(model).__name__}: gamma, duals and branches are unchanged"
         deployed = "; with branches, model.eval() differs from the checkpoint's model" if ace.in_eval else ""
-        warnings.warn(
-            f"checkpoint without ACE loaded into {type(model).__name__}: gamma, the duals and the branches of "
-            f"its {len(ace.sites)} sites keep their current values{deployed}",
-            AceWarning,
-            stacklevel=2,
-        )
+        warnings.warn(text + deployed, AceWarning, stacklevel=2)
 
 
 def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine: str) -> None:
@@ -74,15 +65,13 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
     except (AttributeError, KeyError, TypeError, ValueError):
         found = "an unreadable manifest"
     if found != expected:
-        raise CheckpointError(
-            f"checkpoint holds ACE of other sites ({found}), expected {expected}; nothing of it was loaded"
-        )
+        raise CheckpointError(f"checkpoint holds ACE of other sites ({found}), expected {expected}; nothing was loaded")
     wrong = [n for n, value in own.items() if n.startswith(mine) and _shape(state.get(n)) != _shape(value)]
     extra = [n for n in state if n.startswith(mine) and n not in own]
     if wrong or extra:
         raise CheckpointError(
             f"checkpoint holds ACE with other branches: missing or of another shape {_some(wrong)}, not expected "
-            f"{_some(extra)}; attach with the settings it was trained with; nothing of it was loaded"
+            f"{_some(extra)}; attach with the settings it was trained with; nothing was loaded"
         )
 
 
@@ -108,38 +97,31 @@ def export(source: Mapping[str, Any] | File, to: File | None = None, *, trust: b
 
 
 def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Exported:
-    """Export a checkpoint as `export` does, and return its content together with counts of tensors."""
+    """Export a checkpoint as `export` does, and return its content with counts of tensors."""
     if isinstance(source, nn.Module):
         raise CheckpointError(f"cannot export {type(source).__name__} itself: expected its state_dict() or a path")
     path = Path(source) if isinstance(source, (str, os.PathLike)) else None
     if to is not None and path is not None and Path(to).resolve() == path.resolve():
         raise CheckpointError(f"{str(to)!r} is the checkpoint itself: ACE's part would be lost; choose another name")
     content: Any = source if path is None else read_checkpoint(path, trust=trust)
-    result = Exported(blocks=list(_find_blocks(content)))
+    result = Exported(list(_find_blocks(content)))
     result.content = result.clean(content)
     if not result.removed:
         raise CheckpointError(
             f"{path or 'the state_dict'} holds no ACE: expected keys such as {MANIFEST!r} and "
             f"'{NAME}.gamma', found {_some(content) if isinstance(content, Mapping) else type(content).__name__}"
         )
-    largest = max(map(_largest, result.gammas), default=0.0)
+    largest = max((_largest(gamma) for gamma in result.gammas), default=0.0)
     if to is not None:
         if Path(to).is_dir() or not Path(to).parent.is_dir():
             raise CheckpointError(f"cannot write {str(to)!r}: expected a file name in a folder that exists")
         publish(to, lambda file: torch.save(result.content, file))
     if not largest <= 1e-3:  # this is also true for nan
-        warnings.warn(
-            f"exporting f_eq alone although max |gamma| is {largest:.3g}: the branches left out still affect the model",
-            AceWarning,
-            stacklevel=3,
-        )
+        text = f"exporting f_eq alone although max |gamma| is {largest:.3g}: the removed branches affect the model"
+        warnings.warn(text, AceWarning, stacklevel=3)
     if result.optimizers:
-        warnings.warn(
-            "the optimizer state in the checkpoint is unchanged and still includes ACE's parameters: plain upstream "
-            "can load the weights, but its optimizer cannot load that state",
-            AceWarning,
-            stacklevel=3,
-        )
+        text = "plain upstream can load the weights, but not the optimizer state, which still has ACE's parameters"
+        warnings.warn(text, AceWarning, stacklevel=3)
     return result
 
 
@@ -147,14 +129,12 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
 class Exported:
     """A checkpoint from which ACE was removed, with counts of the tensors removed and kept."""
 
-    blocks: list[list[Any]]
-    """For every model with ACE, the shapes of ACE's parameters in the order of ``parameters()``."""
+    blocks: list[list[Any]]  # for every model with ACE, the shapes of ACE's parameters in the order of ``parameters()``
     content: Any = None
     kept: int = 0
     removed: int = 0
     gammas: list[Any] = field(default_factory=list)
-    optimizers: int = 0
-    """Number of optimizer states in the checkpoint from which ACE's parameters could not be removed."""
+    optimizers: int = 0  # number of optimizer states from which ACE's parameters could not be removed
 
     def clean(self, content: Any) -> Any:
         """Return the content without ACE, and update the counts."""
@@ -186,7 +166,7 @@ class Exported:
         return cleaned
 
     def _renumber(self, state: Mapping[Any, Any]) -> dict[str, str | None]:
-        """Return a mapping from numbered keys of averaged weights ("ema_weight_0") to new keys; None means remove."""
+        """Return new keys for numbered keys of averaged weights ("ema_weight_0"); None for keys to remove."""
         stems = Counter(match[1] for name in state if (match := NUMBERED.fullmatch(str(name))))
         renamed: dict[str, str | None] = {}
         for stem, count in stems.items():
@@ -198,22 +178,16 @@ class Exported:
         return renamed
 
     def _find_averages(self, weights: Sequence[Any], what: str) -> range:
-        """Return the places of ACE's parameters among averaged weights, known only by shape; empty if there are none.
-
-        ACE's parameters are consecutive there, because averages are stored in the order of ``parameters()``.
-        """
+        """Return the places of ACE's parameters among averaged weights, which have no names but a known order."""
         shapes = list(map(_shape, weights))
-        found = {
-            range(place, place + len(block))
-            for block in self.blocks
-            for place in range(len(shapes))
-            if shapes[place : place + len(block)] == block
-        }
+        found: set[range] = set()
+        for block in self.blocks:
+            starts = [place for place in range(len(shapes)) if shapes[place : place + len(block)] == block]
+            found |= {range(start, start + len(block)) for start in starts}
         if len(found) > 1:
             raise CheckpointError(
-                f"cannot tell which of the averaged weights ({what}) are ACE's: they are stored without names, and "
-                f"{len(found)} parts of them have the shapes of ACE's parameters, expected 1; copy the averages into "
-                "the model and export its state_dict(); nothing was exported"
+                f"cannot tell which of the averaged weights ({what}) are ACE's: {len(found)} parts of them have the "
+                "shapes of ACE's parameters, expected 1; copy the averages into the model and export its state_dict()"
             )
         return found.pop() if found else range(0)
 
@@ -235,44 +209,33 @@ class Exported:
 def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
     """Return the prefixes of ACE's keys in a state_dict ("ace.", "module.ace."): keys of manifests without the name."""
     keys = [str(name) for name in content]
-    return tuple(key.removesuffix("manifest") for key in keys if key == MANIFEST or key.endswith("." + MANIFEST))
+    return tuple(key.removesuffix("manifest") for key in keys if f".{key}".endswith(f".{MANIFEST}"))
 
 
 def _find_blocks(content: Any) -> Iterator[list[Any]]:
     """Yield the `Exported.blocks` of all state_dicts that contain ACE, at any depth of dicts and lists."""
     if isinstance(content, Mapping):
         for prefix in _prefixes(content):
-            names = [name for name in content if _is_parameter(str(name), prefix)]
+            names = [str(name) for name in content if str(name).startswith((f"{prefix}gamma", f"{prefix}branches."))]
             if names:
-                yield [_shape(content[name]) for name in names]
+                yield [_shape(content[name]) for name in names if name.rpartition(".")[2] not in BUFFERS]
         content = list(content.values())
     if isinstance(content, (list, tuple)):
         for each in content:
             yield from _find_blocks(each)
 
 
-def _is_parameter(name: str, prefix: str) -> bool:
-    in_branch = name.startswith(f"{prefix}branches.") and name.rpartition(".")[2] not in BUFFERS
-    return in_branch or name == f"{prefix}gamma"
-
-
 def _is_optimizer(content: Mapping[Any, Any]) -> bool:
-    """Return whether this is the state of an optimizer: param_groups with parameters, and a state for each of them."""
     groups = content.get("param_groups")
-    return (
-        isinstance(content.get("state"), Mapping)
-        and isinstance(groups, list)
-        and all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
-    )
+    if not isinstance(content.get("state"), Mapping) or not isinstance(groups, list):
+        return False
+    return all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
 
 
 def _largest(gamma: Any) -> float:
-    """Return the largest |gamma| of all sites; raise a CheckpointError if ``gamma`` is damaged."""
     if not isinstance(gamma, Tensor) or gamma.is_meta or not gamma.is_floating_point() or not gamma.numel():
         found = f"{gamma.dtype} {list(gamma.shape)}" if isinstance(gamma, Tensor) else type(gamma).__name__
-        raise CheckpointError(
-            f"damaged checkpoint: {NAME}.gamma: expected numbers, found {found}; nothing was exported"
-        )
+        raise CheckpointError(f"damaged checkpoint: {NAME}.gamma: expected numbers, found {found}")
     return float(gamma.detach().to_dense().abs().max())
 
 
@@ -284,13 +247,12 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
         with torch.serialization.safe_globals(numpy_numbers()):
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:
-        kind = type(error).__name__
-        if trust:
-            raise CheckpointError(f"cannot read {path}: {kind}: {' '.join(f'{error}'.split())}") from None
+        whole = (
+            "if the file contains a whole model and you trust it, add --trust (trust=True): reading it then runs code"
+        )
+        why = " ".join(str(error).split()) if trust else f"expected tensors and containers; {whole}"
         raise CheckpointError(
-            f"cannot read {path} as a checkpoint ({kind} in torch.load): expected tensors and containers, as "
-            "torch.save(model.state_dict(), path) writes; if the file contains a whole model and you trust it, add "
-            "--trust (trust=True): reading it then runs code"
+            f"cannot read {path} as a checkpoint: {type(error).__name__} in torch.load: {why}"
         ) from None
 
 

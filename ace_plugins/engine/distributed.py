@@ -1,9 +1,9 @@
 """Keeps gamma, the duals and the budget equal on all ranks of distributed training.
 
-DistributedDataParallel averages gradients, so gamma and the duals stay equal by themselves, except that one rank alone
-may load a checkpoint before the model is wrapped, and that each rank detects the length of the run by itself. So all
-ranks copy the duals and the budget from rank 0, at wrapping and every ``trace_every`` steps. With ``fully_shard``,
-ACE's parameters are not sharded, and this module averages their gradients.
+DistributedDataParallel averages gradients, so gamma and the duals stay equal. But one rank alone may load a checkpoint
+before the model is wrapped, and each rank detects the length of the run by itself. So all ranks copy the duals and the
+budget from rank 0, at wrapping and every ``trace_every`` steps. With ``fully_shard``, ACE's parameters are not sharded,
+and this module averages their gradients.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from ..errors import StepError
 if TYPE_CHECKING:
     from .state import Ace
 
-SHARD = "fully_shard(model, ignored_params=set(model.ace.parameters()))"
-"""The call that shards a model but leaves ACE's parameters unsharded, for error messages."""
+SHARD = "fully_shard(model, ignored_params=set(model.ace.parameters()))"  # named in error messages
 
 
 def is_distributed() -> bool:
@@ -37,21 +36,18 @@ def rank() -> int:
 
 
 class Ranks:
-    """The ranks that train one model together. Each rank has its own instance of this class."""
+    """The ranks that train one model together, of which each has its own instance: with DDP, or sharded."""
 
     def __init__(self, group: Any = None, wrapper: DistributedDataParallel | None = None) -> None:
         self.sharded = wrapper is None
-        """True if ``fully_shard`` shards the model: ACE's gradients are then averaged here."""
         self._group = group
+        # Weak, because the wrapper holds the model, and a process group must not be kept until the process exits.
         self._wrapper: Callable[[], Any] = (lambda: None) if wrapper is None else weakref.ref(wrapper)
-        """Weak, because the wrapper holds the model, and a process group must not be kept until the process exits."""
-        self.steps = 0
-        """Number of steps since the model was wrapped or sharded. Unlike `Duals.count`, it is equal on all ranks."""
+        self.steps = 0  # since the model was wrapped. Unlike `Duals.count`, this number is equal on all ranks.
 
     @property
     def group(self) -> Any:
-        wrapper = self._wrapper()
-        return self._group if wrapper is None else wrapper.process_group
+        return getattr(self._wrapper(), "process_group", self._group)
 
     def check_in(self, ace: Ace) -> None:
         """Copy the state of rank 0 before every ``trace_every``-th step. Raises a StepError inside torch's ``Join``."""
@@ -59,18 +55,16 @@ class Ranks:
         if wrapper is None and not self.sharded:
             return
         if wrapper is not None and wrapper._join_config.enable:
-            raise StepError(
-                "torch.distributed's Join lets ranks make different numbers of steps, so gamma and lambda would "
-                "differ; give all ranks equally many batches (DistributedSampler does), or attach with mode 'off'"
-            )
+            unequal = "torch.distributed's Join lets ranks make different numbers of steps, so gamma would differ"
+            raise StepError(f"{unequal}; give all ranks equally many batches (DistributedSampler does)")
         if ace.config.may_wait(self.steps):
             self.agree(ace)
         self.steps += 1
 
     def reduce(self, ace: Ace) -> None:
         """Average the gradients of ACE's parameters over the ranks if the model is sharded."""
-        gradients = [parameter.grad for parameter in ace.parameters() if parameter.grad is not None]
-        if self.sharded and gradients:
+        gradients = [p.grad for p in ace.parameters() if p.grad is not None] if self.sharded else []
+        if gradients:
             _exchange(gradients, self._average)
 
     def agree(self, ace: Ace) -> None:
@@ -95,7 +89,7 @@ class Ranks:
 
 @torch.no_grad()
 def _exchange(tensors: list[Tensor], send: Callable[[Tensor], None]) -> None:
-    """Send tensors to the other ranks in one message, at least in single precision, and store what comes back."""
+    """Send tensors to the other ranks in one message, at least in float32, and store what comes back."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     flat = flat.float() if flat.is_floating_point() and flat.dtype.itemsize < 4 else flat
     send(flat)
@@ -108,12 +102,11 @@ def _exchange(tensors: list[Tensor], send: Callable[[Tensor], None]) -> None:
 def find_shards(ace: Ace) -> None:
     """Set the `Ranks` of a model that ``fully_shard`` has sharded. Raises a StepError if ACE itself is sharded."""
     tensor = sys.modules.get("torch.distributed.tensor")
-    model = ace.root
-    if tensor is None or model is None or ace.session.ranks is not None:
+    if tensor is None or ace.root is None or ace.session.ranks is not None:
         return
     if any(isinstance(parameter, tensor.DTensor) for parameter in ace.parameters()):
         raise StepError(f"fully_shard has sharded ACE's parameters, but every rank needs all of gamma; use {SHARD}")
-    shards = [parameter for parameter in model.parameters() if isinstance(parameter, tensor.DTensor)]
+    shards = [parameter for parameter in ace.root.parameters() if isinstance(parameter, tensor.DTensor)]
     if shards:
         mesh = shards[0].device_mesh
         ace.session.ranks = Ranks(mesh.get_group() if mesh.ndim == 1 else distributed.group.WORLD)

@@ -1,11 +1,10 @@
 """The forward hooks that add the branches to a model's forward pass.
 
-Upstream's own code runs unchanged. The model's pre-hook opens a `Forward`, pre-hooks of submodules store the inputs of
-branches before the submodule runs, and each site's hook adds ``gamma * branch`` to its module's output. Hooks are
-objects, not closures, so that models can be pickled.
+The model's pre-hook opens a `Forward`, pre-hooks of submodules store the inputs of branches, and each site's hook adds
+``gamma * branch`` to its module's output. Hooks are objects, not closures, so that models can be pickled.
 
-With random frames, a training pass applies a random group element to its batch, and the inverse to its outputs. This
-leaves f_eq unchanged up to rounding. For the branches it is data augmentation that needs no change of script or loss.
+With random frames, a training forward pass applies a random group element to its batch, and the inverse to its outputs.
+This leaves f_eq unchanged up to rounding. For the branches it is data augmentation.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ..errors import AdapterError, AttachError
 from ..symmetry.groups import Element
 from ..symmetry.measure import Call, clone, forward_names, map_tensors
 from ..symmetry.parts import get_part, replace_part
-from . import patches as patches  # an unpickled model has these hooks, and they need the patches of PyTorch
+from . import step as step  # an unpickled model has these hooks, and they need the patches of PyTorch
 from .distributed import is_distributed, rank
 from .holdout import Parts, apply, split
 from .spectral_norm import Bounded, divide, find_bounded
@@ -34,36 +33,31 @@ from .state import LIVE, NAME, Ace
 
 
 class Forward:
-    """One forward pass in progress: the inputs and outputs of its branches so far."""
+    """One forward pass in progress: the inputs and outputs of its branches so far, by name of the site or stem.
+
+    ``frame`` is the group element that was applied to the model's inputs, if any. ``alone`` is true if a submodule was
+    called outside its model's forward pass. ``parts`` says which samples judge gamma and which train the branches;
+    with None, all samples do both.
+    """
 
     __slots__ = ("ace", "alone", "bounded", "fired", "frame", "gammas", "parts", "prepared", "tapped", "values")
 
-    def __init__(self, ace: Ace, *, frame: Element | None = None, alone: bool = False) -> None:
-        self.ace = ace
-        self.frame = frame
-        """The group element that was applied to the inputs; None without random frames."""
-        self.alone = alone
-        """True if a submodule was called outside its model's forward pass."""
-        self.parts: Parts | None = None
-        """The parts of the samples in this pass; None if all samples train the branches and judge gamma."""
+    def __init__(self, ace: Ace, frame: Element | None = None, parts: Parts | None = None, alone: bool = False) -> None:
+        self.ace, self.frame, self.parts, self.alone = ace, frame, parts, alone
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
-        self.fired: set[str] = set()
-        """Names of the sites that have added their branch."""
+        self.fired: set[str] = set()  # names of the sites that have added their branch
         self.tapped: dict[str, Any] = {}
         self.values: dict[str, Tensor] = {}
         self.prepared: dict[str, Any] = {}
         self.bounded: list[Bounded] = []
-
-    def open(self) -> None:
-        """Divide the weights of all bounded branches at once, rather than one by one when they are called."""
-        if not self.ace.bounds or torch.compiler.is_compiling():
-            return  # torch.compile merges the divisions itself, and does not keep tensors stored on modules
-        self.bounded = find_bounded(self.ace.branches)
-        for bounded, weight in zip(self.bounded, divide(self.bounded), strict=True):
-            bounded.divided = weight
+        # torch.compile merges the divisions itself, and does not keep tensors stored on modules.
+        if ace.bounds and not alone and not torch.compiler.is_compiling():
+            self.bounded = find_bounded(ace.branches)
+            for bounded, weight in zip(self.bounded, divide(self.bounded), strict=True):
+                bounded.divided = weight
 
     def take(self, name: str, read: Any) -> None:
-        """Store the input of a site or stem. It replaces the input from an earlier call of the module in this pass."""
+        """Store the input of a site or stem, in place of the input from an earlier call of the module."""
         self.tapped[name] = read
         self.prepared.pop(name, None)
 
@@ -79,37 +73,31 @@ class Forward:
         else:
             value = self._compute(site.name)
         if value.shape != selected.shape:
-            raise AdapterError(
-                f"site {site.name!r}: its branch returns shape {tuple(value.shape)}, expected "
-                f"{tuple(selected.shape)}, the shape of {site.module}'s output"
-            )
+            shapes = f"{tuple(value.shape)}, expected {tuple(selected.shape)}, the shape of {site.module}'s output"
+            raise AdapterError(f"site {site.name!r}: its branch returns shape {shapes}")
         if self.parts is not None:
             gamma = self.parts.gamma_of_rows(site.name, selected)
         return replace_output(output, site, torch.addcmul(selected, value, gamma))
 
     def _add_itself(self, site: Site, output: Tensor) -> Tensor:
-        """Return the output with an `AddsItself` branch added."""
-        branch, gamma, prepared = self.ace.branch(site.name), self.gammas[site.name], self._prepare(site)
+        """Return the output with an `AddsItself` branch added. Sites that read the same tensor prepare it once."""
+        branch, first = self.ace.branch(site.name), self.ace.prepared_by[site.name]
+        if first not in self.prepared:
+            self.prepared[first] = self.ace.branch(first).prepare(self._read(site))  # type: ignore[operator]
+        prepared = self.prepared[first]
         if self.parts is None:
-            return branch.add_to(output, gamma, prepared)  # type: ignore[operator,no-any-return]
+            return branch.add_to(output, self.gammas[site.name], prepared)  # type: ignore[operator,no-any-return]
         column = self.parts.columns[site.name]
         rows = self.parts.rows_that_fit(site.name, len(output))
         pair = torch.stack([self.parts.fitting[column], self.parts.judging[column]])
         return branch.add_to(output, pair, prepared, fit=rows)  # type: ignore[operator,no-any-return]
 
     def _compute(self, name: str) -> Tensor:
-        """Return the output of a stem or of a site's branch. It is computed only once per pass."""
+        """Return the output of a stem or of a site's branch. It is computed only once per forward pass."""
         if name not in self.values:
             node = self.ace.nodes[name]
             self.values[name] = self._apply(node, self._read(node))
         return self.values[name]
-
-    def _prepare(self, site: Site) -> Any:
-        """Return the prepared input of an `AddsItself` branch, which is shared by all sites that read this tensor."""
-        first = self.ace.prepared_by[site.name]
-        if first not in self.prepared:
-            self.prepared[first] = self.ace.branch(first).prepare(self._read(site))  # type: ignore[operator]
-        return self.prepared[first]
 
     def _read(self, node: Node) -> Any:
         if isinstance(node.reads, str):
@@ -119,21 +107,20 @@ class Forward:
         assert node.reads is not None  # a stem without reads is applied by `through` only
         where = f"the input of {node.reads.module!r}" if node.reads.module else "the model's own input"
         raise AttachError(
-            f"{node.name!r} reads {where}, which is missing: a submodule was called outside its model's forward "
-            "(directly, inside another model, or by activation checkpointing, which recomputes it); call the model "
-            "itself, or project(model) first"
+            f"{node.name!r} reads {where}, which is missing: a submodule was called outside its model's forward pass "
+            "(directly, or by activation checkpointing, which recomputes it); call the model, or project(model) first"
         )
 
     def _apply(self, node: Node, read: Any) -> Tensor:
-        """Return the output of the branch of a site or stem for an input, whose features must have ``shape_in``."""
+        """Return the output of the branch of a site or stem, after checking that its input has ``shape_in``."""
         if isinstance(node, Site) and node.through is not None:
             read = self._apply(self.ace.nodes[node.through], read)
         found: Any = node.sizes(read.shape, node.shape_in) if isinstance(read, Tensor) else type(read).__name__
         if found != node.shape_in:
-            where = "in the last dimensions" if node.axis == -1 else f"in dimension {node.axis}"
+            where = "the last dimensions" if node.axis == -1 else f"dimension {node.axis}"
             whole = f" of {list(read.shape)}" if isinstance(read, Tensor) else ""
             raise AdapterError(
-                f"{node.name!r} reads features of shape {found} {where}{whole}, expected shape_in {node.shape_in}; "
+                f"{node.name!r} reads features of shape {found} in {where}{whole}, expected shape_in {node.shape_in}; "
                 "correct shape_in, or set axis if the features are in another dimension"
             )
         rows = None if self.parts is None else self.parts.rows_that_fit(node.name, len(read))
@@ -145,10 +132,10 @@ def select_output(output: Any, site: Site) -> Any:
     selected = output if site.output is None else get_part(output, str(site.output), f"output of {site.module}")
     if isinstance(selected, Tensor):
         return selected
-    parts = (
+    keys = (
         selected if isinstance(selected, dict) else range(len(selected) if isinstance(selected, (tuple, list)) else 0)
     )
-    hint = f"set output= to one of {', '.join(map(repr, parts))}" if parts else "correct output="
+    hint = f"set output= to one of {', '.join(map(repr, keys))}" if keys else "correct output="
     what = f"{site.module} returns" if site.output is None else f"output {site.output!r} of {site.module} is"
     raise AdapterError(f"site {site.name!r}: {what} a {type(selected).__name__}, expected a tensor; {hint}")
 
@@ -163,14 +150,14 @@ def replace_output(output: Any, site: Site, tensor: Tensor) -> Any:
 class OpenForwards(threading.local):
     """The forward passes in progress in this thread, the innermost last.
 
-    Hooks look a pass up here, because replicas of a model (nn.DataParallel) share hook objects but not parameters.
+    Hooks find their forward pass here, because replicas of a model (nn.DataParallel) share hooks but not parameters.
     """
 
     def __init__(self) -> None:
         self.stack: list[Forward] = []
 
     def of(self, ace: Ace) -> Forward | None:
-        """Return the innermost pass of a model."""
+        """Return the innermost forward pass of a model."""
         for forward in reversed(self.stack):
             # A replica's hook refers to the original Ace, which shares the object ``nodes`` with the replica's Ace.
             if forward.ace is ace or forward.ace.nodes is ace.nodes:
@@ -178,13 +165,12 @@ class OpenForwards(threading.local):
         return None
 
     def end(self, forward: Forward) -> None:
-        """Close a pass."""
         self.stack.remove(forward)
         for bounded in forward.bounded:
             bounded.divided = None
 
     def end_all(self, ace: Ace) -> None:
-        """Close passes of a model that Ctrl-C or an error has interrupted."""
+        """Close forward passes of a model that Ctrl-C or an error has interrupted."""
         for forward in [forward for forward in self.stack if forward.ace is ace]:
             self.end(forward)
 
@@ -198,14 +184,14 @@ def outside_graphs(reason: str) -> Callable[[Any], Any]:
     return functools.partial(torch.compiler.disable, **options)
 
 
-# Reasons for `outside_graphs`. Inside a graph, torch.compile would treat the random matrices as constants.
+# Inside a graph, torch.compile would treat the random matrices as constants.
 NO_FRAMES = "for fullgraph=True: set frames = 'off'; random frames are drawn outside of graphs"
 NO_BATCH = "for fullgraph=True: set error_every = 0; the measured batch is copied outside of graphs"
 
 
 @outside_graphs(NO_FRAMES)
 def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Draw a random frame, and return it with the arguments of a training pass transformed by it."""
+    """Draw a random frame, and return it with the arguments of a training forward pass transformed by it."""
     assert ace.action is not None
     # The seed is reproducible, differs between ranks, and does not use the script's random stream.
     ace.passes.count += 1
@@ -213,11 +199,11 @@ def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict
     generator = torch.Generator().manual_seed(seed)
     names = forward_names(model)
     frame = ace.action.sample_frame(generator, names, args, kwargs)
-    return frame, ace.action.act_on_inputs(frame, names, args, kwargs)
+    return frame, *ace.action.act_on_inputs(frame, names, args, kwargs)
 
 
 @outside_graphs(NO_FRAMES)
-def _turn_back(action: Any, frame: Element, output: Any) -> Any:
+def _turn_back(action: Any, frame: Any, output: Any) -> Any:
     return action.act_on_outputs(frame.inverse(), output)
 
 
@@ -239,7 +225,8 @@ class OpenHook:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
         ace.read_mode(args, kwargs)
-        if ace.config.mode == "auto" and not (ace.learning or torch.compiler.is_compiling()):
+        compiling = torch.compiler.is_compiling()
+        if ace.config.mode == "auto" and not (ace.learning or compiling):
             ace.duals.evidence.notice_changes()
         active = ace.active()
         replica = getattr(model, "_is_replica", False)  # made by nn.DataParallel, with the original model's hooks
@@ -249,9 +236,8 @@ class OpenHook:
                 LIVE.add(ace)
             hooks = ace.hooks
             assert hooks is not None
-            # A compiled pass cannot update hooks. Landings, train(), eval() and loading update them, and the next
-            # optimizer step checks hooks that are not verified.
-            compiling = torch.compiler.is_compiling()
+            # A compiled forward pass cannot update hooks. Landings, train(), eval() and loading update them, and the
+            # next optimizer step checks hooks that are not verified.
             if not compiling and (hooks.state != hooks.describe(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
             if not (compiling or ace.session.stepped or ace.landed) and ace.trains() and ace.gamma.requires_grad:
@@ -259,27 +245,22 @@ class OpenHook:
             if ace.config.error_every:
                 _keep_batch(ace, args, kwargs)
         OPEN.end_all(ace)
-        frame = turned = parts = None
-        if active and ace.config.held_out and ace.trains():
+        if not active:
+            return None
+        frame = parts = None
+        if ace.config.held_out and ace.trains():
             parts = split(ace, forward_names(model), args, kwargs)  # before frames change the inputs
-        if active and not replica and ace.action is not None and ace.trains():
-            frame, turned = _turn_inputs(model, ace, args, kwargs)
-            args, kwargs = turned
-        if active:
-            forward = Forward(ace, frame=frame)
-            forward.parts = parts
-            for name in ace.model_taps:
-                forward.take(name, ace.arguments[name].pick(args, kwargs))
-            forward.open()
-            OPEN.stack.append(forward)
-        return turned
+        if not replica and ace.action is not None and ace.trains():
+            frame, args, kwargs = _turn_inputs(model, ace, args, kwargs)
+        forward = Forward(ace, frame, parts)
+        OPEN.stack.append(forward)
+        for name in ace.model_taps:
+            forward.take(name, ace.arguments[name].pick(args, kwargs))
+        return None if frame is None else (args, kwargs)
 
 
 class CloseHook:
-    """Forward hook of the model: closes the `Forward`, and transforms outputs back to the caller's frame.
-
-    It is also called after an error, with None as the output.
-    """
+    """Forward hook of the model, also called after an error: closes the `Forward`, and reverses the random frame."""
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not OPEN.stack or OPEN.stack[-1].ace is not model._modules[NAME]:
@@ -287,10 +268,9 @@ class CloseHook:
         forward = OPEN.stack[-1]
         OPEN.end(forward)
         if len(forward.fired) < len(forward.ace.live()) and forward.ace.hooks is not None:
-            forward.ace.hooks.verified = False  # a module may have been replaced: check before the next pass
-        if forward.frame is None or output is None:
-            return None
-        return _turn_back(forward.ace.action, forward.frame, output)
+            forward.ace.hooks.verified = False  # a module may have been replaced: check before the next forward pass
+        turns = forward.frame is not None and output is not None
+        return _turn_back(forward.ace.action, forward.frame, output) if turns else None
 
 
 class _Touch(torch.autograd.Function):
@@ -298,12 +278,11 @@ class _Touch(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.count = len(parameters)
         return tensor.view_as(tensor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, *[None] * ctx.count
+        return gradient, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
 class TouchHook:
@@ -312,28 +291,24 @@ class TouchHook:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         ace = model._modules[NAME]
         assert isinstance(ace, Ace)
-        touched = not ace.freed
+        freed = list(ace.freed)
 
         def touch(tensor: Tensor) -> Tensor:
-            nonlocal touched
-            if touched or not tensor.requires_grad:
+            if not freed or not tensor.requires_grad:
                 return tensor
-            touched = True
-            return _Touch.apply(tensor, *ace.freed)  # type: ignore[no-any-return,no-untyped-call]
+            touched: Tensor = _Touch.apply(tensor, *freed)  # type: ignore[no-untyped-call]
+            freed.clear()  # one output is enough
+            return touched
 
         return map_tensors(output, touch)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class BranchHook:
     """Base class of the hooks of a submodule. Each hook works for one site or stem of one model."""
 
     ace: Ace
     name: str
-
-    def matches(self, other: Any) -> bool:
-        """Return whether another hook has this hook's type, model and site or stem."""
-        return type(other) is type(self) and other.ace is self.ace and other.name == self.name
 
 
 class TapHook(BranchHook):
@@ -374,9 +349,9 @@ class SiteHook(BranchHook):
 
 
 class RestoreHook(BranchHook):
-    """Forward hook of a layer with `AddsItself` branches: restores the memory layout of the layer's output.
+    """Forward hook that restores the memory layout of a layer's output after `AddsItself` branches.
 
-    Sites with the same input need one such hook; its ``name`` is the name of the first of these sites.
+    Sites with the same input share one such hook, which has the name of the first of these sites.
     """
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -388,19 +363,14 @@ class RestoreHook(BranchHook):
 
 
 class ModelHooks:
-    """All hooks of one attached model."""
+    """All hooks of one attached model. Those in ``permanent`` stay registered as long as the model is attached."""
 
     def __init__(self, model: nn.Module) -> None:
         self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
-        """Handles of hooks that stay registered as long as the model is attached."""
-        self.handles: list[Any] = []
-        """Handles of hooks that are registered only while they are needed."""
-        self.verified = False
-        """True if it was checked that every site has its hooks."""
-        self.state: Any = None
-        """Result of `describe` when the hooks were last registered or removed."""
-        self.landed: frozenset[int] = frozenset()
-        """Indices of the landed sites when parameters were last freed."""
+        self.handles: list[Any] = []  # handles of hooks that are registered only while they are needed
+        self.verified = False  # True if it was checked that every site has its hooks
+        self.state: Any = None  # result of `describe` when the hooks were last registered or removed
+        self.landed: frozenset[int] = frozenset()  # indices of the landed sites when parameters were last freed
 
     def describe(self, ace: Ace) -> Any:
         """Return all values that determine which hooks must be registered."""
@@ -409,8 +379,7 @@ class ModelHooks:
     def sync(self, ace: Ace) -> None:
         """Register hooks on the sites' modules if the branches are active, otherwise remove these hooks.
 
-        PyTorch calls modules with hooks more slowly, so f_eq alone is evaluated without hooks. Submodules that the
-        script has put in place of others also get their hooks here.
+        PyTorch calls modules without hooks faster. Submodules that the script has replaced also get their hooks here.
         """
         model = ace.root
         if model is None:
@@ -418,71 +387,48 @@ class ModelHooks:
         if self.landed != ace.duals.landed_sites:
             self.landed = ace.duals.landed_sites
             ace.free_landed()
-        state = self.describe(ace)
+        state, plan = self.describe(ace), _plan(ace, model)
         same = state == self.state
-        if not same or not self._in_place(ace, model):
+        # Compared with this Ace's hooks, since a copied module has hooks of the model it was copied from.
+        if not same or any(hook not in {**m._forward_pre_hooks, **m._forward_hooks}.values() for hook, m in plan):
             ace.repaired += same
-            self._remove()
-            self.handles = _register(ace, model)
             self.state = state
+            for handle in self.handles:
+                handle.remove()
+            self.handles = [
+                module.register_forward_pre_hook(hook, with_kwargs=True)
+                if isinstance(hook, TapHook)
+                else module.register_forward_hook(hook)
+                for hook, module in plan
+            ]
+            if ace.active() or (ace.action is not None and not ace.landed):
+                # This hook runs first, so that the script's own hooks see outputs in the caller's frame.
+                self.handles.append(model.register_forward_hook(CloseHook(), prepend=True, always_call=True))
+            if _needs_touch(ace):
+                self.handles.append(model.register_forward_hook(TouchHook()))
         self.verified = True
-
-    def remove(self) -> None:
-        """Remove all hooks."""
-        self._remove()
-        for handle in self.permanent:
-            handle.remove()
-        self.permanent = []
-
-    def _remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
-        self.verified = False
-
-    def _in_place(self, ace: Ace, model: nn.Module) -> bool:
-        """Return whether all submodules have the hooks of this Ace, as opposed to hooks copied with a module."""
-        return all(
-            any(map(hook.matches, (module._forward_pre_hooks | module._forward_hooks).values()))
-            for hook, module in _plan(ace, model)
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "verified": False}
 
 
-def _plan(ace: Ace, model: nn.Module) -> list[tuple[BranchHook, nn.Module]]:
-    """Return the hooks that the branches need now, each with the module to register it on."""
+def _plan(ace: Ace, model: nn.Module) -> list[tuple[Any, nn.Module]]:
+    """Return the hooks that the branches need now, each with its module."""
     live = ace.live()
     needed = ace.needed_by(live)
-    plan: list[tuple[BranchHook, str]] = []
-    plan += [(TapHook(ace, name), path) for name, path in ace.module_taps.items() if name in needed]
-    plan += [(SiteHook(ace, site.name), site.module) for site in live]
+    paths: dict[BranchHook, str] = {TapHook(ace, n): path for n, path in ace.module_taps.items() if n in needed}
+    paths |= {SiteHook(ace, site.name): site.module for site in live}
     firsts = dict.fromkeys(ace.prepared_by[site.name] for site in live if site.name in ace.prepared_by)
-    plan += [(RestoreHook(ace, first), ace.module_taps[first]) for first in firsts]
-    for hook, path in plan:
+    paths |= {RestoreHook(ace, first): ace.module_taps[first] for first in firsts}
+    plan: list[tuple[Any, nn.Module]] = []
+    for hook, path in paths.items():
         try:
-            model.get_submodule(path)
+            plan.append((hook, model.get_submodule(path)))
         except AttributeError:
             raise AttachError(
                 f"site {hook.name!r}: {path} is gone from {type(model).__name__}; attach after the model is complete"
             ) from None
-    return [(hook, model.get_submodule(path)) for hook, path in plan]
-
-
-def _register(ace: Ace, model: nn.Module) -> list[Any]:
-    """Register the hooks that are needed now, and return their handles."""
-    handles: list[Any] = []
-    if ace.active() or (ace.action is not None and not ace.landed):
-        # This hook runs first, so that the script's own hooks see outputs in the caller's frame.
-        handles.append(model.register_forward_hook(CloseHook(), prepend=True, always_call=True))
-    for hook, module in _plan(ace, model):
-        pre = isinstance(hook, TapHook)
-        register: Any = module.register_forward_pre_hook if pre else module.register_forward_hook
-        handles.append(register(hook, with_kwargs=pre))
-    if _needs_touch(ace):
-        handles.append(model.register_forward_hook(TouchHook()))
-    return handles
+    return plan
 
 
 def _needs_touch(ace: Ace) -> bool:
@@ -497,15 +443,15 @@ def install(ace: Ace, model: nn.Module) -> None:
     ace.belong_to(model)
     hooks = ace.hooks = ModelHooks(model)
     hooks.sync(ace)
-    hooks.verified = False  # a subclass's constructor may still replace submodules: the first pass checks again
+    hooks.verified = False  # a subclass's constructor may still replace submodules: the first forward pass checks again
     LIVE.add(ace)
 
 
 def uninstall(ace: Ace, model: nn.Module) -> None:
     """Remove ``ace`` and its hooks from the model, which undoes `install`."""
     LIVE.discard(ace)
-    if ace.hooks is not None:
-        ace.hooks.remove()
+    for handle in () if ace.hooks is None else (*ace.hooks.handles, *ace.hooks.permanent):
+        handle.remove()
     OPEN.end_all(ace)
     ace.hooks = None
     ace.belong_to(None)

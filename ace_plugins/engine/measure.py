@@ -1,4 +1,4 @@
-"""Evaluates a model with or without its branches, and measures how far the model is from being equivariant."""
+"""Evaluates a model with or without its branches, and measures its distance from equivariance."""
 
 from __future__ import annotations
 
@@ -13,32 +13,21 @@ from torch import nn
 from ..errors import AceError, AttachError, ConfigError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..symmetry import measure as measuring
 from ..symmetry.actions import GroupAction
-from ..symmetry.measure import (
-    Call,
-    EquivarianceError,
-    as_call,
-    evaluate,
-    forward_names,
-    map_tensors,
-    measure,
-    preserve_state,
-)
+from ..symmetry.measure import Call, EquivarianceError, as_call, forward_names, map_tensors
 from .state import NAME, Ace, find, unwrap
 
 
 def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """Return the model and the batch in float64 and "", or both unchanged and the reason if this fails.
-
-    If ``copied`` is true, the model is copied and converted; otherwise only the batch is converted.
-    """
+    """Return the model (converted if ``copied``) and the batch in float64 and "", or both unchanged and the reason."""
     try:
         judged = copy.deepcopy(model).double() if copied else model
         for original, twin in zip(_find_aces(model), _find_aces(judged), strict=True):
             twin.passes.forced = original.passes.forced  # deepcopy drops it
         args, kwargs = map_tensors(as_call(batch), lambda x: x.double() if x.is_floating_point() else x)
-        with torch.inference_mode(False), hide_from_budget(judged), preserve_state(judged):
-            evaluate(judged, args, kwargs, 0)
+        with torch.inference_mode(False), hide_from_budget(judged), measuring.preserve_state(judged):
+            measuring.evaluate(judged, args, kwargs, 0)
         return judged, Call(args, kwargs), ""
     except AceError:
         raise
@@ -52,7 +41,7 @@ def _find_aces(model: nn.Module) -> list[Ace]:
 
 @contextmanager
 def hide_from_budget(model: nn.Module) -> Iterator[None]:
-    """Hide evaluations that ACE itself makes from the budget, which would take them for ends of epochs."""
+    """Hide evaluations inside a ``with`` block from the budget, which would take them for ends of epochs."""
     aces = _find_aces(model)
     before = [(ace.budget.watching, ace.passes.evaluates) for ace in aces]
     for ace in aces:
@@ -86,20 +75,14 @@ def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
     """
     model = unwrap(model)
     ace = get_ace(model)
-    before = ace.passes.forced
-    _force(ace, model, on)
+    ace.belong_to(model)  # a copy does not know its model before the first forward pass
+    before, ace.passes.forced = ace.passes.forced, on
+    ace.sync()
     try:
         yield
     finally:
-        if find(model) is ace:  # the model may have been projected inside the block
-            _force(ace, model, before)
-
-
-def _force(ace: Ace, model: nn.Module, on: bool | None) -> None:
-    ace.passes.forced = on
-    if ace.root is None:
-        ace.belong_to(model)
-    ace.sync()
+        ace.passes.forced = before
+        ace.sync()
 
 
 def adapter_of(model: nn.Module) -> Plugin:
@@ -174,4 +157,4 @@ def equivariance_error(
     action = adapter_of(model).action(model)
     forced = branches_on is not None and find(model) is not None
     with use_branches(model, bool(branches_on)) if forced else nullcontext(), hide_from_budget(model):
-        return measure(model, action, batch, samples=samples, seed=seed)
+        return measuring.measure(model, action, batch, samples=samples, seed=seed)

@@ -20,15 +20,13 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ..contract.sites import AddsItself, Node, Site, Tap
-from ..errors import AdapterError
 from ..symmetry.actions import Action
 from ..symmetry.groups import Rigid
 from .distributed import is_distributed
 from .paced_loop import PacedLoop
 
 WEIGHT = 0.01
-INITIAL = 1e-4
-"""Standard deviation of a branch's initial weights."""
+INITIAL = 1e-4  # standard deviation of a branch's initial weights
 ANGLE = 1e-4
 """Angle, in radians, of the rotations from which a generator is computed as a difference quotient. The error,
 ANGLE^2 / 6, is below float32's precision."""
@@ -40,18 +38,14 @@ def gamma_at(step: int, length: int) -> float:
 
 
 def relax(site: Node, branch: nn.Module) -> nn.Module:
-    """Return the branch that replaces a site's usual branch in scheduled mode.
+    """Return one linear map in place of a site's branch, in scheduled mode.
 
-    If the site reads a `Tap`, this is one linear map without a bias. Links of a chain of branches, `AddsItself`
-    branches and branches on another axis (convolutions) are returned unchanged.
+    Links of a chain of branches are returned unchanged, since a chain of maps that all start near 0 would have
+    vanishing gradients. So are `AddsItself` branches and branches on another axis (convolutions).
     """
     if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through:
-        return branch  # a chain of maps that all start near 0 would have vanishing gradients
-    if site.axis != -1 or isinstance(branch, AddsItself):
         return branch
-    made = PenalisedLinear(site)
-    nn.init.normal_(made.weight, std=INITIAL)
-    return made
+    return branch if site.axis != -1 or isinstance(branch, AddsItself) else PenalisedLinear(site)
 
 
 class PenalisedLinear(nn.Linear):
@@ -59,15 +53,12 @@ class PenalisedLinear(nn.Linear):
 
     def __init__(self, site: Site) -> None:
         super().__init__(site.width_in, site.width_out, bias=False)
+        nn.init.normal_(self.weight, std=INITIAL)
         self.shapes = site.shape_in, site.shape_out
-        self.read: Tensor | None = None
-        """Input of the map in the last training forward pass, [rows, width], detached."""
-        self.generators: list[tuple[Tensor, Tensor]] = []
+        self.read: Tensor | None = None  # input of the map in the last training forward pass, [rows, width], detached
+        sides = zip(site.acts or (), self.shapes, strict=False)
+        self.generators = list(zip(*[_generators(action, shape) for action, shape in sides], strict=True))
         """Generators of the group on the map's input and output, in pairs; empty if the site has no actions."""
-        if site.acts is not None:
-            action_in, action_out = site.acts
-            sides = _generators(action_in, site.shape_in), _generators(action_out, site.shape_out)
-            self.generators = list(zip(*sides, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         shape_in, shape_out = self.shapes
@@ -77,7 +68,7 @@ class PenalisedLinear(nn.Linear):
         return torch.unflatten(super().forward(flat), -1, shape_out)
 
     def penalty(self) -> Tensor:
-        """Return the penalty, a scalar, for the input ``read``, which is then forgotten."""
+        """Return the penalty, a scalar, for the last input, which is then forgotten."""
         x, self.read = self.read, None
         assert x is not None
         weight = self.weight
@@ -89,14 +80,11 @@ class PenalisedLinear(nn.Linear):
 
 
 def _norm(x: Tensor) -> Tensor:
-    # At 0 the gradient of the square root is infinite; the small number makes it 0.
-    return (x.square().sum() + torch.finfo(x.dtype).tiny).sqrt()
+    return (x.square().sum() + torch.finfo(x.dtype).tiny).sqrt()  # without ``tiny``, the gradient at 0 is infinite
 
 
 def _generators(action: Action, shape: tuple[int, ...]) -> list[Tensor]:
     """Return the three generators of rotations under this action, as float64 matrices of shape [width, width]."""
-    if not isinstance(action, Action):
-        raise AdapterError(f"Site.acts: expected two actions, found {type(action).__name__}")
     basis = torch.eye(math.prod(shape), dtype=torch.float64).view(-1, *shape)
     found = []
     for axis in range(3):
@@ -136,10 +124,9 @@ class ScheduledLoop(PacedLoop):
         ace.budget.inspect(optimizer, duals.count + 1)
         length = ace.budget.length(duals.count)
         duals.tick()
-        if length is None:
-            return
-        ace.gamma.fill_(gamma_at(duals.count, length))
-        if duals.count >= length:
+        if length is not None:
+            ace.gamma.fill_(gamma_at(duals.count, length))
+        if length is not None and duals.count >= length:
             duals.site_landed.fill_(1.0)
             duals.note_landed()
             ace.sync()

@@ -2,13 +2,12 @@
 
 A map stores its weight W and a unit vector v, ``direction``, close to the leading right singular vector, so that the
 largest singular value is |W v|. After each optimizer step, `follow` updates v by one power iteration: to W^T W v,
-scaled to length 1. Evaluation does not update v. Maps of equal shape, transposed or not, are computed in one batch:
-branches are small, so the number of calls determines the cost.
+scaled to length 1. Maps of equal shape, transposed or not, are computed in one batch, since branches are small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,19 +16,15 @@ from torch import Tensor, nn
 
 from .holdout import FIT, linear
 
-SQUARINGS = 12
-"""Number of times that W^T W is squared for a weight that was set and not trained. This equals 4,096 power
-iterations and is exact to about 1e-5."""
-UNIT = 1e-5
-"""Deviation from length 1 below which a loaded direction counts as a unit vector, given single precision."""
+SQUARINGS = 12  # of W^T W, for a weight that was set and not trained. They equal 4,096 power iterations.
+UNIT = 1e-5  # deviation from length 1 below which a loaded direction counts as a unit vector, given single precision
 
 
 class Bounded(nn.Module):
-    """Mixin for a linear map that is divided by its spectral norm.
+    """Mixin for a linear map that is divided by its spectral norm: ``class SNMyLinear(Bounded, MyLinear)``.
 
-    Put it before the class of the map: ``class SNMyLinear(Bounded, MyLinear)``. You write two things: a ``forward`` of
-    ``SNMyLinear`` that uses ``self.matrix()`` instead of ``self.weight``, and a method ``MyLinear.bounded()`` that
-    returns ``SNMyLinear(self)``.
+    Write a ``forward`` of ``SNMyLinear`` that uses ``self.matrix()`` instead of ``self.weight``, and a method
+    ``MyLinear.bounded()`` that returns ``SNMyLinear(self)``.
 
     Args:
         plain: The plain map. The new map uses its weight, bias and attributes.
@@ -45,10 +40,8 @@ class Bounded(nn.Module):
         # Any start works that is not orthogonal to the result. A new generator leaves the script's stream unchanged.
         start = torch.randn(min(self.weight.shape), generator=torch.Generator().manual_seed(0))
         self.register_buffer("direction", (start / start.norm()).to(self.weight))
-        self.divided: Tensor | None = None
-        """The weight divided by its spectral norm, during a forward pass of the model; otherwise None."""
-        self.known: tuple[int, ...] | None = None
-        """Result of `_identity` when the direction was last computed; None if the direction must be computed."""
+        self.divided: Tensor | None = None  # the weight divided by its spectral norm, during a forward pass
+        self.known: tuple[int, ...] | None = None  # `_identity` of the weight that the direction was computed for
 
     def matrix(self) -> Tensor:
         """Return the weight divided by its spectral norm, [outputs, inputs]."""
@@ -78,12 +71,11 @@ class Bounded(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if {prefix + "weight", prefix + "direction"} <= state_dict.keys() and not self.direction.is_meta:
-            # The loaded direction is used, so that a resumed run continues exactly. In averaged checkpoints it is not a
+            # A loaded direction is used, so that a resumed run continues exactly. In averaged checkpoints it is not a
             # unit vector and is computed again.
+            self.known = None
             if abs(float(self.direction.double().norm()) - 1) < UNIT:
                 self.mark_seen()
-            else:
-                self.known = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "divided": None, "known": None if self.changed else ()}
@@ -106,11 +98,16 @@ class SNLinear(Bounded, nn.Linear):
 def bound(branch: nn.Module) -> nn.Module:
     """Bound the linear maps of a branch in place, and return the branch, or its replacement if it is one linear map.
 
-    Some maps stay as they are, and `find_unbounded` lists them: subclasses of Linear without a method ``bounded``, and
-    maps inside other layers of torch, such as attention, which use the weights directly.
+    `find_unbounded` lists the maps that stay as they are: subclasses of Linear without a method ``bounded``, and maps
+    inside other layers of torch, such as attention, which use the weights directly.
     """
-    plain = [m for m in branch.modules() if isinstance(m, nn.Linear) and not isinstance(m, Bounded)]
-    made: dict[nn.Module | None, nn.Module] = {m: _bound_one(m) for m in plain}
+    made: dict[nn.Module | None, nn.Module] = {}
+    for module in branch.modules():
+        convert: Any = getattr(module, "bounded", None)
+        if convert is not None and isinstance(module, nn.Linear) and not isinstance(module, Bounded):
+            made[module] = convert()
+        elif type(module) is nn.Linear:
+            made[module] = SNLinear(module)
     for parent in list(branch.modules()):
         container = isinstance(parent, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
         if container or not type(parent).__module__.startswith("torch."):
@@ -118,13 +115,6 @@ def bound(branch: nn.Module) -> nn.Module:
                 if child in made:
                     setattr(parent, name, made[child])
     return made.get(branch, branch)
-
-
-def _bound_one(linear: nn.Linear) -> nn.Module:
-    convert: Callable[[], nn.Module] | None = getattr(linear, "bounded", None)
-    if convert is not None:
-        return convert()
-    return SNLinear(linear) if type(linear) is nn.Linear else linear
 
 
 def find_unbounded(branch: nn.Module) -> list[str]:
@@ -154,7 +144,8 @@ def settle(bounded: Iterable[Bounded]) -> None:
         weights, directions = _stack(group)
         power = weights.mT @ weights
         for _ in range(SQUARINGS):
-            power = _normalise(power, torch.linalg.matrix_norm(power)[:, None, None], power)
+            norm = torch.linalg.matrix_norm(power)[:, None, None]
+            power = torch.where(norm > 0, power / norm, power)
             power = power @ power
         _store_unit(group, torch.bmm(power, directions[:, :, None])[:, :, 0], directions)
 
@@ -177,7 +168,6 @@ def divide(bounded: Sequence[Bounded]) -> list[Tensor]:
 
 
 def _group(bounded: Iterable[Bounded]) -> list[list[Bounded]]:
-    """Group maps by shape, dtype and device."""
     groups: dict[Any, list[Bounded]] = {}
     for m in bounded:
         groups.setdefault((*sorted(m.weight.shape), m.weight.dtype, m.weight.device), []).append(m)
@@ -185,10 +175,7 @@ def _group(bounded: Iterable[Bounded]) -> list[list[Bounded]]:
 
 
 def _stack(group: Sequence[Bounded]) -> tuple[Tensor, Tensor]:
-    """Return the stacked weights [maps, rows, columns] and directions [maps, columns], at least in single precision.
-
-    They are copies, so that an autograd graph that holds them stays valid after the next power iteration.
-    """
+    """Return copies of the weights [maps, rows, columns] and directions [maps, columns], at least in float32."""
     weights = torch.stack([m.weight.T if m.flat else m.weight for m in group])
     directions = torch.stack([m.direction for m in group])
     return (weights.float(), directions.float()) if weights.dtype.itemsize < 4 else (weights, directions)
@@ -196,11 +183,8 @@ def _stack(group: Sequence[Bounded]) -> tuple[Tensor, Tensor]:
 
 def _store_unit(group: Sequence[Bounded], vectors: Tensor, before: Tensor) -> None:
     """Store the vectors, scaled to length 1, as directions. The direction of a zero map is kept."""
-    directions = _normalise(vectors, torch.linalg.vector_norm(vectors, dim=1, keepdim=True), before)
+    norm = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    directions = torch.where(norm > 0, vectors / norm, before)
     for m, direction in zip(group, directions.unbind(0), strict=True):
         m.direction.copy_(direction)
         m.mark_seen()
-
-
-def _normalise(numerator: Tensor, norm: Tensor, otherwise: Tensor) -> Tensor:
-    return torch.where(norm > 0, numerator / norm, otherwise)

@@ -29,23 +29,20 @@ from .spectral_norm import find_bounded, settle
 if TYPE_CHECKING:
     from .forward import ModelHooks
 
-NAME = "ace"
-"""Name of the model's attribute that holds its `Ace`, and thus the prefix of ACE's keys in the state_dict."""
+NAME = "ace"  # name of the model's attribute that holds its `Ace`, and thus the prefix of ACE's keys in the state_dict
 
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a submodule's forward method: its position and name, and attributes that lead to a part."""
+    """An argument of a submodule's forward method. If ``attributes`` are given, they lead from its value to a part."""
 
     index: int
     name: str
     attributes: tuple[str, ...] = ()
     default: Any = field(default=inspect.Parameter.empty, compare=False)
-    module: str = ""
-    """Dotted path of the submodule; "" is the model itself."""
+    module: str = ""  # dotted path of the submodule; "" is the model itself
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Return the value that the argument has in a call with ``args`` and ``kwargs``."""
         value = args[self.index] if 0 <= self.index < len(args) else kwargs.get(self.name, self.default)
         if value is inspect.Parameter.empty:
             raise AdapterError(f"argument {self.name!r} was not given")
@@ -74,18 +71,19 @@ def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument
 
 
 class Live:
-    """The attached models of this process, including copied and unpickled models."""
+    """The attached models of this process, including copied and unpickled models.
+
+    ``changed`` is called after a model is added or removed. It patches PyTorch while there is any attached model.
+    """
 
     def __init__(self) -> None:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
-        self.changes = 0
-        """Number of times a model was added or removed. When it grows, optimizers are searched again."""
+        self.changes = 0  # number of times a model was added or removed. When it grows, optimizers are searched again.
         self.changed: Callable[[], None] = lambda: None
-        """Function called after a model is added or removed. It patches PyTorch while there is any attached model."""
 
     def parameters(self, ace: Ace) -> frozenset[int]:
-        """Return the identities (``id``) of the model's parameters, including ACE's, as of when it was added."""
+        """Return the identities (``id``) of the model's parameters, including ACE's, when it was added."""
         if ace not in self._parameters:
             self._parameters[ace] = frozenset(map(id, (ace.root or ace).parameters()))
         return self._parameters[ace]
@@ -94,19 +92,15 @@ class Live:
         self._parameters.pop(ace, None)
         self.aces.add(ace)
         # An Ace may outlive its model, since an optimizer holds its parameters.
-        weakref.finalize(ace.root or ace, self._discard_dead).atexit = False
+        weakref.finalize(ace.root or ace, self.discard).atexit = False
         self.changes += 1
         self.changed()
 
-    def discard(self, ace: Ace) -> None:
-        self.aces.discard(ace)
-        self.changes += 1
-        self.changed()
-
-    def _discard_dead(self) -> None:
-        """Discard models that were garbage collected."""
+    def discard(self, removed: Ace | None = None) -> None:
+        """Discard ``removed``, and all models that were garbage collected."""
         # A new set, because garbage collection can run while somebody iterates over the old one.
-        self.aces = weakref.WeakSet(ace for ace in list(self.aces) if not ace.is_orphan())
+        known = [ace for ace in list(self.aces) if ace._root is None or ace.root is not None]
+        self.aces = weakref.WeakSet(ace for ace in known if ace is not removed)
         self.changes += 1
         self.changed()
 
@@ -118,27 +112,18 @@ LIVE = Live()
 class PassState:
     """State of one model's forward passes in this process; neither saved nor copied."""
 
-    forced: bool | None = None
-    """Inside `use_branches`: True if the branches are on, False if off. None elsewhere: the settings decide."""
-    evaluates: bool = False
-    """True if the arguments of the last pass marked it as an evaluation (see `Upstream.evaluating`)."""
-    count: int = 0
-    """Number of training passes with random frames since the last step of gamma."""
-    warned: bool = False
-    """True once the user was warned that whole batches judge gamma."""
-    batch: Call | Exception | None = None
-    """Copy of the batch on which the equivariance error is measured after the step, or the error in copying it."""
+    forced: bool | None = None  # True or False inside `use_branches`; None elsewhere: the settings decide
+    evaluates: bool = False  # True if the model's last arguments mark an evaluation (`Upstream.evaluating`)
+    count: int = 0  # number of forward passes with random frames since the last step of gamma
+    warned: bool = False  # True once the user was warned that whole batches judge gamma
+    batch: Call | Exception | None = None  # copy of the batch to measure the error on, or the exception in copying
 
 
 class Ace(nn.Module):
-    """Everything ACE adds to one model.
-
-    It is the submodule ``model.ace``, so ``state_dict``, ``.to()``, copies and pickles include it.
-    """
+    """Everything ACE adds to one model. As a submodule, it is part of ``state_dict``, ``.to()``, copies and pickles."""
 
     manifest: Tensor
-    repaired: int = 0
-    """Number of times that hooks were registered again because a submodule had been replaced."""
+    repaired: int = 0  # number of times that hooks were registered again because a submodule had been replaced
 
     def __init__(
         self,
@@ -150,7 +135,6 @@ class Ace(nn.Module):
         *,
         script: Script | None,
         action: GroupAction | None,
-        samples: GroupAction | None,
         evaluating: Sequence[tuple[Argument, Any]],
         dtype: torch.dtype,
     ) -> None:
@@ -161,9 +145,8 @@ class Ace(nn.Module):
         self.sites = tuple(node for node in nodes if isinstance(node, Site))
         self.arguments = dict(arguments)
         self.model_taps = tuple(name for name, argument in arguments.items() if not argument.module)
-        """Names of the sites and stems that read an argument of the model."""
         self.module_taps = {name: argument.module for name, argument in arguments.items() if argument.module}
-        """Mapping from sites and stems that read an argument of a submodule to the path of this submodule."""
+        """Sites and stems that read an argument of a submodule, with the path of this submodule."""
         adding = {name: branch for name, branch in branches.items() if isinstance(branch, AddsItself)}
         inputs = {n: (arguments[n], type(branch).prepare) for n, branch in adding.items() if n in self.module_taps}
         first = {read: name for name, read in reversed(inputs.items())}
@@ -172,26 +155,19 @@ class Ace(nn.Module):
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.bounds = bool(find_bounded(self.branches))
-        """True if any linear map of a branch is divided by its spectral norm."""
         self.duals = Duals(len(self.sites), config, dtype=dtype, device=self.gamma.device)
         self.budget = Budget(config, script)
-        about = {"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]}
-        text = json.dumps(about).encode()
+        about = json.dumps({"format": 1, "adapter": adapter, "sites": [site.name for site in self.sites]})
         # Stored as floats, because scripts that average checkpoints average every entry.
-        self.register_buffer("manifest", torch.tensor(list(text), dtype=torch.float32))
-        self.action = action
-        """The group's action on the model; None if training passes do not use random frames."""
-        self.samples = samples
-        """The group's action, which also tells the samples of a batch apart; None if it is unknown or not needed."""
+        self.register_buffer("manifest", torch.tensor(list(about.encode()), dtype=torch.float32))
+        self.action = action if config.turns else None  # for random frames
+        self.samples = action  # tells the samples of a batch apart; None if it is unknown
         self.separable = frozenset(name for name, branch in branches.items() if is_separable(branch))
         """Names of the sites and stems whose branch can be trained by some of its rows; see `holdout`."""
-        self.evaluating = evaluating
-        """Pairs of an argument and its value in evaluation, for upstreams that do not call ``model.eval()``."""
+        self.evaluating = evaluating  # arguments with their values in evaluation, if upstream does not call eval()
         self.passes = PassState()
         self.session = Session()
-        """State of the model's training in this process; neither saved nor copied."""
-        self.freed: list[nn.Parameter] = []
-        """Parameters that only landed sites use, and which forward passes and training therefore leave out."""
+        self.freed: list[nn.Parameter] = []  # parameters that only landed sites use; training leaves them out
         self.hooks: ModelHooks | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self.register_load_state_dict_post_hook(_finish_load)  # type: ignore[no-untyped-call]
@@ -206,7 +182,7 @@ class Ace(nn.Module):
         return self.duals.landed
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Detect from a pass's arguments if it is an evaluation. A change counts as ``model.eval()`` or ``train()``."""
+        """Detect from the model's arguments if it is evaluated. A change counts as ``model.eval()`` or ``train()``."""
         values = self.evaluating
         evaluates = bool(values) and all(argument.pick(args, kwargs) == value for argument, value in values)
         if evaluates != self.passes.evaluates:
@@ -215,22 +191,19 @@ class Ace(nn.Module):
 
     @property
     def learning(self) -> bool:
-        """True if the model is in training mode, according to its flag and to the arguments of its last pass."""
+        """True if the model is in training mode, according to its flag and to its last arguments."""
         return self.training and not self.passes.evaluates
 
     def active(self) -> bool:
         """Return whether a forward pass made now would add the branches."""
         assert self.repaired >= 0  # torch.compile recompiles if this number changes, but not if hooks change
-        if self.passes.forced is not None:
-            return self.passes.forced
-        return (self.learning or self.in_eval) and not self.landed
+        forced = self.passes.forced
+        return forced if forced is not None else (self.learning or self.in_eval) and not self.landed
 
     @property
     def in_eval(self) -> bool:
         """True if ``model.eval()`` uses branches: in mode auto once a site was kept, otherwise by the settings."""
-        if self._deploys_kept:
-            return bool(self.duals.evidence.kept_sites)
-        return self.config.branches_in_eval
+        return bool(self.duals.evidence.kept_sites) if self._deploys_kept else self.config.branches_in_eval
 
     @property
     def _deploys_kept(self) -> bool:
@@ -238,10 +211,9 @@ class Ace(nn.Module):
 
     @property
     def allowed(self) -> frozenset[int] | None:
-        """Indices of the sites that a pass made now may use, before landed sites are left out; None: all of them.
+        """Indices of the sites that a forward pass made now may use, whether they have landed or not; None: all.
 
-        A model in evaluation has the branches that the test has kept, and no others: the script's own validation, early
-        stopping and best checkpoint then judge a model that can be deployed.
+        In evaluation these are the sites that mode auto has kept, so that the script validates the model it deploys.
         """
         limited = self._deploys_kept and not self.learning and self.passes.forced is None
         return self.duals.evidence.kept_sites if limited else None
@@ -254,16 +226,12 @@ class Ace(nn.Module):
         """Return the sites at which a forward pass made now would add branches."""
         if not self.active():
             return ()
-        allowed = self.allowed
-        landed = self.duals.landed_sites if self.passes.forced is None else frozenset()
-        return tuple(
-            site
-            for number, site in enumerate(self.sites)
-            if number not in landed and (allowed is None or number in allowed)
-        )
+        allowed = range(len(self.sites)) if self.allowed is None else self.allowed
+        landed = self.duals.landed_sites if self.passes.forced is None else ()
+        return tuple(site for number, site in enumerate(self.sites) if number in allowed and number not in landed)
 
     def needed_by(self, sites: Iterable[Site]) -> set[str]:
-        """Return the names of these sites and of all sites and stems whose output they use, directly or indirectly."""
+        """Return the names of these sites, and of all sites and stems whose output they use."""
         found: set[str] = set()
         ahead = [site.name for site in sites]
         while ahead:
@@ -271,8 +239,7 @@ class Ace(nn.Module):
             if name not in found:
                 found.add(name)
                 node = self.nodes[name]
-                through = node.through if isinstance(node, Site) else None
-                ahead += [each for each in (node.reads, through) if isinstance(each, str)]
+                ahead += [used for used in (node.reads, getattr(node, "through", None)) if isinstance(used, str)]
         return found
 
     def free_landed(self) -> None:
@@ -284,7 +251,8 @@ class Ace(nn.Module):
         if not landed:
             return
         kept = self.needed_by(site for number, site in enumerate(self.sites) if number not in landed)
-        self.freed = [p for name in self.nodes.keys() - kept for p in self.branch(name).parameters() if p.requires_grad]
+        unused = [self.branch(name) for name in self.nodes.keys() - kept]
+        self.freed = [p for branch in unused for p in branch.parameters() if p.requires_grad]
         if self.landed and self.gamma.requires_grad:
             self.freed.append(self.gamma)
         self.forget_gradients()
@@ -298,7 +266,6 @@ class Ace(nn.Module):
             parameter.grad = None
 
     def branch(self, name: str) -> nn.Module:
-        """Return the module of a site or stem."""
         return self.branches[key(name)]
 
     @property
@@ -306,12 +273,7 @@ class Ace(nn.Module):
         """The attached model; None while it is unknown: after copying or unpickling, until the first forward pass."""
         return None if self._root is None else self._root()
 
-    def is_orphan(self) -> bool:
-        """Return whether the model was garbage collected."""
-        return self._root is not None and self._root() is None
-
     def belong_to(self, model: nn.Module | None) -> None:
-        """Set the model to which this Ace belongs."""
         self._root = None if model is None else weakref.ref(model)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Ace:
@@ -339,7 +301,6 @@ class Ace(nn.Module):
             state_dict[prefix + "duals.steps"] = known.clamp_min(self.config.land_at)
 
     def train(self, mode: bool = True) -> Ace:
-        """Set the training mode, report it to the budget, which counts epochs, and update the hooks."""
         super().train(mode)
         self._settle()
         self.budget.note_mode(mode, self.duals.count)

@@ -1,39 +1,108 @@
-"""Runs the dual loop in the steps of the script's optimizer, through PyTorch's global hooks for optimizer steps.
+"""Runs the dual loop in the steps of the script's optimizer, and makes all patches of PyTorch that this needs.
 
-Before a step of the optimizer that owns gamma, the loop prepares gamma's gradient. After the step, the loop
-updates lambda and u, and also gamma if the optimizer does not. The script's gradients, parameter groups and schedulers
-are unchanged when the step is over. For an optimizer without parameters of an attached model, a step costs one
-dictionary look-up more.
+Before a step of the optimizer that owns gamma, the loop prepares gamma's gradient. After the step, the loop updates
+lambda and u, and also gamma if the optimizer does not. Then the script's gradients, parameter groups and schedulers are
+as before. For an optimizer without parameters of an attached model, a step costs one dictionary look-up more.
+
+The patches are installed for the first attached model and undone after the last. If another library has wrapped one of
+our wrappers, both stay in place when the patches are undone, and our wrapper passes every call through.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 import inspect
 import os
 import sys
+import threading
 import warnings
 import weakref
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch
+import wrapt
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
 
-from ..errors import AceWarning, StepError
+from ..errors import AceWarning, AttachError, StepError
 from ..plugins.registry import notify
-from .distributed import find_shards
-from .loop import Loop, warn_of_skipped
+from .branches import Norm
+from .distributed import SHARD, Ranks, find_shards
+from .loop import LOSSES, Guard, Loop, is_finite, warn_of_skipped
 from .paced_loop import PacedLoop
-from .paper_loop import PaperLoop
 from .scheduled import ScheduledLoop
 from .spectral_norm import find_bounded, follow
 from .state import LIVE, NAME, Ace
 
-Places = dict[int, tuple[int, int]]
-"""Mapping from the identity (``id``) of a parameter to its group in an optimizer and its index in this group."""
+FSDP = "torch.distributed.fsdp"
+Places = dict[int, tuple[int, int]]  # from a parameter's ``id`` to its group and its index in the group
+
+
+@dataclass
+class PaperLoop(Loop):
+    """The paper's loop: the constraints' gradient is added to gamma's, and the script's optimizer moves gamma."""
+
+    pulled: Tensor | None = None  # gamma's gradient during the step: the script's gradient plus that of the constraints
+    version: int = 0  # version counter of ``pulled`` at the beginning of the step, to detect writes to this tensor
+    params: list[Any] | None = None  # parameters of gamma's group, while gamma is in the group ``separate``
+    separate: dict[str, Any] | None = None
+
+    def prepare(self, optimizer: Optimizer) -> None:
+        assert self.before is not None
+        assert self.gradient is not None
+        pull = self.ace.duals.pull(self.before)
+        if optimizer.param_groups[self.group].get("maximize"):
+            pull = -pull  # the optimizer negates every gradient, but the constraints are minimised
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:
+            pull = pull * scale  # a fused optimizer divides gradients by the scale inside its kernel
+        # The optimizer's running averages would never recover from a gradient that is not finite.
+        self.ace.gamma.grad = self.pulled = torch.where(is_finite(self.gradient), self.gradient + pull, 0.0)
+        self.version = self.pulled._version
+        self._separate(optimizer)
+
+    def _separate(self, optimizer: Optimizer) -> None:
+        """Move gamma into a separate group for this step, if its learning rate or weight decay differs.
+
+        Schedulers, saved optimizer states and the script never see that group.
+        """
+        config, group = self.ace.config, optimizer.param_groups[self.group]
+        decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
+        if not decays and config.gamma_lr == 1:
+            return
+        if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
+            return  # this optimizer wraps another one, which moves gamma
+        self.separate = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
+        if decays:
+            self.separate["weight_decay"] = 0.0
+        self.params = group["params"]
+        group["params"] = [p for p in self.params if p is not self.ace.gamma]
+        optimizer.param_groups.append(self.separate)
+
+    def undo(self, optimizer: Optimizer, *, stepped: bool) -> None:
+        gamma = self.ace.gamma
+        # If the step raised an error, the script may since have zeroed or recomputed the gradient, which is then kept.
+        # In a successful step only the optimizer can have written to it (fused optimizers unscale in place).
+        if gamma.grad is self.pulled and (stepped or self.pulled is None or self.pulled._version == self.version):
+            gamma.grad = self.gradient
+        if self.params is not None:
+            optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not self.separate]
+            optimizer.param_groups[self.group]["params"] = self.params
+        self.pulled = self.params = self.separate = None
+
+    def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
+        guard = Guard(self.ace.duals, self.ace.gamma, before, gradient)
+        self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
+        guard.put_back()
+        if self.ace.landed:
+            self.ace.sync()
 
 
 @dataclass
@@ -41,19 +110,54 @@ class Ownership:
     """The attached models with parameters in an optimizer. Valid while `_describe(optimizer)` returns ``seen``."""
 
     seen: tuple[int, ...]
-    loops: list[Loop]
-    """One loop for each model whose gamma is in this optimizer."""
-    bounded: list[Ace]
-    """Models with weights of bounded branches in this optimizer."""
+    loops: list[Loop]  # one loop for each model whose gamma is in this optimizer
+    bounded: list[Ace]  # models with weights of bounded branches in this optimizer
 
 
 class Steps:
-    """The optimizer steps of this process, and the loops that run in them."""
+    """The optimizer steps of this process, the loops that run in them, and the patches of PyTorch that this needs."""
 
     def __init__(self) -> None:
+        self.undo: list[Callable[[], object]] = []  # one function per patch; empty while PyTorch is unpatched
         self.ownership: weakref.WeakKeyDictionary[Optimizer, Ownership] = weakref.WeakKeyDictionary()
+        self.process = os.getpid()  # the exit of a forked child process does not end the runs of its parent
+
+    def update(self, *, now: bool = False) -> None:
+        """Install the patches if a model is attached, otherwise undo them: at once if ``now``, else outside steps."""
+        if next(iter(LIVE.aces), None) is not None:
+            LOSSES.idle = None
+            if not self.undo:
+                self._install()
+        elif self.undo and not now and _is_stepping():
+            LOSSES.idle = functools.partial(self.update, now=True)  # called by the next backward
+        elif self.undo:
+            LOSSES.idle = LOSSES.last = None
+            for optimizer in list(self.ownership):
+                self.recover(optimizer)  # in case its last step raised an error
+            self.ownership.clear()
+            while self.undo:
+                self.undo.pop()()
+
+    def _install(self) -> None:
+        """Install the patches. This is the list of everything that ACE patches in PyTorch."""
         self.process = os.getpid()
-        """Id of the process that attached the models. The exit of a forked child process does not end their runs."""
+        atexit.register(self.finish)
+        self.undo = [
+            lambda: atexit.unregister(self.finish),
+            optimizers.register_optimizer_step_pre_hook(self.before_step).remove,
+            optimizers.register_optimizer_step_post_hook(self.after_step).remove,
+            wrap(Optimizer, "__init__", _construct),
+            wrap(torch.autograd, "backward", LOSSES.backward),
+            wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
+            wrap(DistributedDataParallel, "__init__", _distribute),
+            wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", _convert_norm),
+        ]
+        self.wrap_fsdp()
+
+    def wrap_fsdp(self, *imported: Any) -> None:
+        """Refuse FSDP1. Called after its import as well, because importing it here would take a second."""
+        if self.undo and FSDP in sys.modules:
+            self.undo.append(wrap(sys.modules[FSDP].FullyShardedDataParallel, "__init__", _refuse_fsdp))
 
     def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Prepare gamma's gradient: now, or after the closure that computes gradients, if the script passes one."""
@@ -63,9 +167,15 @@ class Steps:
         if known is not None and any(loop.before is not None for loop in known.loops):
             if _is_nested(optimizer):
                 return None  # gamma's gradient is prepared already
-            self.recover(optimizer)
+            self.recover(optimizer)  # the last step raised an error
         if known is None or known.seen != _describe(optimizer) or not all(o.holds(optimizer) for o in known.loops):
-            known = self._look(optimizer, first=known is None)
+            first, known = known is None, _find_ownership(optimizer)
+            self.ownership[optimizer] = known
+            # If a step raised an error, a state that is saved before the next step must not contain the loop's changes.
+            # Wrappers that skip Optimizer.__init__ (schedule-free) have no hooks: they save the inner optimizer.
+            if known.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
+                optimizer.register_state_dict_pre_hook(_recover)
+                optimizer.register_load_state_dict_pre_hook(_recover)
         loops = known.loops
         if not loops:
             return None
@@ -80,15 +190,19 @@ class Steps:
             for loop in loops:
                 loop.begin(optimizer)
             return None
+        several = StepError(
+            f"{type(optimizer).__name__} evaluates the loss several times per step, which is not supported; use an "
+            "optimizer that evaluates it once, such as SGD or Adam"
+        )
         parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
         if parameter is not None and parameter.default is inspect.Parameter.empty:
-            raise _several_gradients(optimizer)
+            raise several
         called = False
 
         def after() -> Any:
             nonlocal called
             if called:
-                raise _several_gradients(optimizer)
+                raise several
             called = True
             result = closure()
             for loop in loops:
@@ -108,17 +222,13 @@ class Steps:
             if not ace.landed:
                 follow(find_bounded(ace.branches))
         for ace in reversed(moved):
-            model = ace.root
-            if model is not None:
+            if (model := ace.root) is not None:
                 notify("ace_stepped", model=model, step=ace.duals.count)
 
     def finish(self) -> None:
         """Notify the observers at exit that the runs are over."""
-        if os.getpid() != self.process:
-            return
-        for ace in list(LIVE.aces):
-            model = ace.root
-            if model is not None and ace.duals.count:
+        for ace in list(LIVE.aces) if os.getpid() == self.process else ():
+            if (model := ace.root) is not None and ace.duals.count:
                 warn_of_skipped(ace.duals)
                 notify("ace_finished", model=model)
 
@@ -128,36 +238,14 @@ class Steps:
         for loop in reversed(known.loops if known else ()):
             loop.restore(optimizer)
 
-    def _look(self, optimizer: Optimizer, *, first: bool) -> Ownership:
-        found = self.ownership[optimizer] = _find_ownership(optimizer)
-        # Wrappers that skip Optimizer.__init__ (schedule-free) lack these hooks: they save the inner optimizer's state.
-        if found.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
-            # If a step raised an error, a state that is saved before the next step must not contain the loop's changes.
-            optimizer.register_state_dict_pre_hook(_recover)
-            optimizer.register_load_state_dict_pre_hook(_recover)
-        return found
-
-
-STEPS = Steps()
-
 
 def _recover(optimizer: Optimizer, state: Any = None) -> None:
     """Undo the changes of a failed step. This is a plain function so that optimizers with this hook can be pickled."""
     STEPS.recover(optimizer)
 
 
-def _several_gradients(optimizer: Optimizer) -> StepError:
-    return StepError(
-        f"{type(optimizer).__name__} evaluates the loss several times per step, which is not supported; use an "
-        "optimizer that evaluates it once, such as SGD or Adam"
-    )
-
-
 def _is_nested(optimizer: Optimizer) -> bool:
-    """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``.
-
-    If it was not, a gradient that is still prepared was left behind by a step that raised an error.
-    """
+    """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``."""
     steps = 0
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -174,13 +262,21 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     """Return the models with parameters in this optimizer. Raises a StepError if no optimizer owns a model's gamma."""
     places = _find_places(optimizer)
     live = _find_models(places)
-    loops = [_choose_loop(ace)(ace, *places[id(ace.gamma)]) for ace in live if id(ace.gamma) in places]
+    loops: list[Loop] = []
+    for ace in live:
+        if id(ace.gamma) in places:
+            paced = ScheduledLoop if ace.config.mode == "scheduled" else PacedLoop
+            loops.append((paced if ace.config.paced else PaperLoop)(ace, *places[id(ace.gamma)]))
     for loop in loops:
         if isinstance(loop, PaperLoop) and "lr" not in optimizer.param_groups[loop.group]:
             name = type(optimizer).__name__
             raise StepError(f"{name} has no 'lr' in its parameter groups: set preset 'fit', or use another optimizer")
         find_shards(loop.ace)
-        _check_branches(loop.ace, places)
+        branches = loop.ace.branches.parameters()
+        missed = [p for p in branches if p.requires_grad and id(p) not in places]
+        if missed and not _is_owned(missed[0]):
+            text = f"no optimizer owns {len(missed)} branch parameters (model.{NAME}.branches), so they stay constant"
+            warnings.warn(f"{text}; build the optimizer from model.parameters()", AceWarning, stacklevel=2)
     # Weights that two models share count only for the model whose gamma is in this optimizer.
     shared = {id(p) for loop in loops if loop.ace.root is not None for p in loop.ace.root.parameters()}
     for ace in live:
@@ -196,23 +292,20 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     return Ownership(_describe(optimizer), loops, bounded)
 
 
-def _choose_loop(ace: Ace) -> type[Loop]:
-    if ace.config.mode == "scheduled":
-        return ScheduledLoop
-    return PacedLoop if ace.config.loop == "paced" else PaperLoop
-
-
 def adopt(optimizer: Optimizer) -> None:
     """Add ACE's parameters to a new optimizer that was built from only some of the model's parameters.
 
     Scripts build optimizers from named submodules (MACE) or from lists of parameters. Such an optimizer gets one more
     parameter group at construction, before a scheduler sees it. If a later optimizer is built with gamma in it, the
-    group is removed again.
+    group is removed again, unless a step has already given its parameters a state.
     """
     places = _find_places(optimizer)
     for ace in _find_models(places):
         if id(ace.gamma) in places:
-            _withdraw(ace)
+            reference, adopted = ace.session.adopted or (lambda: None, {})
+            earlier, ace.session.adopted = reference(), None
+            if earlier is not None and not any(p in earlier.state for p in adopted["params"]):
+                earlier.param_groups[:] = [group for group in earlier.param_groups if group is not adopted]
         elif (weights := _find_weights(ace, places.keys())) and not _is_owned(ace.gamma):
             groups = [places[id(p)][0] for p in weights]
             # ACE's parameters get the options of the group with most of the model's weights.
@@ -225,17 +318,6 @@ def adopt(optimizer: Optimizer) -> None:
             ace.session.adopted = weakref.ref(optimizer), optimizer.param_groups[-1]
 
 
-def _withdraw(ace: Ace) -> None:
-    """Remove the parameter group that `adopt` added, unless a step has already given its parameters a state."""
-    if ace.session.adopted is None:
-        return
-    reference, adopted = ace.session.adopted
-    ace.session.adopted = None
-    optimizer = reference()
-    if optimizer is not None and not any(p in optimizer.state for p in adopted["params"]):
-        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group is not adopted]
-
-
 def _find_places(optimizer: Optimizer) -> Places:
     groups = enumerate(optimizer.param_groups)
     return {id(parameter): (g, i) for g, group in groups for i, parameter in enumerate(group["params"])}
@@ -243,8 +325,7 @@ def _find_places(optimizer: Optimizer) -> Places:
 
 def _find_models(places: Places) -> list[Ace]:
     """Return the attached models that have parameters among these places of an optimizer."""
-    here = places.keys()
-    return [ace for ace in LIVE.aces if not here.isdisjoint(LIVE.parameters(ace))]
+    return [ace for ace in LIVE.aces if not places.keys().isdisjoint(LIVE.parameters(ace))]
 
 
 def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
@@ -256,19 +337,83 @@ def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
     return [p for p in model.parameters() if id(p) not in added and id(p) in places]
 
 
-def _check_branches(ace: Ace, places: Places) -> None:
-    missed = [p for p in ace.branches.parameters() if p.requires_grad and id(p) not in places]
-    if missed and not _is_owned(missed[0]):
-        warnings.warn(
-            f"no optimizer owns {len(missed)} branch parameters of adapter {ace.adapter!r} (model.{NAME}.branches), so "
-            "they keep their initial values; build the optimizer from model.parameters()",
-            AceWarning,
-            stacklevel=2,
-        )
-
-
 def _is_owned(parameter: Tensor) -> bool:
     """Return whether any optimizer owns a parameter. Slow, since it visits all objects: used only before an error."""
     optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
     groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
     return any(p is parameter for group in groups for p in group["params"])
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Replace calls of a function by ``around(function, *args, **kwargs)``. Returns a function that undoes this."""
+    original = vars(owner)[name]
+    function = original.__func__ if isinstance(original, classmethod) else original
+    active = True
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return around(function, *args, **kwargs) if active else function(*args, **kwargs)
+
+    def undo() -> None:
+        nonlocal active
+        active = False
+        if vars(owner)[name] is ours:
+            setattr(owner, name, original)
+
+    ours = classmethod(wrapper) if isinstance(original, classmethod) else wrapper
+    setattr(owner, name, ours)
+    return undo
+
+
+def _is_stepping() -> bool:
+    """Return whether any thread is inside an optimizer's step, where torch may be iterating over its step hooks."""
+    frame: FrameType | None
+    others = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
+    for frame in (sys._getframe(1), *others):  # not this function's own frame: it would refer to itself
+        while frame is not None:
+            if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == optimizers.__file__:
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _construct(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    init(optimizer, *args, **kwargs)
+    adopt(optimizer)
+
+
+def _convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
+    """Wrap ``convert_sync_batchnorm`` to skip a `Norm`, whose dimension 1 torch would normalise instead of the last."""
+    return module if isinstance(module, Norm) else convert(cls, module, process_group)
+
+
+def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Wrap ``DistributedDataParallel.__init__`` to hide ACE's buffers from it, and to set the model's ranks.
+
+    The wrapper broadcasts buffers before every forward pass, so a forward pass that only rank 0 makes would hang.
+    """
+    aces = {name: inner for name, inner in module.named_modules() if isinstance(inner, Ace)}
+    attribute = "_ddp_params_and_buffers_to_ignore"
+    ignored = getattr(module, attribute, [])
+    hidden = [f"{prefix}.{name}" for prefix, ace in aces.items() for name, _ in ace.named_buffers()]
+    vars(module)[attribute] = [*ignored, *hidden]
+    try:
+        init(wrapper, module, *args, **kwargs)
+    finally:
+        vars(module)[attribute] = ignored
+    for ace in aces.values():
+        ace.session.ranks = Ranks(wrapper=wrapper)
+        ace.session.ranks.agree(ace)
+
+
+def _refuse_fsdp(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    if any(isinstance(inner, Ace) for inner in module.modules()):
+        what = "FullyShardedDataParallel shards gamma, so the dual loop would run on one rank only"
+        raise AttachError(f"{what}; use {SHARD}, or DistributedDataParallel")
+    init(wrapper, module, *args, **kwargs)
+
+
+STEPS = Steps()
+LIVE.changed = STEPS.update
+wrapt.register_post_import_hook(STEPS.wrap_fsdp, FSDP)
+STEPS.update()  # a model may have been unpickled before this module was imported

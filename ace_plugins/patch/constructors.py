@@ -17,8 +17,8 @@ from torch import nn
 
 from ..contract.upstreams import file_of
 from ..engine.attach import prepare, put_on
-from ..engine.patches import wrap
 from ..engine.state import find
+from ..engine.step import wrap
 from ..errors import AdapterError, AttachError
 from ..plugins.claims import class_in, holds
 from ..plugins.plugin import Plugin

@@ -191,7 +191,7 @@ class Record:
         """Return the number of gradients over which the mean gradient of a landed site is computed."""
         from ..engine.paced_loop import averaging_steps
 
-        return averaging_steps(self.budget.planned_horizon)
+        return averaging_steps(self.budget.horizon_of(self.budget.expected_steps))
 
     def finish(self) -> None:
         """Write the last line of the trace, once: when the process ends, or the model is projected or deleted."""

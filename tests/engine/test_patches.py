@@ -17,8 +17,8 @@ from torch.optim import optimizer as optimizers
 from toy import Layered
 
 from ace_plugins import attach, project
-from ace_plugins.engine.patches import wrap
 from ace_plugins.engine.state import LIVE
+from ace_plugins.engine.step import wrap
 
 PLACES: list[tuple[Any, str]] = [
     (Optimizer, "__init__"),

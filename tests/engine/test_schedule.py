@@ -15,7 +15,7 @@ from torch import Tensor
 from toy import Layered, TwoOutputs, VectorMaps
 
 from ace_plugins import attach, status
-from ace_plugins.adapter import AdapterError, ConfigError, Convolution, Irreps, Site, Vectors
+from ace_plugins.adapter import ConfigError, Convolution, Irreps, Site, Vectors
 from ace_plugins.engine.scheduled import WEIGHT, PenalisedLinear, gamma_at, relax
 from ace_plugins.report.verdicts import Evidence, judge
 
@@ -142,11 +142,6 @@ def test_penalties_join_the_gradients_of_the_script() -> None:
 def test_settings_of_the_dual_loop_are_refused() -> None:
     with pytest.raises(ConfigError, match="dual_lr .*paper's loop.*'scheduled'"):
         attach(Layered(), mode="scheduled", dual_lr=0.1)
-
-
-def test_what_is_no_action_is_told() -> None:
-    with pytest.raises(AdapterError, match=r"Site\.acts: expected two actions, found str"):
-        PenalisedLinear(Site("s", "s", (3,), (3,), acts=("1o", "1o")))  # type: ignore[arg-type]
 
 
 def test_a_schedule_asks_nothing_of_the_data_and_says_when_it_was_cut() -> None:
