@@ -48,7 +48,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
             "one checkout has one adapter; run 'ace-patch revert' there first"
         )
     presets = plugin.presets
-    config = plugin.resolve(presets, file=file, options=settings).config
+    config = plugin.resolve(file=file, options=settings).config
     if file is None:
         file = write(root / NAME, plugin.name, checkout.scripts[0], settings, presets)
     else:

@@ -11,7 +11,7 @@ Mark implementations with `hookimpl`, and list their module under the entry poin
     ace_example = ace.LazyHook("ace_mynet.example:small_example")
 
 An implementation may leave out parameters it does not use. The host calls adapter hooks one adapter at a time and
-checks the results; hook wrappers are refused. Observers run in pluggy's order: the last registered first, unless
+checks the results. Hook wrappers are not supported. Observers run in pluggy's order: the last registered first, unless
 marked ``tryfirst`` or ``trylast``. An observer that raises an error causes a warning, and training continues.
 """
 

@@ -29,12 +29,9 @@ class Repairs:
                 if shim.needed():
                     shim.apply()
                     self.applied.add((plugin.name, shim.name))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                raise AdapterError(
-                    f"adapter {plugin.name!r}: shim {shim.name!r} ({shim.reason}) failed: {one_line(error)}"
-                ) from error
+            except Exception as error:
+                what = f"shim {shim.name!r} ({shim.reason})"
+                raise AdapterError(f"adapter {plugin.name!r}: {what} failed: {one_line(error)}") from error
 
     def make_importable(self) -> None:
         """Apply the shims that make upstreams importable, because loading a pickled model imports its upstream."""
@@ -46,14 +43,12 @@ class Repairs:
         return shim.name in STAND_INS.active if isinstance(shim, StandIn) else (plugin.name, shim.name) in self.applied
 
     def active(self, plugin: Plugin) -> list[AnyShim]:
-        """Return the active shims of an adapter."""
         return [shim for shim in plugin.shims if self.is_active(plugin, shim)]
 
-    def offer_stand_ins(self, plugin: Plugin, *, withdraw: bool = False) -> None:
-        """Let the files of an adapter's upstream import the adapter's stubs of missing modules, or end this."""
-        for shim in plugin.shims:
-            if isinstance(shim, StandIn):
-                STAND_INS.withdraw(shim) if withdraw else STAND_INS.offer(shim, plugin.patches.files)
+    def offer_stand_ins(self, plugin: Plugin) -> None:
+        """Let the files of an adapter's upstream import the adapter's stubs of missing modules."""
+        if stand_ins := [shim for shim in plugin.shims if isinstance(shim, StandIn)]:
+            STAND_INS.offer(stand_ins, plugin.patches.files)
 
 
 def has_effect(plugin: Plugin, shim: AnyShim) -> bool:
