@@ -113,9 +113,7 @@ def patch_models(plugin: Plugin, config: Config) -> Patch:
     patch = Patch(plugin, config)
     if config.shims:
         REPAIRS.offer_stand_ins(plugin)
-        REPAIRS.apply(plugin, config.device, importing=True)
-        if config.device != "auto":
-            REPAIRS.apply(plugin, config.device)  # now, because models without ACE need them too
+        REPAIRS.apply(plugin, config.device, importing=config.device == "auto")  # a device is for all models
     CONSTRUCTORS.begin(patch)
     return patch
 
@@ -127,9 +125,7 @@ class Constructors:
         self.patches: dict[str, list[Patch]] = {}
         """Mapping from each model class ("module:Class") to its patches in effect, of which the newest applies."""
         self.paths: dict[type, str] = {}
-        """Mapping from each imported model class to its "module:Class"."""
-        self.wrapped: set[type] = set()
-        """The imported model classes and their subclasses."""
+        """Mapping from each imported model class to its "module:Class", and from each of its subclasses to ""."""
         self.undo: list[Callable[[], None]] = []
         """Functions that each undo one wrapper or import hook."""
         self.building: set[int] = set()
@@ -156,7 +152,6 @@ class Constructors:
         while self.undo:
             self.undo.pop()()
         self.paths.clear()
-        self.wrapped.clear()
         for path, patches in self.patches.items():
             upstream = patches[-1].plugin.patches
             where = {"name": path.partition(":")[0]} if upstream.checkout is None else {"file": file_of(path)}
@@ -174,31 +169,30 @@ class Constructors:
             )
         if patch.config.shims:
             REPAIRS.apply(patch.plugin, patch.config.device)
-        if cls not in self.paths:
-            # Subclasses too: their constructors continue after the upstream's has returned.
+        if not self.paths.get(cls):
             self._watch_subclasses(cls)
-            for each in (cls, *_subclasses(cls)):
-                self._wrap(each)
+            self._wrap(cls)
         self.paths[cls] = path
 
     def _wrap(self, cls: type) -> None:
-        if cls not in self.wrapped:
-            self.wrapped.add(cls)
+        """Wrap the constructors of a class and its subclasses, which continue after the constructor of the class."""
+        if cls not in self.paths:
+            self.paths[cls] = ""
             if "__init__" in vars(cls):
                 self.undo.append(wrap(cls, "__init__", self._construct))
+            for subclass in list[type](cls.__subclasses__()):
+                self._wrap(subclass)
 
     def _watch_subclasses(self, cls: Any) -> None:
         """Wrap the constructors of subclasses that are defined later."""
 
-        def define(init_subclass: Any, subclass: type, /, **options: Any) -> None:
-            init_subclass(subclass, **options)
+        def define(subclass: Any, /, **options: Any) -> None:
+            super(cls, subclass).__init_subclass__(**options)
             self._wrap(subclass)
 
         if "__init_subclass__" not in vars(cls):
-            inherited = classmethod(lambda subclass, **options: super(cls, subclass).__init_subclass__(**options))
-            cls.__init_subclass__ = inherited
+            cls.__init_subclass__ = classmethod(define)
             self.undo.append(lambda: delattr(cls, "__init_subclass__"))
-        self.undo.append(wrap(cls, "__init_subclass__", define))
 
     def _construct(self, init: Any, model: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         """Call ``__init__`` and attach ACE when the outermost constructor of a model returns."""
@@ -215,11 +209,6 @@ class Constructors:
             if patches and find(model) is None:
                 attach_with(model, patches[-1].plugin, patches[-1].config)
                 return
-
-
-def _subclasses(cls: type) -> list[type]:
-    direct: list[type] = cls.__subclasses__()
-    return [each for one in direct for each in (one, *_subclasses(one))]
 
 
 CONSTRUCTORS = Constructors()

@@ -8,37 +8,32 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any
 
+from ..contract.upstreams import StandIn
 from ..plugins.claims import belongs, is_file
 
-TYPE_CHECKING = False  # importing typing would slow down every script that is patched
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from types import FrameType, ModuleType
-    from typing import Any
-
-    from ..contract.upstreams import StandIn
-
-    Callback = Callable[[ModuleType], None]
+Callback = Callable[[ModuleType], None]
 
 
 class ImportHook:
     """An import finder that asks the other finders for a module, and makes its loader run the callbacks afterwards."""
 
     def __init__(self) -> None:
-        self.watched: list[tuple[str, str, Callback]] = []
-        """The callbacks, each with a module's name, or with its file relative to any root ("models/net.py")."""
-        self.stems: set[str] = set()
-        """Last parts ("net") of the module names that can have callbacks, to skip all other imports quickly."""
+        self.watched: list[tuple[str, str, str, Callback]] = []
+        """The callbacks, each with the last part of a module's name ("net"), its name, and its file or ""."""
         self.searching: set[str] = set()
         """Modules that the other finders are searching for now. It prevents endless recursion if they import them."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name.rpartition(".")[2] not in self.stems or name in self.searching:
+        last_parts = {last for last, _, _, _ in self.watched}  # to skip all other imports quickly
+        if name.rpartition(".")[2] not in last_parts or name in self.searching:
             return None
         self.searching.add(name)
         try:
@@ -54,23 +49,12 @@ class ImportHook:
         return spec
 
     def _execute(self, execute: Callback, module: ModuleType) -> None:
-        """Run a module's code, and then the callbacks."""
         execute(module)
         for callback in self._callbacks(module.__name__, getattr(module.__spec__, "origin", None)):
             callback(module)
 
     def _callbacks(self, name: str, origin: str | None) -> list[Callback]:
-        return [call for known, file, call in self.watched if known == name or (file and is_file(origin, file))]
-
-    def update(self) -> None:
-        """Install this hook if there are callbacks, otherwise remove it."""
-        names = {name.rpartition(".")[2] for name, _, _ in self.watched}
-        files = (file.removesuffix(".py").removesuffix("/__init__") for _, file, _ in self.watched)
-        self.stems = names | {file.rpartition("/")[2] for file in files}
-        if self.watched:
-            install()
-        elif self in sys.meta_path:
-            sys.meta_path.remove(self)
+        return [call for _, known, file, call in self.watched if known == name or (file and is_file(origin, file))]
 
 
 _HOOK = ImportHook()
@@ -95,13 +79,15 @@ def whenever_imported(callback: Callback, *, name: str = "", file: str = "") -> 
     """
     for module in find_imported(name=name, file=file):
         callback(module)
-    entry = (name, file, callback)
+    module_path = name.replace(".", "/") or file.removesuffix(".py").removesuffix("/__init__")
+    entry = (module_path.rpartition("/")[2], name, file, callback)
     _HOOK.watched.append(entry)
-    _HOOK.update()
+    install()
 
     def undo() -> None:
         _HOOK.watched.remove(entry)
-        _HOOK.update()
+        if not _HOOK.watched and _HOOK in sys.meta_path:
+            sys.meta_path.remove(_HOOK)
 
     return undo
 
@@ -167,7 +153,6 @@ class StandIns:
 
 
 def _find_importing_file() -> str:
-    """Return the file of the import statement that is being executed."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -20,13 +20,10 @@ class Repairs:
 
     def apply(self, plugin: Plugin, device: str, *, importing: bool = False) -> None:
         """Apply the shims that an upstream needs; if ``importing``, only those without which it cannot be imported."""
-        for shim in plugin.shims:
-            if isinstance(shim, StandIn) or self.is_active(plugin, shim) or shim.device not in (None, device):
-                continue
-            if importing and not shim.first:
-                continue
+        shims = [shim for shim in plugin.shims if isinstance(shim, Shim) and shim.device in (None, device)]
+        for shim in sorted(shims, key=lambda shim: not shim.first):
             try:
-                if shim.needed():
+                if (shim.first or not importing) and not self.is_active(plugin, shim) and shim.needed():
                     shim.apply()
                     self.applied.add((plugin.name, shim.name))
             except Exception as error:
@@ -53,12 +50,9 @@ class Repairs:
 
 def has_effect(plugin: Plugin, shim: AnyShim) -> bool:
     """Return whether a shim is active. A stub also counts if it will be used once upstream imports its module."""
-    if isinstance(shim, Shim):
-        return REPAIRS.is_active(plugin, shim)
-    try:
-        return find_spec(shim.name) is None
-    except ModuleNotFoundError:  # its parent package is not installed
-        return True
+    if isinstance(shim, StandIn):
+        return find_spec(shim.name.partition(".")[0]) is None
+    return REPAIRS.is_active(plugin, shim)
 
 
 REPAIRS = Repairs()

@@ -1,7 +1,4 @@
-"""Finds out whether a model class belongs to an upstream, without importing anything.
-
-Classes of an installed package are compared by module and name, classes of a checkout by file and name.
-"""
+"""Finds out whether a model class belongs to an upstream: by module and name, or in a checkout by file and name."""
 
 from __future__ import annotations
 

@@ -58,8 +58,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_datasets": ("click commands by name, as {'nbody': command}", _by_name(_is_command)),
 }
 """Mapping from each adapter hook to a description of the expected result and a function that tests a result."""
-OPTIONAL = ("ace_branch", "ace_script", "ace_group_action")
-"""Hooks that may return None."""
+OPTIONAL = ("ace_branch", "ace_script", "ace_group_action")  # hooks that may return None
 
 
 @dataclass(frozen=True)
@@ -121,9 +120,10 @@ class Plugin:
         return self.upstream
 
     @property
-    def presets(self) -> dict[str, Mapping[str, Any]]:
+    def presets(self) -> dict[str, dict[str, Any]]:
         """Mapping from the names of the adapter's presets to their settings, which are not validated yet."""
-        return dict(self.call("ace_preset")) if self.has("ace_preset") else {}
+        found = self.call("ace_preset") if self.has("ace_preset") else {}
+        return {name: dict(settings) for name, settings in found.items()}
 
     @property
     def shims(self) -> list[AnyShim]:
@@ -145,10 +145,7 @@ class Plugin:
         """Return the adapter's small model with a batch, or the given model with a batch for it."""
         made: Example = self.call("ace_example", seed=seed, model=model)
         if model is not None and made.model is not model:
-            raise AdapterError(
-                f"adapter {self.name!r} cannot make a batch for your model ({type(model).__name__}); "
-                "pass your own batch: audit(model, batch)"
-            )
+            raise AdapterError(f"adapter {self.name!r} cannot make a batch for your model; use audit(model, batch)")
         return made
 
     def action(self, model: nn.Module) -> GroupAction:
@@ -193,6 +190,6 @@ def requirements(declared: Sequence[str]) -> tuple[Requires, ...]:
         if plain or (each.marker is not None and each.marker.evaluate({"extra": "upstream"})):
             # The lower bound comes first, as people write it: "torch>=2.5,<3".
             wanted = each.name + ",".join(sorted(map(str, each.specifier), reverse=True))
-            installed = next(importlib.metadata.distributions(name=each.name), None)
+            installed = next(iter(importlib.metadata.distributions(name=each.name)), None)
             found.append(Requires(wanted, installed.version if installed else None, upstream=not plain))
     return tuple(found)

@@ -23,8 +23,7 @@ from .plugin import EXPECTED, Plugin, one_line, requirements
 if TYPE_CHECKING:
     from torch import nn
 
-HOST = "ace-plugins"
-"""This distribution. It has observers in the entry point group ``ace_plugins`` too, for example loggers."""
+HOST = "ace-plugins"  # this distribution, whose loggers are plugins too
 HOOKS = frozenset(name for name in vars(hookspecs) if name.startswith("ace_"))
 
 
@@ -51,7 +50,6 @@ class Registry:
 
     @property
     def with_checkouts(self) -> list[Plugin]:
-        """The usable adapters for upstreams that are cloned."""
         return [p for p in self.adapters if p.patches.checkout is not None]
 
     def adapter(self, name: str) -> Plugin:

@@ -24,7 +24,6 @@ from ace_plugins.errors import AceWarning, AdapterError
 from ace_plugins.plugins.plugin import EXPECTED, OPTIONAL
 from ace_plugins.plugins.registry import HOOKS, registry
 
-
 GARBAGE = [
     None,
     3,

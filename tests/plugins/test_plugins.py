@@ -156,10 +156,8 @@ def test_two_distributions_with_one_name(tmp_path: Path, monkeypatch: pytest.Mon
     install(tmp_path, "ace-second", "same", GOOD)
     registry = loaded(tmp_path, monkeypatch)
     assert registry.adapter("same").distribution == "ace-first"
-    assert (
-        registry.plugins["same (ace-second)"].problem
-        == "its name is taken by ace-first (ace_first); uninstall one of the two"
-    )
+    problem = registry.plugins["same (ace-second)"].problem
+    assert problem == "its name is taken by ace-first (ace_first); uninstall one of the two"
 
 
 def test_observers_are_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
