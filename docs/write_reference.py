@@ -24,18 +24,19 @@ This page lists every setting of ACE. Most runs need none of them, except perhap
 library or repository that a model comes from.
 
 You can pass a setting to `attach` and `patched` by name (`budget=5000`), or to `ace-patch` as an option
-(`--budget 5000`). A patched clone has its settings in `ace.toml`. Environment variables (`ACE_BUDGET=5000`) override the
-file, and options override both.
+(`--budget 5000`). A patched clone has its settings in `ace.toml`. Environment variables (`ACE_BUDGET=5000`) override
+the file, and options override both.
 
 A *preset* is a named group of settings, chosen with the setting `preset`:
 
 | preset | settings |
 |---|---|
-| `fit` (default) | the defaults below, with [mode `auto`](method.md#mode-auto) and the paced [loop](method.md#the-loop). Two adapters change some of them: EGNO has resilient mode, `rho = "2.5x"` and starts with gamma = 1; MACE starts with gamma = 0.01 |
+| `fit` (default) | the defaults below: [mode `auto`](method.md#mode-auto), paced [loop](method.md#the-loop) |
 | `paper` | the paper's algorithms with the authors' settings |
 | `none` | strict mode in the paper's loop |
 
-`ace-patch doctor ADAPTER` shows an adapter's presets.
+Two adapters change preset `fit`. EGNO has resilient mode, `rho = "2.5x"` and starts with gamma = 1. MACE starts with
+gamma = 0.01. `ace-patch doctor ADAPTER` shows an adapter's presets.
 """
 PAPER_HEAD = """
 ## Paper loop only
