@@ -19,26 +19,37 @@ SETTINGS_HEAD = f"""\
 # Settings
 
 {GENERATED}
-Pass settings to `attach` and `patched` by name, or to `ace-patch` as options (`--budget`). In a patched clone they are
-in `ace.toml`. Environment variables (`ACE_BUDGET`) override the file, and options override both.
+This page lists every setting of ACE. Most runs need none of them, except perhaps `mode` and `budget`. The
+[glossary](method.md#glossary) explains the words: gamma, lambda, u, site, branch, horizon, frame. *Upstream* is the
+library or repository that a model comes from.
 
-The defaults below are those of preset `fit`, which is used unless you name another preset. It selects
-[mode `auto`](method.md#mode-auto) and the paced loop, together with the adapter's own defaults (EGNO: resilient mode,
-`rho = "2.5x"`, gamma starting at 1; MACE: gamma starting at 0.01). Preset `paper` selects the paper's algorithms with
-the authors' settings, and preset `none` selects strict mode in the paper loop. `ace-patch doctor ADAPTER` shows an
-adapter's presets.
+You can pass a setting to `attach` and `patched` by name (`budget=5000`), or to `ace-patch` as an option
+(`--budget 5000`). A patched clone has its settings in `ace.toml`. Environment variables (`ACE_BUDGET=5000`) override
+the file, and options override both.
+
+A *preset* is a named group of settings, chosen with the setting `preset`:
+
+| preset | settings |
+|---|---|
+| `fit` (default) | the defaults below: [mode `auto`](method.md#mode-auto), paced [loop](method.md#the-loop) |
+| `paper` | the paper's algorithms with the authors' settings |
+| `none` | strict mode in the paper's loop |
+
+Two adapters change preset `fit`. EGNO has resilient mode, `rho = "2.5x"` and starts with gamma = 1. MACE starts with
+gamma = 0.01. `ace-patch doctor ADAPTER` shows an adapter's presets.
 """
 PAPER_HEAD = """
 ## Paper loop only
 
-These settings are an error with the paced loop.
+These settings belong to the paper's loop (`loop = "paper"`). With the paced loop they are an error.
 """
 COMMANDS_HEAD = f"""\
 # Commands
 
 {GENERATED}
-Invalid input is reported in one line, with exit code 2, and nothing is changed. (If a clone does not have the expected
-layout, there is one line for each difference.)
+This page lists the commands of `ace-patch`, which train with ACE, show the results and help to write adapters. If a
+command gets invalid input, it prints one line, exits with code 2 and changes nothing. (If a clone does not have the
+expected layout, it prints one line for each difference.)
 
 For shell completion of commands, adapters, options and values, add
 `eval "$(_ACE_PATCH_COMPLETE=bash_source ace-patch)"` to `~/.bashrc` (zsh: the same with `zsh_source`; fish:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ class Change:
     before: bytes | None
     """Old content; None if the file must not exist yet."""
     after: bytes | None
-    """New content; None if the file is to be removed."""
+    """New content; None to remove the file."""
 
 
 @dataclass(frozen=True)
@@ -36,26 +35,23 @@ class Plan:
         return tuple(change for change in self.changes if change.before != change.after)
 
     def name(self, change: Change) -> str:
-        """Return the path of a changed file relative to the checkout."""
         return change.path.relative_to(self.root).as_posix()
 
     def apply(self) -> None:
         """Make the changes. After an error or an interrupt, every file gets its old content back."""
+        begun: list[Change] = []
         try:
             for change in self.changes:
                 _check(change)
-        except AceError as error:
-            raise AceError(f"{error}; nothing was changed") from error
-        begun: list[Change] = []
-        try:
             for change in self.changed:
                 begun.append(change)  # before the write, in case an interrupt follows it
                 _write(change.path, change.after)
         except BaseException as error:
-            changed = [str(change.path) for change in reversed(begun) if not _restore(change)]
-            outcome = f"{', '.join(changed)} could not be restored" if changed else "nothing was changed"
-            if isinstance(error, AceError) or changed:
-                raise AceError(f"{str(error) or type(error).__name__}; {outcome}") from error
+            for change in reversed(begun):
+                if read_content(change.path) != change.before:
+                    _write(change.path, change.before)
+            if isinstance(error, AceError):
+                raise AceError(f"{error}; nothing was changed") from error
             raise
 
     def diff(self) -> str:
@@ -81,16 +77,10 @@ def read_content(path: Path) -> bytes | None:
 
 def _check(change: Change) -> None:
     """Raise an AceError if the file has changed since it was read, or is read-only (also if the user is root)."""
-    path = change.path
-    if read_content(path) != change.before:
-        raise AceError(f"{path} has changed since it was read; run the command again")
-    if change.before == change.after:
-        return
-    target = Path(os.path.realpath(path))
-    places = {target.parent: f"its folder {target.parent}"} | ({} if change.before is None else {target: "it"})
-    for place, what in places.items():
-        if not (place.stat().st_mode & 0o222 and os.access(place, os.W_OK)):
-            raise AceError(f"{path} cannot be changed, {what} is read-only; make it writable or work on a copy")
+    if read_content(change.path) != change.before:
+        raise AceError(f"{change.path} has changed since it was read; run the command again")
+    if change.before not in (None, change.after) and not change.path.stat().st_mode & 0o222:
+        raise AceError(f"{change.path} is read-only; make it writable or work on a copy")
 
 
 def _write(path: Path, content: bytes | None) -> None:
@@ -101,16 +91,6 @@ def _write(path: Path, content: bytes | None) -> None:
         path.unlink(missing_ok=True)
     except OSError as error:
         raise AceError(f"{path} cannot be removed, {error.strerror}; make its folder writable") from error
-
-
-def _restore(change: Change) -> bool:
-    """Give a file its old content back, and return whether that succeeded."""
-    try:
-        if read_content(change.path) != change.before:
-            _write(change.path, change.before)
-    except AceError:
-        return False
-    return True
 
 
 def _lines(content: bytes | None) -> list[str]:

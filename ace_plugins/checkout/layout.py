@@ -7,17 +7,15 @@ and every call that fits the stub's signature also fits the file's. The file may
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
 
 from ..contract.upstreams import Checkout
-from .marking import UNREADABLE, parse
+from .marking import parse
 
 
 @dataclass(frozen=True)
@@ -25,7 +23,7 @@ class Layout:
     """The result of comparing a folder with the layout that an adapter expects."""
 
     commit: str | None
-    """The commit that git has checked out; None if the folder is not the top of a git work tree."""
+    """The commit that git has checked out; None if the folder is not the top of a git repository."""
     tried: bool
     """True if the adapter was tested on that commit."""
     differences: tuple[str, ...]
@@ -44,22 +42,20 @@ class Layout:
 
 
 def read_layout(root: Path, checkout: Checkout) -> Layout:
-    """Compare a folder with the layout that an adapter expects."""
     found = read_commit(root)
     return Layout(found, found in checkout.commits, tuple(_compare(root, checkout)))
 
 
 def fits(root: Path, checkout: Checkout) -> bool:
-    """Return whether a folder has the layout of this checkout, whatever its commit is."""
+    """Return whether a folder has the layout that an adapter expects, at any commit."""
     return next(_compare(root, checkout), None) is None
 
 
 def read_commit(root: Path) -> str | None:
-    """Return the commit that git has checked out; None without git, or if the folder is not the top of a work tree."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("GIT_DIR", "GIT_WORK_TREE")}
+    """Return the commit that git has checked out; None without git, or if the folder is not the top of a repository."""
     command = ["git", "-C", str(root), "rev-parse", "--show-cdup", "HEAD"]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     to_top, _, head = done.stdout.partition("\n")
@@ -83,28 +79,22 @@ def find_differences(stub: str, source: bytes) -> Iterator[str]:
     """Yield one line for each part of the stub that the source lacks."""
     try:
         found = _read_declarations(source)
-    except UNREADABLE as error:
-        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        yield f"not valid Python{line}: {error.msg if isinstance(error, SyntaxError) else error or 'nested too deeply'}"
+    except ValueError as error:
+        yield f"not valid Python: {error}"
         return
-    absent: list[str] = []
+    absent: set[str] = set()
     for name, wanted in _read_declarations(textwrap.dedent(stub).encode()).items():
-        have = found.get(name)
-        if name.startswith(tuple(f"{parent}." for parent in absent)):
-            continue  # the class that contains it is missing and has been reported
+        have, what = found.get(name), "class" if isinstance(wanted, tuple) else "function"
         if type(have) is not type(wanted):
-            absent.append(name)
-            what = "function" if isinstance(wanted, Signature) else "class"
-            yield f"{what} {name}{_format(wanted)}: expected, not found"
-        elif isinstance(wanted, Signature) and isinstance(have, Signature):
-            if not _accepts(have, wanted):
-                yield f"{name}: expected {_format(wanted)}, found {_format(have)}"
-        elif isinstance(wanted, tuple) and isinstance(have, tuple) and not set(wanted) <= set(have):
-            yield f"class {name}: expected bases {_format(wanted)}, found {_format(have)}"
+            absent.add(name)
+            if name.rpartition(".")[0] not in absent:
+                yield f"{what} {name}{_format(wanted)}: expected, not found"
+        elif not _accepts(have, wanted):
+            yield f"{what} {name}: expected {_format(wanted)}, found {_format(have)}"
 
 
-Declaration = Signature | tuple[str, ...]
-"""The signature of a function, or the unqualified names of a class's bases."""
+Declaration = ast.arguments | tuple[str, ...]
+"""The parameters of a function, or the unqualified names of a class's bases."""
 
 
 def _read_declarations(source: bytes) -> dict[str, Declaration]:
@@ -114,7 +104,7 @@ def _read_declarations(source: bytes) -> dict[str, Declaration]:
     def walk(node: ast.AST, prefix: str) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                found[prefix + child.name] = _read_signature(child.args)
+                found[prefix + child.name] = child.args
             elif isinstance(child, ast.ClassDef):
                 bases = (ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in child.bases)
                 found[prefix + child.name] = tuple(bases)
@@ -126,36 +116,25 @@ def _read_declarations(source: bytes) -> dict[str, Declaration]:
     return found
 
 
-def _format(found: Declaration) -> str:
-    return str(found).replace("Ellipsis", "...") if isinstance(found, Signature) else f"({', '.join(found)})"
+def _format(found: Any) -> str:
+    return f"({', '.join(found) if isinstance(found, tuple) else ast.unparse(found)})"
 
 
-def _read_signature(args: ast.arguments) -> Signature:
-    def make(arg: ast.arg, kind: Any, optional: bool = False) -> Parameter:
-        return Parameter(arg.arg, kind, default=... if optional else Parameter.empty)
+def _accepts(have: Any, wanted: Any) -> bool:
+    """Return whether a class has all wanted bases, or a function accepts every call that the wanted one accepts."""
+    if isinstance(wanted, tuple):
+        return set(wanted) <= set(have)
+    first = [arg.arg for arg in wanted.args]
+    known = {arg.arg for arg in (*have.args, *have.kwonlyargs)}
+    return (
+        not have.posonlyargs
+        and [arg.arg for arg in have.args][: len(first)] == first
+        and (have.kwarg is not None or all(arg.arg in known for arg in wanted.kwonlyargs))
+        and _required(have) <= _required(wanted)
+    )
 
-    required = len(args.posonlyargs) + len(args.args) - len(args.defaults)
-    found = [make(arg, Parameter.POSITIONAL_ONLY, n >= required) for n, arg in enumerate(args.posonlyargs)]
-    plain = enumerate(args.args, len(found))
-    found += [make(arg, Parameter.POSITIONAL_OR_KEYWORD, n >= required) for n, arg in plain]
-    found += [make(args.vararg, Parameter.VAR_POSITIONAL)] if args.vararg else []
-    keyword = zip(args.kwonlyargs, args.kw_defaults, strict=True)
-    found += [make(arg, Parameter.KEYWORD_ONLY, default is not None) for arg, default in keyword]
-    found += [make(args.kwarg, Parameter.VAR_KEYWORD)] if args.kwarg else []
-    return Signature(found)
 
-
-def _accepts(have: Signature, wanted: Signature) -> bool:
-    """Return whether ``have`` accepts the shortest and the longest call of ``wanted``, each by position and by name."""
-    plain = [p for p in wanted.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    keyword = [p for p in wanted.parameters.values() if p.kind is p.KEYWORD_ONLY]
-    if [*have.parameters][: len(plain)] != [p.name for p in plain]:
-        return False
-    try:
-        for every in (True, False):
-            first, last = ({p.name: 0 for p in part if every or p.default is p.empty} for part in (plain, keyword))
-            have.bind(*first, **last)
-            have.bind(**first, **last)
-    except TypeError:
-        return False
-    return True
+def _required(args: ast.arguments) -> set[str]:
+    positional = args.args[: len(args.args) - len(args.defaults)]
+    keyword = [arg for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True) if default is None]
+    return {arg.arg for arg in (*positional, *keyword)}

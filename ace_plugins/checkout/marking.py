@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import ast
 import codecs
+import contextlib
 import re
 import warnings
-from collections.abc import Collection
 
 from ..errors import AceError
 
 LINE = "import ace_plugins.activate  # added by ace-patch; to undo, run 'ace-patch revert' or delete this line"
-_MARKED = re.compile(rb"([ \t]*)import[ \t]+ace_plugins\.activate[ \t]*(#[^\r\n]*)?[\r\n]*")
-UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
-"""Errors that `parse` raises for a source that it cannot parse."""
+_MARKED = re.compile(rb"[ \t]*import[ \t]+ace_plugins\.activate[ \t]*(#[^\r\n]*)?[\r\n]*")
 
 
 def parse(source: bytes) -> ast.Module:
-    """Parse a script. Raises one of ``UNREADABLE`` if it is not Python."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings about upstream's code do not concern the user
-        return ast.parse(source)
+    """Parse a script; raise a ValueError if it is not Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # warnings about upstream's code do not concern the user
+            return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(str(error).replace("<unknown>, ", "") or "nested too deeply") from None
 
 
 def mark(source: bytes, name: str) -> bytes:
@@ -32,7 +33,7 @@ def mark(source: bytes, name: str) -> bytes:
     try:
         source.decode("utf-8")
         tree = parse(source)
-    except UNREADABLE as error:
+    except ValueError as error:
         raise AceError(f"{name}: not valid Python in UTF-8 ({error}); correct it first, nothing was changed") from None
     if is_marked(source):
         return source
@@ -43,43 +44,28 @@ def mark(source: bytes, name: str) -> bytes:
     unfinished = at == len(lines) and bool(lines) and not lines[-1].endswith((b"\r", b"\n"))
     added = newline + LINE.encode() if unfinished else LINE.encode() + newline
     marked = bom + b"".join([*lines[:at], added, *lines[at:]])
-    program = _dump(source)
-    same = program is not None and _dump(marked, [at + 1]) == program
-    if not same or parse(marked).body[index].lineno != at + 1:
-        raise AceError(
-            f"{name} line {at + 1}: a line added here would change the program; put the first statement after the "
-            "docstring and future imports on its own line, nothing was changed"
-        )
-    return marked
+    with contextlib.suppress(ValueError, IndexError):
+        after = parse(marked)
+        del after.body[index]
+        if ast.dump(after) == ast.dump(tree):
+            return marked
+    raise AceError(
+        f"{name} line {at + 1}: a line added here would change the program; put the first statement after the "
+        "docstring and future imports on its own line, nothing was changed"
+    )
 
 
-def unmark(source: bytes, name: str = "the file") -> bytes:
+def unmark(source: bytes) -> bytes:
     """Return the source without its marked lines and otherwise unchanged. The source may be invalid Python."""
-    numbers = _find_marked(source)
-    plain = _remove(source, numbers)
-    program = _dump(source, numbers)
-    if program is not None and program != _dump(plain):
-        raise AceError(
-            f"{name} line {numbers[0]}: cannot be unmarked: expected the marked line on its own, found code that "
-            "needs it (it was moved into a body or joined to a line); remove it by hand, nothing was changed"
-        )
-    return plain
+    bom, lines = _split(source)
+    kept = [line for line in lines if not _MARKED.fullmatch(line)]
+    if kept and _MARKED.fullmatch(lines[-1]) and not lines[-1].endswith((b"\r", b"\n")):
+        kept[-1] = kept[-1].removesuffix(b"\n").removesuffix(b"\r")
+    return bom + b"".join(kept)
 
 
 def is_marked(source: bytes) -> bool:
-    """Return whether the source has a marked line."""
-    return bool(_find_marked(source))
-
-
-def _find_marked(source: bytes) -> list[int]:
-    """Return the numbers of the marked lines, counted from 1. A line inside a string does not count."""
-    found = {n: match for n, line in enumerate(_split(source)[1], 1) if (match := _MARKED.fullmatch(line))}
-    try:
-        nodes = ast.walk(parse(source)) if found else ()
-    except UNREADABLE:
-        return list(found)
-    imports = {(node.lineno, node.col_offset) for node in nodes if isinstance(node, ast.Import)}
-    return [n for n, match in found.items() if (n, len(match[1])) in imports]
+    return any(map(_MARKED.fullmatch, _split(source)[1]))
 
 
 def _find_place(tree: ast.Module, end: int) -> tuple[int, int]:
@@ -95,24 +81,3 @@ def _find_place(tree: ast.Module, end: int) -> tuple[int, int]:
 def _split(source: bytes) -> tuple[bytes, list[bytes]]:
     bom = codecs.BOM_UTF8 if source.startswith(codecs.BOM_UTF8) else b""
     return bom, source[len(bom) :].splitlines(keepends=True)
-
-
-def _remove(source: bytes, numbers: Collection[int]) -> bytes:
-    bom, lines = _split(source)
-    kept = [line for number, line in enumerate(lines, 1) if number not in numbers]
-    if kept and len(lines) in numbers and not lines[-1].endswith((b"\r", b"\n")):
-        kept[-1] = kept[-1].removesuffix(b"\n").removesuffix(b"\r")
-    return bom + b"".join(kept)
-
-
-def _dump(source: bytes, without: Collection[int] = ()) -> str | None:
-    """Return the syntax tree as text, except imports on the lines ``without``; None if the source does not parse."""
-
-    class Remover(ast.NodeTransformer):
-        def visit_Import(self, node: ast.Import) -> ast.Import | None:
-            return None if node.lineno in without else node
-
-    try:
-        return ast.dump(Remover().visit(parse(source)))
-    except UNREADABLE:
-        return None

@@ -39,7 +39,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
         outside = find_target_outside(root, root / name)
         if outside is not None:
             where = f"{str(outside)!r}, outside of the checkout {root}"
-            raise CheckoutError(f"{name} is a link to {where}: replace the link by a copy. Nothing was changed")
+            raise CheckoutError(f"{name} is a link to {where}; replace the link by a copy, nothing was changed")
     before = read_content(root / NAME)
     file = None if before is None else read(root / NAME, before)
     if file is not None and file.adapter != plugin.name:
@@ -47,12 +47,11 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
             f"{root} is patched for adapter {file.adapter!r} ({file.where('adapter')}), not {plugin.name!r}: "
             "one checkout has one adapter; run 'ace-patch revert' there first"
         )
-    presets = plugin.presets
-    config = plugin.resolve(presets, file=file, options=settings).config
+    config = plugin.resolve(file=file, options=settings).config
     if file is None:
-        file = write(root / NAME, plugin.name, checkout.scripts[0], settings, presets)
+        file = write(root / NAME, plugin.name, checkout.scripts[0], settings, plugin.presets)
     else:
-        file = update(file, settings, checkout.scripts[0], presets)
+        file = update(file, settings, checkout.scripts[0], plugin.presets)
     found = read_layout(root, checkout)
     if not found.fits:
         near = _find_nearby(root, checkout)
@@ -73,8 +72,8 @@ def plan_revert(root: Path, *, purge: bool = False) -> Plan:
     changes, kept = [], []
     for path in _find_scripts(root):
         source = read_content(path) or b""
-        if b"ace_plugins" in source and is_marked(source):  # the quick test first: parsing is slow
-            changes.append(Change(path, source, unmark(source, path.relative_to(root).as_posix())))
+        if is_marked(source):
+            changes.append(Change(path, source, unmark(source)))
     content = read_content(root / NAME)
     if content is not None:
         text = content.decode("utf-8-sig", "replace")
@@ -87,10 +86,6 @@ def plan_revert(root: Path, *, purge: bool = False) -> Plan:
             kept.append(f"{NAME}: it was edited; 'ace-patch revert --purge' removes it too")
         else:
             kept.append(f"{NAME}: it is not a file of ace-patch")
-    if not changes and not kept:
-        above = next((each for each in root.parents if (each / NAME).is_file()), None)
-        if above is not None:
-            raise CheckoutError(f"nothing to revert in {root}: did you mean {str(above)!r}?")
     return Plan(root, tuple(changes), tuple(kept))
 
 
@@ -162,7 +157,7 @@ def read_state(root: Path) -> State:
         settings=settings,
         config=config,
         environment=variables,
-        problems=(*problems, *(f"does not fit: {difference}" for difference in found.differences)),
+        problems=(*problems, *(f"unexpected layout: {difference}" for difference in found.differences)),
         runs=tuple(sorted(each.name for each in (root / RUNS).glob("*") if each.is_dir())),
     )
 
@@ -191,7 +186,7 @@ def _find_adapter(root: Path) -> Plugin:
         return fitting[0]
     if fitting:
         names = ", ".join(f"{p.name} ({p.distribution})" for p in fitting)
-        raise CheckoutError(f"several adapters claim {root}: {names}; name one, as 'ace-patch {fitting[0].name}'")
+        raise CheckoutError(f"several adapters support {root}: {names}; patch it with 'ace-patch NAME'")
     near = next((found for p in known if (found := _find_nearby(root, require_checkout(p))) is not None), None)
     expected = ", ".join(f"{p.name} ({require_checkout(p).repository})" for p in known) or "none (none is installed)"
     hint = f"did you mean {str(near)!r}?" if near else f"expected one of {expected}"
@@ -200,12 +195,12 @@ def _find_adapter(root: Path) -> Plugin:
 
 def require_checkout(plugin: Plugin) -> Checkout:
     """Return the checkout that an adapter patches; raise an AceError if its upstream is an installed package."""
-    if plugin.upstream is None or plugin.upstream.checkout is None:
+    if plugin.patches.checkout is None:
         raise AceError(
-            f"there is no checkout to patch: the upstream of adapter {plugin.name!r} is an installed package; run "
+            f"the upstream of adapter {plugin.name!r} is an installed package, so there is no clone to patch; run "
             f"'ace-patch run {plugin.name} -- your_script.py' instead"
         )
-    return plugin.upstream.checkout
+    return plugin.patches.checkout
 
 
 def find_target_outside(root: Path, path: Path) -> Path | None:
@@ -224,10 +219,7 @@ def check_folder(root: Path) -> Path:
 
 def _find_nearby(root: Path, checkout: Checkout) -> Path | None:
     """Return a folder above or directly below ``root`` that has the layout of this checkout, or None."""
-    try:
-        below = sorted(each for each in root.iterdir() if each.is_dir())
-    except OSError:
-        below = []
+    below = sorted(each for each in root.iterdir() if each.is_dir())
     return next((each for each in (*root.parents, *below) if fits(each, checkout)), None)
 
 
@@ -241,5 +233,5 @@ def _find_scripts(root: Path) -> Iterator[Path]:
 
 
 def _is_separate(path: Path) -> bool:
-    own = (NAME, ".git", "pyvenv.cfg", "conda-meta")
-    return path.name == "site-packages" or any((path / each).exists() for each in own)
+    signs = (NAME, ".git", "pyvenv.cfg", "conda-meta")
+    return path.name == "site-packages" or any((path / each).exists() for each in signs)

@@ -1,15 +1,14 @@
 """Attaches ACE to a model, or to every model of an upstream when it is constructed.
 
-A model class of upstream is not replaced: only its ``__init__`` is wrapped, so the patch also works for code that has
-imported the class before. If the module of a class is not imported yet, the class is wrapped when it is. Classes of a
-checkout are identified by their file, because scripts import one file under several module names.
+A patch wraps the ``__init__`` of a model class, now or when the module of the class is imported. The class itself stays
+the same, so the patch also works for code that has imported the class before.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -20,11 +19,11 @@ from ..engine.attach import prepare, put_on
 from ..engine.state import find
 from ..engine.step import wrap
 from ..errors import AdapterError, AttachError
-from ..plugins.claims import class_in, holds
+from ..plugins.claims import class_in, is_module_of
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..settings.config import Config
-from .imports import add_callback, find_imported
+from .imports import STAND_INS, whenever_imported
 from .shims import REPAIRS
 
 M = TypeVar("M", bound=nn.Module)
@@ -51,9 +50,9 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
         ConfigError: If a setting is unknown or invalid.
     """
     if not isinstance(model, nn.Module):
-        raise AttachError(f"cannot attach to {type(model).__name__}: expected a torch.nn.Module")
+        raise AttachError(f"expected a torch.nn.Module to attach ACE to, found {type(model).__name__}")
     plugin = registry().adapter(adapter) if adapter is not None else registry().find_adapter(model)
-    return attach_with(model, plugin, plugin.configure(settings))
+    return attach_with(model, plugin, plugin.resolve(arguments=settings).config)
 
 
 def attach_with(model: M, plugin: Plugin, config: Config) -> M:
@@ -101,22 +100,20 @@ def patched(name: str, **settings: Any) -> Patch:
         ConfigError: If a setting is unknown or invalid.
     """
     plugin = registry().adapter(name)
-    return patch_models(plugin, plugin.configure(settings))
+    return patch_models(plugin, plugin.resolve(arguments=settings).config)
 
 
 def patch_models(plugin: Plugin, config: Config) -> Patch:
     """Start a patch with this adapter and config."""
     if not plugin.patches.models:
         raise AdapterError(
-            f"adapter {plugin.name!r} recognises models by a test and names no class to patch; call "
-            f"attach(model, adapter={plugin.name!r}) where the model is built"
+            f"adapter {plugin.name!r} names no model class, so models cannot be patched when they are built; call "
+            f"attach(model, adapter={plugin.name!r}) in your script instead"
         )
     patch = Patch(plugin, config)
     if config.shims:
         REPAIRS.offer_stand_ins(plugin)
-        REPAIRS.apply(plugin, config.device, importing=True)
-        if config.device != "auto":
-            REPAIRS.apply(plugin, config.device)  # now, because models that ACE is not attached to need them too
+        REPAIRS.apply(plugin, config.device, importing=config.device == "auto")  # a device is for all models
     CONSTRUCTORS.begin(patch)
     return patch
 
@@ -127,9 +124,8 @@ class Constructors:
     def __init__(self) -> None:
         self.patches: dict[str, list[Patch]] = {}
         """Mapping from each model class ("module:Class") to its patches in effect, of which the newest applies."""
-        self.paths: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-        """Mapping from each imported model class to its "module:Class"."""
-        self.wrapped: weakref.WeakSet[type] = weakref.WeakSet()
+        self.paths: dict[type, str] = {}
+        """Mapping from each imported model class to its "module:Class", and from each of its subclasses to ""."""
         self.undo: list[Callable[[], None]] = []
         """Functions that each undo one wrapper or import hook."""
         self.building: set[int] = set()
@@ -148,7 +144,7 @@ class Constructors:
         remaining = {path: [each for each in patches if each is not patch] for path, patches in self.patches.items()}
         self.patches = {path: patches for path, patches in remaining.items() if patches}
         if not any(each.plugin is patch.plugin for patches in self.patches.values() for each in patches):
-            REPAIRS.offer_stand_ins(patch.plugin, withdraw=True)
+            STAND_INS.offer([], patch.plugin.patches.files)
         self._update()
 
     def _update(self) -> None:
@@ -156,61 +152,47 @@ class Constructors:
         while self.undo:
             self.undo.pop()()
         self.paths.clear()
-        self.wrapped.clear()
         for path, patches in self.patches.items():
-            for in_a_checkout in {each.plugin.patches.checkout is not None for each in patches}:
-                self._watch(path, in_a_checkout=in_a_checkout)
+            upstream = patches[-1].plugin.patches
+            where = {"name": path.partition(":")[0]} if upstream.checkout is None else {"file": file_of(path)}
+            self.undo.append(whenever_imported(partial(self._wrap_class, path, patches[-1]), **where))
 
-    def _watch(self, path: str, *, in_a_checkout: bool) -> None:
-        """Wrap this class now if its module is imported already, and on every later import of the module."""
-
-        def handle(module: ModuleType) -> None:
-            if any(holds(patch.plugin.patches, module, path) for patch in self.patches.get(path, ())):
-                self._wrap_class(module, path)
-
-        where = {"file": file_of(path)} if in_a_checkout else {"name": path.partition(":")[0]}
-        self.undo.append(add_callback(handle, **where))
-        for module in find_imported(**where):
-            if not in_a_checkout or class_in(module, path) is not None:  # else the module may be incomplete
-                handle(module)
-
-    def _wrap_class(self, module: ModuleType, path: str) -> None:
-        """Wrap the constructors of a model class and its subclasses, unless they are wrapped already."""
-        patch = self.patches[path][-1]
+    def _wrap_class(self, path: str, patch: Patch, module: ModuleType) -> None:
+        """Wrap the constructors of a model class and its subclasses after the import of its module."""
+        if not is_module_of(patch.plugin.patches, module, path):
+            return
         cls = class_in(module, path)
         if cls is None:
             raise AdapterError(
-                f"adapter {patch.plugin.name!r} expected class {path.partition(':')[2]} in {module.__name__} and found "
-                "none: the adapter does not support this version of the upstream"
+                f"{patch.plugin}: the upstream's module {module.__name__} has no class {path.partition(':')[2]}; the "
+                "adapter does not support this version of the upstream"
             )
         if patch.config.shims:
             REPAIRS.apply(patch.plugin, patch.config.device)
-        known = cls in self.paths
-        self.paths[cls] = path
-        if not known:
-            # A subclass's constructor continues after upstream's has returned. Then the model is complete.
+        if not self.paths.get(cls):
             self._watch_subclasses(cls)
-            for each in (cls, *_subclasses(cls)):
-                self._wrap(each)
+            self._wrap(cls)
+        self.paths[cls] = path
 
     def _wrap(self, cls: type) -> None:
-        if cls not in self.wrapped:
-            self.wrapped.add(cls)
+        """Wrap the constructors of a class and its subclasses, which continue after the constructor of the class."""
+        if cls not in self.paths:
+            self.paths[cls] = ""
             if "__init__" in vars(cls):
                 self.undo.append(wrap(cls, "__init__", self._construct))
+            for subclass in list[type](cls.__subclasses__()):
+                self._wrap(subclass)
 
     def _watch_subclasses(self, cls: Any) -> None:
         """Wrap the constructors of subclasses that are defined later."""
 
-        def define(init_subclass: Any, subclass: type, /, **options: Any) -> None:
-            init_subclass(subclass, **options)
+        def define(subclass: Any, /, **options: Any) -> None:
+            super(cls, subclass).__init_subclass__(**options)
             self._wrap(subclass)
 
         if "__init_subclass__" not in vars(cls):
-            inherited = classmethod(lambda subclass, **options: super(cls, subclass).__init_subclass__(**options))
-            cls.__init_subclass__ = inherited
+            cls.__init_subclass__ = classmethod(define)
             self.undo.append(lambda: delattr(cls, "__init_subclass__"))
-        self.undo.append(wrap(cls, "__init_subclass__", define))
 
     def _construct(self, init: Any, model: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         """Call ``__init__`` and attach ACE when the outermost constructor of a model returns."""
@@ -227,11 +209,6 @@ class Constructors:
             if patches and find(model) is None:
                 attach_with(model, patches[-1].plugin, patches[-1].config)
                 return
-
-
-def _subclasses(cls: type) -> list[type]:
-    direct: list[type] = cls.__subclasses__()
-    return [each for one in direct for each in (one, *_subclasses(one))]
 
 
 CONSTRUCTORS = Constructors()

@@ -20,21 +20,15 @@ class Repairs:
 
     def apply(self, plugin: Plugin, device: str, *, importing: bool = False) -> None:
         """Apply the shims that an upstream needs; if ``importing``, only those without which it cannot be imported."""
-        for shim in plugin.shims:
-            if isinstance(shim, StandIn) or self.is_active(plugin, shim) or shim.device not in (None, device):
-                continue
-            if importing and not shim.first:
-                continue
+        shims = [shim for shim in plugin.shims if isinstance(shim, Shim) and shim.device in (None, device)]
+        for shim in sorted(shims, key=lambda shim: not shim.first):
             try:
-                if shim.needed():
+                if (shim.first or not importing) and not self.is_active(plugin, shim) and shim.needed():
                     shim.apply()
                     self.applied.add((plugin.name, shim.name))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                raise AdapterError(
-                    f"adapter {plugin.name!r}: shim {shim.name!r} ({shim.reason}) failed: {one_line(error)}"
-                ) from error
+            except Exception as error:
+                what = f"shim {shim.name!r} ({shim.reason})"
+                raise AdapterError(f"adapter {plugin.name!r}: {what} failed: {one_line(error)}") from error
 
     def make_importable(self) -> None:
         """Apply the shims that make upstreams importable, because loading a pickled model imports its upstream."""
@@ -46,24 +40,19 @@ class Repairs:
         return shim.name in STAND_INS.active if isinstance(shim, StandIn) else (plugin.name, shim.name) in self.applied
 
     def active(self, plugin: Plugin) -> list[AnyShim]:
-        """Return the active shims of an adapter."""
         return [shim for shim in plugin.shims if self.is_active(plugin, shim)]
 
-    def offer_stand_ins(self, plugin: Plugin, *, withdraw: bool = False) -> None:
-        """Let the files of an adapter's upstream import the adapter's stubs of missing modules, or end this."""
-        for shim in plugin.shims:
-            if isinstance(shim, StandIn):
-                STAND_INS.withdraw(shim) if withdraw else STAND_INS.offer(shim, plugin.patches.files)
+    def offer_stand_ins(self, plugin: Plugin) -> None:
+        """Let the files of an adapter's upstream import the adapter's stubs of missing modules."""
+        if stand_ins := [shim for shim in plugin.shims if isinstance(shim, StandIn)]:
+            STAND_INS.offer(stand_ins, plugin.patches.files)
 
 
 def has_effect(plugin: Plugin, shim: AnyShim) -> bool:
     """Return whether a shim is active. A stub also counts if it will be used once upstream imports its module."""
-    if isinstance(shim, Shim):
-        return REPAIRS.is_active(plugin, shim)
-    try:
-        return find_spec(shim.name) is None
-    except ModuleNotFoundError:  # its parent package is not installed
-        return True
+    if isinstance(shim, StandIn):
+        return find_spec(shim.name.partition(".")[0]) is None
+    return REPAIRS.is_active(plugin, shim)
 
 
 REPAIRS = Repairs()

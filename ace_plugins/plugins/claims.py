@@ -1,19 +1,13 @@
-"""Finds out whether a model class belongs to an upstream, without importing anything.
-
-Classes of an installed package are compared by module and name, classes of a checkout by file and name.
-"""
+"""Finds out whether a model class belongs to an upstream: by module and name, or in a checkout by file and name."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from ..contract.upstreams import Upstream, file_of
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def claims(upstream: Upstream, cls: type) -> bool:
@@ -25,19 +19,19 @@ def _matches(upstream: Upstream, cls: type, path: str) -> bool:
     module, _, name = path.partition(":")
     if upstream.checkout is None and class_in(sys.modules.get(module), path) is cls:
         return True  # the named module exports this class, wherever it is defined
-    return cls.__qualname__ == name and holds(upstream, sys.modules.get(cls.__module__), path)
+    return cls.__qualname__ == name and is_module_of(upstream, sys.modules.get(cls.__module__), path)
 
 
 def class_in(module: ModuleType | None, path: str) -> type | None:
-    """Return the class that the path "module:Class" names in this module; None if the module has no such class."""
+    """Look up the class of a path "module:Class" in this module. Return None if the module has no such class."""
     found: object = module
     for part in path.partition(":")[2].split("."):
         found = getattr(found, part, None)
     return found if isinstance(found, type) else None
 
 
-def holds(upstream: Upstream, module: ModuleType | None, path: str) -> bool:
-    """Return whether this module is the one that the path "module:Class" of the upstream names."""
+def is_module_of(upstream: Upstream, module: ModuleType | None, path: str) -> bool:
+    """Return whether this module is the module in one of the upstream's model paths, "module:Class"."""
     if upstream.checkout is None:
         return module is not None and module.__name__ == path.partition(":")[0]
     file = getattr(getattr(module, "__spec__", None), "origin", None)
@@ -60,10 +54,9 @@ def belongs(file: str, upstream: tuple[str, ...]) -> bool:
     Returns:
         True if the file is in, or below, a folder that has all of the upstream's files.
     """
-    if not file or not upstream:
-        return False
     # Try the path as given and with links resolved: the file may be a link into the checkout, or out of it.
-    return any(find_root(os.path.dirname(path(file)), upstream) for path in (os.path.abspath, os.path.realpath))
+    paths = (os.path.abspath(file), os.path.realpath(file)) if file and upstream else ()
+    return any(find_root(os.path.dirname(path), upstream) for path in paths)
 
 
 def find_root(folder: str, upstream: tuple[str, ...]) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib.metadata
 import inspect
 import reprlib
@@ -14,13 +12,12 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from packaging.requirements import Requirement
-from pluggy import HookImpl
 
 from ..contract.hookspecs import LazyHook
 from ..contract.sites import Site, Stem
 from ..contract.upstreams import AnyShim, Example, Script, Shim, StandIn, Upstream
 from ..errors import AceError, AdapterError, ConfigError
-from ..settings.config import LOGGERS, Config
+from ..settings.config import LOGGERS
 from ..settings.sources import Resolved, resolve
 
 if TYPE_CHECKING:
@@ -28,16 +25,13 @@ if TYPE_CHECKING:
 
     from ..symmetry.actions import GroupAction
 
-UPSTREAM_EXTRA = "upstream"
-"""Name of the extra in an adapter's metadata that requires the upstream, with the versions the adapter supports."""
-
 
 class AnswerError(AdapterError):
     """A hook returned a result that the contract does not allow."""
 
 
 def _instance(module: str, name: str) -> Callable[[Any], bool]:
-    """Return a test for instances of a class. The class's module is not imported: without it, none exist."""
+    """Return a test for instances of a class that does not import the class's module, which may be slow."""
     return lambda value: module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
 
 
@@ -64,8 +58,7 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_datasets": ("click commands by name, as {'nbody': command}", _by_name(_is_command)),
 }
 """Mapping from each adapter hook to a description of the expected result and a function that tests a result."""
-OPTIONAL = frozenset({"ace_branch", "ace_script", "ace_group_action"})
-"""Hooks that may return None."""
+OPTIONAL = ("ace_branch", "ace_script", "ace_group_action")  # hooks that may return None
 
 
 @dataclass(frozen=True)
@@ -81,8 +74,7 @@ class Requires:
 
     @property
     def met(self) -> bool:
-        wanted = Requirement(self.requirement)
-        return self.found is not None and wanted.specifier.contains(self.found, prereleases=True)
+        return self.found is not None and Requirement(self.requirement).specifier.contains(self.found, True)
 
     def __str__(self) -> str:
         return f"requires {self.requirement}, found {self.found or 'none installed'}"
@@ -101,12 +93,12 @@ class Plugin:
     problem: str | None = None
     """Reason why the plugin cannot be used, in one line; None if it can be used."""
     upstream: Upstream | None = None
-    """Upstream that the adapter patches; None for an observer."""
-    implementations: Mapping[str, HookImpl | LazyHook] = field(default_factory=dict, repr=False, compare=False)
+    """Upstream that the adapter patches; None for an observer (a plugin that only receives events, like a logger)."""
+    implementations: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Mapping from the names of hooks to the plugin's functions or `LazyHook` objects."""
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Names of the hooks that the plugin implements, sorted."""
         return tuple(sorted(self.implementations))
 
     @property
@@ -118,50 +110,34 @@ class Plugin:
     def __str__(self) -> str:
         return f"adapter {self.name!r} ({self.distribution} {self.version})"
 
-    def check_usable(self) -> None:
-        """Raise an AdapterError if the plugin has a problem."""
-        if self.problem is not None:
-            raise AdapterError(f"{self}: {self.problem}")
-
     def has(self, hook: str) -> bool:
         return hook in self.implementations
 
     @property
     def patches(self) -> Upstream:
-        """The upstream that the adapter patches. Fails for an observer, which has none."""
+        """The upstream of a plugin that is known to be an adapter."""
         assert self.upstream is not None
         return self.upstream
 
     @property
     def presets(self) -> dict[str, dict[str, Any]]:
-        """The adapter's presets: a mapping from names to settings. `resolve` validates the preset that is used."""
-        named = self.call("ace_preset") if self.has("ace_preset") else {}
-        return {name: dict(settings) for name, settings in named.items()}
+        """Mapping from the names of the adapter's presets to their settings, which are not validated yet."""
+        found = self.call("ace_preset") if self.has("ace_preset") else {}
+        return {name: dict(settings) for name, settings in found.items()}
 
     @property
     def shims(self) -> list[AnyShim]:
-        """The adapter's compatibility shims."""
         return list(self.call("ace_shims")) if self.has("ace_shims") else []
 
-    def configure(self, settings: Mapping[str, Any]) -> Config:
-        """Return a `Config`: the adapter's preset, overridden by these settings."""
-        return self.resolve(arguments=settings).config
-
-    def resolve(self, presets: Mapping[str, Mapping[str, Any]] | None = None, **sources: Any) -> Resolved:
-        """Combine the adapter's preset with other sources, and check settings that depend on the adapter or a package.
-
-        ``sources`` are the ``file``, ``environment``, ``options`` and ``arguments`` of `settings.sources.resolve`.
-        """
-        found = resolve(self.presets if presets is None else presets, adapter=self.name, **sources)
+    def resolve(self, **sources: Any) -> Resolved:
+        """Combine a preset of the adapter with the ``sources`` of `settings.sources.resolve`, and check the result."""
+        found = resolve(self.presets, adapter=self.name, **sources)
         log, device = found.config.log, found.config.device
         # A spec without an origin is only a folder of that name: wandb makes a folder "wandb" beside the script.
         if log in LOGGERS and getattr(find_spec(log), "origin", None) is None:
-            text = f"log {log!r}: {log} is not installed; pip install 'ace-plugins[{log}]'"
-            raise ConfigError(problems=[("log", text)])
+            raise ConfigError(problems=[("log", f"log {log!r}: not installed; pip install 'ace-plugins[{log}]'")])
         if device != "auto" and device not in {shim.device for shim in self.shims if isinstance(shim, Shim)}:
-            text = (
-                f"device {device!r}: adapter {self.name!r} has no such choice; use the options of your script instead"
-            )
+            text = f"device {device!r}: adapter {self.name!r} cannot choose it; use the options of your script instead"
             raise ConfigError(problems=[("device", text)])
         return found
 
@@ -169,78 +145,51 @@ class Plugin:
         """Return the adapter's small model with a batch, or the given model with a batch for it."""
         made: Example = self.call("ace_example", seed=seed, model=model)
         if model is not None and made.model is not model:
-            raise AdapterError(
-                f"adapter {self.name!r} cannot make a batch for your model ({type(model).__name__}): its "
-                "ace_example does not take a model; pass your own batch: audit(model, batch)"
-            )
+            raise AdapterError(f"adapter {self.name!r} cannot make a batch for your model; use audit(model, batch)")
         return made
 
     def action(self, model: nn.Module) -> GroupAction:
         """Return the group's action on this model; raise an AdapterError if it is unknown."""
         found: GroupAction | None = self.call("ace_group_action", model=model)
         if found is None:
-            raise AdapterError(
-                f"adapter {self.name!r}: ace_group_action returned None for {type(model).__name__}, "
-                f"expected {EXPECTED['ace_group_action'][0]}"
-            )
+            expected = f"{type(model).__name__}, expected {EXPECTED['ace_group_action'][0]}"
+            raise AdapterError(f"adapter {self.name!r}: ace_group_action returned None for {expected}")
         return found
 
     def call(self, hook: str, **arguments: Any) -> Any:
-        """Call this plugin's implementation of a hook and check the result. Raises an AdapterError if either fails."""
-        self.check_usable()
+        """Call this plugin's implementation of a hook and check the result; raise an AdapterError if either fails."""
         if not self.has(hook):
-            found = ", ".join(self.hooks) or "no hook"
-            raise AdapterError(f"{self} does not implement {hook}; it implements {found}")
+            raise AdapterError(f"{self} does not implement {hook}; it implements {', '.join(self.hooks) or 'no hook'}")
         try:
-            result = invoke(self.implementations[hook], arguments)
-        except (AceError, KeyboardInterrupt):
+            result = self.implementations[hook]
+            result = result.load() if isinstance(result, LazyHook) else result
+            if inspect.isroutine(result):  # a LazyHook may name the result itself instead of a function
+                accepted = inspect.signature(result).parameters
+                result = result(**{name: value for name, value in arguments.items() if name in accepted})
+        except AceError:
             raise
-        except BaseException as error:  # a plugin that calls sys.exit must not end the process
+        except (Exception, SystemExit) as error:  # a plugin that calls sys.exit must not end the process
             raise AdapterError(f"{self}: {hook} failed: {one_line(error)}") from error
-        valid = result is None and hook in OPTIONAL
-        with contextlib.suppress(Exception):  # a plugin's own mapping or sequence may raise anything
-            valid = valid or EXPECTED[hook][1](result)
-        if not valid:
+        if not (result is None and hook in OPTIONAL) and not EXPECTED[hook][1](result):
             found = " ".join(f"{type(result).__name__} {reprlib.repr(result)}".split())
             place = f" for {arguments['site'].name!r}" if "site" in arguments else ""
             raise AnswerError(f"adapter {self.name!r}: {hook} returned {found}{place}, expected {EXPECTED[hook][0]}")
         return result
 
 
-def invoke(implementation: HookImpl | LazyHook, arguments: Mapping[str, Any]) -> Any:
-    """Call an implementation of a hook with the arguments that it accepts."""
-    if isinstance(implementation, HookImpl):
-        return implementation.function(*(arguments[name] for name in implementation.argnames))
-    found = implementation.load()
-    if not inspect.isroutine(found):
-        return found  # a LazyHook may name the result itself
-    accepted = inspect.signature(found).parameters
-    return found(**{name: value for name, value in arguments.items() if name in accepted})
-
-
 def one_line(error: BaseException) -> str:
     """Return the type and message of an error in one line."""
-    text = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
 
 
 def requirements(declared: Sequence[str]) -> tuple[Requires, ...]:
-    """Return the requirements of a distribution. Those of the extra ``upstream`` are marked as its upstream."""
+    """Return the requirements of an adapter. Those of its extra ``upstream`` are requirements on the upstream."""
     found: list[Requires] = []
-    for requirement in map(Requirement, declared):
-        marker = requirement.marker
-        plain = marker is None or marker.evaluate({"extra": ""})
-        if plain or (marker is not None and marker.evaluate({"extra": UPSTREAM_EXTRA})):
+    for each in map(Requirement, declared):
+        plain = each.marker is None or each.marker.evaluate({"extra": ""})
+        if plain or (each.marker is not None and each.marker.evaluate({"extra": "upstream"})):
             # The lower bound comes first, as people write it: "torch>=2.5,<3".
-            wanted = requirement.name + ",".join(sorted(map(str, requirement.specifier), reverse=True))
-            found.append(Requires(wanted, find_version(requirement.name), upstream=not plain))
+            wanted = each.name + ",".join(sorted(map(str, each.specifier), reverse=True))
+            installed = next(iter(importlib.metadata.distributions(name=each.name)), None)
+            found.append(Requires(wanted, installed.version if installed else None, upstream=not plain))
     return tuple(found)
-
-
-@functools.cache
-def find_version(distribution: str) -> str | None:
-    """Return the installed version of a distribution; None if it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

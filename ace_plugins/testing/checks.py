@@ -63,7 +63,7 @@ def check_hooks_answer(kit: Kit) -> None:
             reason = f"ace_script returns a Script for {argv or 'no script'}, expected None for an unknown script"
             require(answer is None, reason, "ace_script, argv")
     for name in kit.plugin.presets:
-        kit.plugin.configure({"preset": name})
+        kit.plugin.resolve(arguments={"preset": name})
 
 
 def check_example_is_claimed(kit: Kit) -> None:

@@ -71,26 +71,6 @@ def test_none_of_them_if_one_fails(
         assert str(caught.value).endswith("; nothing was changed")
 
 
-def test_what_cannot_be_put_back_is_named(
-    changes: list[Change], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain, calls = os.replace, []
-
-    def fails(source: Any, target: Any) -> None:
-        calls.append(target)
-        if len(calls) > 2:
-            raise OSError(5, "Input/output error")
-        plain(source, target)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises((AceError, KeyboardInterrupt)) as caught:
-        apply(changes)
-    assert str(caught.value) == f"KeyboardInterrupt; {tmp_path / 'main.py'} could not be restored"
-    assert contents(tmp_path) == {"main.py": b"marked\nold\n", "gone.py": b"away\n"}
-
-
 @pytest.mark.parametrize(("name", "now"), [("main.py", b"other\n"), ("main.py", None), ("ace.toml", b"")])
 def test_a_file_that_changed_meanwhile(changes: list[Change], tmp_path: Path, name: str, now: bytes | None) -> None:
     path = tmp_path / name
@@ -105,17 +85,13 @@ def test_a_file_that_changed_meanwhile(changes: list[Change], tmp_path: Path, na
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("place", ["main.py", "."])
-def test_what_is_read_only_stays(changes: list[Change], tmp_path: Path, place: str) -> None:
+def test_what_is_read_only_stays(changes: list[Change], tmp_path: Path) -> None:
     """Also for the superuser, who could."""
-    (tmp_path / place).chmod(0o555)
-    try:
-        before = contents(tmp_path)
-        with pytest.raises(AceError, match="cannot be changed, it.* is read-only; make it writable or work on a copy"):
-            apply(changes)
-        assert contents(tmp_path) == before
-    finally:
-        tmp_path.chmod(0o755)
+    (tmp_path / "main.py").chmod(0o555)
+    before = contents(tmp_path)
+    with pytest.raises(AceError, match="main.py is read-only; make it writable or work on a copy; nothing was changed"):
+        apply(changes)
+    assert contents(tmp_path) == before
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

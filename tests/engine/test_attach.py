@@ -298,8 +298,10 @@ def test_refusals() -> None:
     refused(f"unknown mode 'strct': expected one of {modes}", Layered(), mode="strct")
     refused("unknown setting 'dual_rate': did you mean 'dual_lr'", Layered(), dual_rate=1.0)
     refused("unknown preset 'papr'", Layered(), preset="papr")
-    refused(r"no adapter claims a model of class torch.nn.modules.linear:Linear: expected .*layered", nn.Linear(2, 2))
-    refused("cannot attach to int: expected a torch.nn.Module", 3)
+    refused(
+        r"no adapter supports the class torch.nn.modules.linear:Linear; installed adapters: .*layered", nn.Linear(2, 2)
+    )
+    refused("expected a torch.nn.Module to attach ACE to, found int", 3)
     refused("Layered is attached already", attach(Layered()))
     for value in (-1.0, float("nan"), float("inf"), "fast", True):
         refused("dual_lr .*: expected a .*number", Layered(), dual_lr=value)

@@ -191,7 +191,7 @@ def test_settings_are_checked_at_once(adapter: type[NetAdapter]) -> None:
 def test_an_upstream_without_the_class(adapter: type[NetAdapter], tmp_path: Path) -> None:
     (tmp_path / "upstream_net.py").write_text("class Other: pass\n")
     importlib.import_module("upstream_net")
-    with pytest.raises(AceError, match="adapter 'net' expected class Net in upstream_net and found none"):
+    with pytest.raises(AceError, match="upstream's module upstream_net has no class Net"):
         patched("net")
     assert "upstream_net:Net" not in CONSTRUCTORS.patches, "a refused patch leaves nothing behind"
     assert CONSTRUCTORS.undo == []

@@ -19,7 +19,7 @@ import pytest
 
 from ace_plugins.adapter import StandIn
 from ace_plugins.patch import imports
-from ace_plugins.patch.imports import ImportHook, StandIns, add_callback, belongs, find_imported, is_file
+from ace_plugins.patch.imports import ImportHook, StandIns, belongs, find_imported, is_file, whenever_imported
 
 NET = """
 class Net:
@@ -67,7 +67,7 @@ def written(path: Path, text: str) -> Path:
 
 def test_a_module_is_met_by_its_name_when_it_has_run(folder: Path) -> None:
     seen = []
-    add_callback(lambda module: seen.append(module.Net(3).width), name="models.net")
+    whenever_imported(lambda module: seen.append(module.Net(3).width), name="models.net")
     assert "models.net" not in sys.modules, "watching imports nothing"
     net = importlib.import_module("models.net")
     assert seen == [3]
@@ -79,7 +79,7 @@ def test_a_module_is_met_by_its_name_when_it_has_run(folder: Path) -> None:
 
 def test_a_name_is_the_whole_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     met = Met()
-    add_callback(met, name="net")
+    whenever_imported(met, name="net")
     importlib.import_module("models.net")
     assert met == []
     monkeypatch.syspath_prepend(str(folder / "models"))
@@ -94,7 +94,7 @@ def test_a_file_is_met_under_every_name(folder: Path, monkeypatch: pytest.Monkey
     written(folder / "mymodels/net.py", NET)
     monkeypatch.syspath_prepend(str(folder / "models"))
     met = Met()
-    add_callback(met, file="models/net.py")
+    whenever_imported(met, file="models/net.py")
     for name in ("models.net", "net", "pack.models.net"):
         assert importlib.import_module(name).Net
     assert met == ["models.net", "net", "pack.models.net"]
@@ -107,8 +107,8 @@ def test_a_file_is_met_under_every_name(folder: Path, monkeypatch: pytest.Monkey
 def test_a_package_is_met_by_its_file(folder: Path) -> None:
     written(folder / "pack/sub/__init__.py", NET)
     met = Met()
-    add_callback(met, file="pack/sub/__init__.py")
-    add_callback(met, file="pack/__init__.py")
+    whenever_imported(met, file="pack/sub/__init__.py")
+    whenever_imported(met, file="pack/__init__.py")
     importlib.import_module("pack.sub")
     assert met == ["pack.sub"], "pack itself has no file"
 
@@ -118,11 +118,11 @@ def test_several_are_told_in_their_order_and_one_may_watch_more(folder: Path) ->
 
     def first(module: ModuleType) -> None:
         told.append("first")
-        add_callback(lambda module: told.append("later"), name="models.other")
+        whenever_imported(lambda module: told.append("later"), name="models.other")
 
     written(folder / "models/other.py", "")
-    add_callback(first, file="models/net.py")
-    add_callback(lambda module: told.append("second"), name="models.net", file="models/net.py")
+    whenever_imported(first, file="models/net.py")
+    whenever_imported(lambda module: told.append("second"), name="models.net", file="models/net.py")
     importlib.import_module("models.net")
     importlib.import_module("models.other")
     assert told == ["first", "second", "later"]
@@ -133,18 +133,16 @@ def test_a_module_that_is_there_already_is_met_when_it_is_reloaded(folder: Path)
     net = importlib.import_module("models.net")
     old = net.Net
     met = Met()
-    add_callback(met, file="models/net.py")
-    assert met == []
-    assert importlib.reload(net) is net
+    whenever_imported(met, file="models/net.py")
     assert met == ["models.net"]
-    assert net.Net is not old
-    importlib.reload(net)
+    assert importlib.reload(net) is net
     assert met == ["models.net"] * 2
+    assert net.Net is not old
 
 
 def test_a_module_that_fails_is_not_met_until_it_does_not(folder: Path) -> None:
     met = Met()
-    add_callback(met, file="models/net.py")
+    whenever_imported(met, file="models/net.py")
     for text, error in (("1 / 0", ZeroDivisionError), ("import no_such_thing", ImportError), ("def (", SyntaxError)):
         written(folder / "models/net.py", text)
         with pytest.raises(error):
@@ -160,7 +158,7 @@ def test_what_the_callback_raises_ends_the_import(folder: Path) -> None:
     def refuse(module: ModuleType) -> None:
         raise LookupError("does not fit")
 
-    add_callback(refuse, name="models.net")
+    whenever_imported(refuse, name="models.net")
     with pytest.raises(LookupError, match="does not fit"):
         importlib.import_module("models.net")
     assert "models.net" not in sys.modules
@@ -172,7 +170,7 @@ def test_modules_that_import_each_other(folder: Path) -> None:
     written(folder / "models/b.py", "from models import net, a")
     met = Met()
     for name in ("net", "a", "b"):
-        add_callback(met, file=f"models/{name}.py")
+        whenever_imported(met, file=f"models/{name}.py")
     importlib.import_module("models.net")
     assert met == ["models.b", "models.a", "models.net"], "each when it has run"
 
@@ -203,7 +201,7 @@ def test_a_module_is_as_it_would_be_without(folder: Path) -> None:
     attributes = {name: type(value) for name, value in vars(plain).items()}
     origin, loader = plain.__spec__.origin, type(plain.__spec__.loader)
     del sys.modules["models.net"]
-    add_callback(Met(), file="models/net.py")
+    whenever_imported(Met(), file="models/net.py")
     net = importlib.import_module("models.net")
     assert {name: type(value) for name, value in vars(net).items()} == attributes
     assert type(net.__spec__.loader) is loader is importlib.machinery.SourceFileLoader
@@ -223,8 +221,8 @@ def test_a_loader_that_serves_many_modules(folder: Path, monkeypatch: pytest.Mon
         file.writestr("zipped/models/__init__.py", "")
     monkeypatch.syspath_prepend(str(folder / "zipped.zip"))
     met = Met()
-    add_callback(met, file="models/net.py")
-    add_callback(met, file="models/other.py")
+    whenever_imported(met, file="models/net.py")
+    whenever_imported(met, file="models/other.py")
     for name in ("net", "other"):
         importlib.import_module(f"zipped.models.{name}")
         importlib.reload(sys.modules[f"zipped.models.{name}"])
@@ -242,7 +240,7 @@ def test_finders_that_ask_again_themselves(folder: Path) -> None:
             return None
 
     met = Met()
-    add_callback(met, file="models/net.py")
+    whenever_imported(met, file="models/net.py")
     sys.meta_path.insert(1, Asking())  # type: ignore[arg-type]
     importlib.import_module("models.net")
     assert met == ["models.net"]
@@ -253,7 +251,7 @@ def test_threads_that_import_at_once(folder: Path) -> None:
     for name in names:
         written(folder / (name.replace(".", "/") + ".py"), f"import time\ntime.sleep(0.01)\n{NET}")
     met = Met()
-    add_callback(met, file="net.py")
+    whenever_imported(met, file="net.py")
     failed = []
 
     def work() -> None:
@@ -274,7 +272,7 @@ def test_threads_that_import_at_once(folder: Path) -> None:
 
 
 def test_what_is_not_watched_is_not_looked_for(folder: Path) -> None:
-    add_callback(Met(), file="models/net.py")
+    whenever_imported(Met(), file="models/net.py")
     calls = []
 
     class Counting:
@@ -341,7 +339,7 @@ except ImportError as error:
 )
 @pytest.mark.parametrize("where", ["main_script", "deep/er/main_script"])
 def test_ways_to_import_it(folder: Path, stand_ins: StandIns, text: str, where: str) -> None:
-    stand_ins.offer(stand_in(), FILES)
+    stand_ins.offer([stand_in()], FILES)
     written(folder / f"{where}.py", text)
     name = where.replace("/", ".")
     if "__name__" in text:
@@ -352,7 +350,7 @@ def test_ways_to_import_it(folder: Path, stand_ins: StandIns, text: str, where: 
     made = importlib.import_module(name).scatter_lib
     assert made.who == "a test"
     assert made.__spec__.origin == "stub of ace-plugins for scatter_lib"
-    assert stand_ins.active.keys() == {"scatter_lib"}
+    assert stand_ins.active == {"scatter_lib"}
 
 
 @pytest.mark.parametrize(
@@ -368,21 +366,21 @@ def test_nobody_else_gets_it(
     folder: Path, tmp_path: Path, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.chdir(folder)  # where people run their scripts
-    stand_ins.offer(stand_in(), FILES)
+    stand_ins.offer([stand_in()], FILES)
     library = outside(tmp_path, monkeypatch, text)
     written(folder / "main_script.py", f"import {library}")
     with pytest.raises(ModuleNotFoundError, match="No module named 'scatter_lib'"):
         importlib.import_module(library)
     with pytest.raises(ModuleNotFoundError, match="No module named 'scatter_lib'"):
         importlib.import_module("main_script")
-    assert stand_ins.active == {}
+    assert stand_ins.active == set()
 
 
 def test_code_that_is_in_no_file_gets_nothing(
     folder: Path, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    stand_ins.offer(stand_in(), FILES)
+    stand_ins.offer([stand_in()], FILES)
     with pytest.raises(ModuleNotFoundError):
         exec(compile("import scatter_lib", "<string>", "exec"), {"__name__": "__main__"})
 
@@ -391,7 +389,7 @@ def test_code_that_is_in_no_file_gets_nothing(
 def test_a_library_that_probes_finds_nothing(
     folder: Path, tmp_path: Path, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    stand_ins.offer(stand_in(), FILES)
+    stand_ins.offer([stand_in()], FILES)
     search = "import importlib.util\nspec = importlib.util.find_spec('scatter_lib')\n"
     library = outside(tmp_path, monkeypatch, search + PROBE, where)
     written(folder / "main_script.py", f"import {library}\nimport scatter_lib")
@@ -405,12 +403,12 @@ def test_a_library_that_probes_finds_nothing(
 def test_a_module_that_is_really_installed_wins(
     folder: Path, tmp_path: Path, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_ins.offer(stand_in(), FILES)
+    stand_ins.offer([stand_in()], FILES)
     written(tmp_path / "installed/scatter_lib.py", "who = 'the real one'")
     monkeypatch.syspath_prepend(str(tmp_path / "installed"))
     written(folder / "main_script.py", "import scatter_lib")
     assert importlib.import_module("main_script").scatter_lib.who == "the real one"
-    assert stand_ins.active == {}
+    assert stand_ins.active == set()
 
 
 def test_one_that_cannot_be_made_is_not_active(folder: Path, stand_ins: StandIns) -> None:
@@ -422,26 +420,24 @@ def test_one_that_cannot_be_made_is_not_active(folder: Path, stand_ins: StandIns
             raise RuntimeError("not now")
         return ModuleType("scatter_lib")
 
-    stand_ins.offer(StandIn("scatter_lib", "a test", make), FILES)
+    stand_ins.offer([StandIn("scatter_lib", "a test", make)], FILES)
     written(folder / "main_script.py", "import scatter_lib")
     with pytest.raises(RuntimeError, match="not now"):
         importlib.import_module("main_script")
-    assert stand_ins.active == {}
+    assert stand_ins.active == set()
     assert "scatter_lib" not in sys.modules
     importlib.import_module("main_script")
-    assert stand_ins.active.keys() == {"scatter_lib"}
+    assert stand_ins.active == {"scatter_lib"}
 
 
 def test_withdrawn_it_is_gone_but_for_what_was_made(folder: Path, stand_ins: StandIns) -> None:
-    stand_ins.offer(stand_in(), FILES)
-    stand_ins.offer(stand_in("wand_lib"), FILES)
+    stand_ins.offer([stand_in(), stand_in("wand_lib")], FILES)
     written(folder / "main_script.py", "import scatter_lib")
     importlib.import_module("main_script")
-    stand_ins.withdraw(stand_in())
-    stand_ins.withdraw(stand_in("wand_lib"))
-    stand_ins.withdraw(stand_in("never_offered"))
+    stand_ins.offer([], FILES)
+    stand_ins.offer([], ("never/offered.py",))
     assert stand_ins.offered == {}
-    assert stand_ins.active.keys() == {"scatter_lib"}, "upstream goes on using it"
+    assert stand_ins.active == {"scatter_lib"}, "upstream goes on using it"
     written(folder / "second_script.py", "import scatter_lib\nimport wand_lib")
     with pytest.raises(ModuleNotFoundError, match="wand_lib"):
         importlib.import_module("second_script")
@@ -450,15 +446,15 @@ def test_withdrawn_it_is_gone_but_for_what_was_made(folder: Path, stand_ins: Sta
 def test_two_upstreams_may_miss_the_same_module(folder: Path, tmp_path: Path, stand_ins: StandIns) -> None:
     written(tmp_path / "second/nets/two.py", "")
     mine, theirs = stand_in(reason="mine"), stand_in(reason="theirs")
-    stand_ins.offer(mine, FILES)
-    stand_ins.offer(theirs, ("nets/two.py",))
-    stand_ins.offer(mine, FILES)
+    stand_ins.offer([mine], FILES)
+    stand_ins.offer([theirs], ("nets/two.py",))
+    stand_ins.offer([mine], FILES)
     scopes: list[dict[str, Any]] = [{}, {}]
     for place, scope in zip((folder, tmp_path / "second"), scopes, strict=True):
         exec(compile("import scatter_lib", str(place / "run.py"), "exec"), scope)
         del sys.modules["scatter_lib"]
     assert [scope["scatter_lib"].who for scope in scopes] == ["mine", "theirs"]
-    stand_ins.withdraw(theirs)
+    stand_ins.offer([], ("nets/two.py",))
     exec(compile("import scatter_lib", str(folder / "run.py"), "exec"), scopes[0])
     assert scopes[0]["scatter_lib"].who == "mine"
 

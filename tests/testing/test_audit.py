@@ -411,7 +411,7 @@ def test_an_audit_changes_nothing() -> None:
     [
         ((3, torch.ones(1)), ConfigError, "expected a model or a function, found int"),
         ((lambda x: x, torch.ones(1)), ConfigError, "expected action=GroupAction"),
-        ((nn.Identity(), torch.ones(1)), AdapterError, "no adapter claims a model of class"),
+        ((nn.Identity(), torch.ones(1)), AdapterError, "no adapter supports the class"),
         ((nn.Identity(), torch.ones(1), O3), ConfigError, "action: expected a GroupAction, found Euclidean"),
         ((Steps(Mix()), (torch.ones(1), 2), VECTORS), ConfigError, "batch does not fit Steps.forward"),
     ],
