@@ -23,8 +23,7 @@ from ..plugins.registry import registry
 from ..settings.config import NONE
 from ..settings.sources import HOME
 from .record import RECORDER, Record, get_ace, warn
-from .runs import QUANTITIES
-from .trace import create_run_folder, hide_from_git
+from .trace import QUANTITIES, create_run_folder, hide_from_git
 
 if TYPE_CHECKING:
     from torch import nn
@@ -184,58 +183,51 @@ LOGGERS = Loggers()
 
 
 class Announcer:
-    """The observer that prints a line when a model is attached, the budget of the run, and a summary at the end.
-
-    It is silent in ``ace-patch run`` and in patched scripts, where `ProcessRun` prints these lines and more."""
+    """The observer that prints a line when a model is attached, the budget of the run, and a summary at the end."""
 
     def __init__(self) -> None:
         self.silent = False
-        self._announced: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.summarises = True  # False in `ace-patch run` and patched scripts, where `ProcessRun` prints the summary
+        self.commit = ""  # phrase on the commit of the upstream repository
+        self._announced: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose budget was printed
 
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
-        if self._may_print(model):
-            say(describe_attachment(model))
+        if not self._may_print(model):
+            return
+        from ..patch.shims import REPAIRS
+        from .status import status
+
+        now = status(model)
+        plugin = registry().plugins.get(now.adapter)
+        shims = ", ".join(shim.name for shim in REPAIRS.active(plugin)) if plugin is not None else ""
+        say(
+            f"{now.adapter}{self.commit}: attached to {type(model).__name__}, {len(now.sites)} sites, "
+            f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, {get_ace(model).config.summary}"
+            + (f"; shims: {shims}" if shims else "")
+        )
 
     @hookimpl
     def ace_stepped(self, model: nn.Module, step: int) -> None:
+        ace = get_ace(model)
+        if model in self._announced or not ace.config.paced or not ace.budget.is_settled(step):
+            return
+        self._announced.add(model)
         if self._may_print(model):
-            self.announce_budget(model, step)
+            say(f"budget: {ace.budget}")
 
     @hookimpl(tryfirst=True)  # before the recorder closes the record
     def ace_finished(self, model: nn.Module) -> None:
         record = RECORDER.records.get(model)
-        if record is not None and not record.finished and record.steps and self._may_print(model):
+        if self.summarises and record and not record.finished and record.steps and self._may_print(model):
             from .terminal import print_summary
 
             print_summary(record)
-
-    def announce_budget(self, model: nn.Module, step: int) -> None:
-        """Print the budget, which is the expected number of steps, once it is final."""
-        ace = get_ace(model)
-        if ace.config.paced and model not in self._announced and ace.budget.is_settled(step):
-            self._announced.add(model)
-            say(f"budget: {ace.budget}")
 
     def _may_print(self, model: nn.Module) -> bool:
         from ..engine.distributed import rank
 
         return get_ace(model).config.tell and not self.silent and not quiet() and rank() == 0
-
-
-def describe_attachment(model: nn.Module, commit: str = "") -> str:
-    """Describe an attached model in one line. ``commit`` is a phrase on the commit of the upstream repository."""
-    from ..patch.shims import REPAIRS
-    from .status import status
-
-    now = status(model)
-    plugin = registry().plugins.get(now.adapter)
-    shims = ", ".join(shim.name for shim in REPAIRS.active(plugin)) if plugin is not None else ""
-    return (
-        f"{now.adapter}{commit}: attached to {type(model).__name__}, {len(now.sites)} sites, "
-        f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, {get_ace(model).config.summary}"
-        + (f"; shims: {shims}" if shims else "")
-    )
 
 
 ANNOUNCER = Announcer()

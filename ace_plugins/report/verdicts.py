@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..settings.config import Config
-from .runs import QUANTITIES, SavedRun, pick_evenly
-from .trace import finite_or_none
+from .trace import QUANTITIES, SavedRun, finite_or_none, to_number, to_numbers
+
+TEST = ("log_e", "benefit", "limit", "kept", "used")  # numbers per site that verdicts in mode auto are derived from
 
 SMALL = 0.01  # a branch that cannot lower the loss by more than this share is not needed: the symmetry fits the data
 NEAR = 0.05  # a smaller |gamma| counts as 0: the branch then adds little to the equivariant layer
@@ -99,19 +100,20 @@ class RunOutcome:
     def meanings(self) -> dict[str, str]:
         """Mapping from each verdict that a site has to its explanation."""
         words = [word for word in dict.fromkeys(site.verdict for site in self.sites) if word]
-        return {word: self._explain(word) for word in words}
+        return {
+            word: (self._explain_test(word) if self.mode == "auto" else "") or explain(word, self.mode)
+            for word in words
+        }
 
-    def _explain(self, word: str) -> str:
-        if self.mode != "auto":
-            return explain(word, self.mode)
+    def _explain_test(self, word: str) -> str:
+        """Explain a verdict of mode auto with the numbers of its sites."""
         sites = [site for site in self.sites if site.verdict == word]
         limit = max((site.limit for site in sites if math.isfinite(site.limit)), default=math.nan)
         if word == BREAKS:
-            together, largest = sum(site.benefit for site in sites), max(site.p for site in sites)
+            together, p = sum(site.benefit for site in sites), max(site.p for site in sites)
             size = f" together by {_percent(together)}" if math.isfinite(together) else ""
-            return (
-                f"on held-out samples the branches lower the loss{size} ({format_p(largest)}): they stay in the model"
-            )
+            chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+            return f"on held-out samples the branches lower the loss{size} ({chance}): they stay in the model"
         if word == FITS:
             return f"on held-out samples no branch lowers the loss by more than {_percent(limit)}: they are removed"
         if word == UNDECIDED and self.exploring:
@@ -119,7 +121,7 @@ class RunOutcome:
         if word == UNDECIDED:
             most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
             return f"too few samples or steps to tell{most}; the branches are removed"
-        return explain(word, self.mode)
+        return ""
 
     def find_sites(self, verdict: str) -> list[str]:
         """Return the names of the sites with this verdict."""
@@ -186,51 +188,38 @@ def _judge_test(evidence: Evidence, test: Mapping[str, Sequence[float]]) -> RunO
     return RunOutcome("auto", sites, advice, exploring=bool(undecided))
 
 
-def format_p(p: float) -> str:
-    """Format a p-value: ``p < 0.001`` or ``p = 0.02``."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
-
-
 def _percent(share: float) -> str:
     return f"{100 * share:.{0 if abs(share) >= 0.1 else 1}f} %"
 
 
 def judge_saved(run: SavedRun) -> RunOutcome:
     """Return the verdicts that a run wrote at its end, or derive verdicts from its trace."""
-    last = zip(run.sites, *(run.last(name) for name in QUANTITIES), strict=True)
-    sites = [SiteOutcome(*values) for values in last]
-    config, end = run.config, run.end or {}
-    held = [run.held.get(n, 0.0) for n in range(len(sites))]
-    found = RunOutcome(run.mode, sites)
-    if config.mode == "auto" and run.test is not None and sites:
-        history = [[[site.gamma], [site.lambda_], [site.u]] for site in sites]
-        landed = frozenset(n for n, site in enumerate(sites) if site.gamma == 0)
-        found = judge(Evidence(config, run.sites, history, run.length, landed, held, test=run.test))
-    written = end.get("verdicts")
-    if isinstance(written, list) and len(written) == len(sites):
-        judged = [replace(site, verdict=str(word)) for site, word in zip(found.sites, written, strict=True)]
-        return replace(found, sites=judged, advice=str(end.get("verdict") or ""))
-    if config.mode in ("auto", "off") or not run.steps or not sites:
+    if not run.lines or not run.sites:
+        return RunOutcome(run.mode, [SiteOutcome(name, math.nan, math.nan, math.nan) for name in run.sites])
+    every = -(-len(run.lines) // POINTS)
+    series = [[values[::-every][::-1] for values in run.per_site(name)[1]] for name in QUANTITIES]
+    test = {key: run.last(key) for key in TEST}
+    budget, last, end = run.config.budget, run.lines[-1], run.end
+    evidence = Evidence(
+        config=run.config,
+        sites=run.sites,
+        history=list(zip(*series, strict=True)),
+        steps=run.length,
+        landed={int(site) for site in to_numbers(last.get("landed")) if math.isfinite(site)},
+        held=run.last("held") or [0.0] * len(run.sites),
+        gradients=to_number(last.get("averaged")),
+        frames=bool(run.about.get("frames")),
+        budget=budget if isinstance(budget, int) else None,
+        ended=end is not None,
+        test=test if all(test.values()) else None,
+    )
+    found = judge(evidence)
+    written = end.get("verdicts") if end else None
+    if end is None or not isinstance(written, list) or len(written) != len(run.sites):
         return found
-    kept = pick_evenly(len(run.steps), POINTS)
-    history = [[[run.values[name][n][at] for at in kept] for name in QUANTITIES] for n in range(len(sites))]
-    landed = frozenset(n for n, (gamma, _, _) in enumerate(history) if _has_landed(config, run, n, gamma))
-    frames, budget = bool(run.about.get("frames", config.turns)), config.budget
-    evidence = Evidence(config, run.sites, history, run.length, landed, held, run.averaged, frames)
-    steps = budget if isinstance(budget, int) else None
-    found = judge(replace(evidence, budget=steps, ended=run.end is not None))
-    # In the paced loop, the verdict on a landed site needs |lambda| / s at its landing. Without it: LANDED.
-    unknown = landed - run.held.keys() if config.paced else ()
-    known = [site.verdict == DIVERGED or n not in unknown for n, site in enumerate(found.sites)]
-    judged = [s if ok else replace(s, verdict=LANDED) for s, ok in zip(found.sites, known, strict=True)]
-    return replace(found, sites=judged)
-
-
-def _has_landed(config: Config, run: SavedRun, number: int, gamma: Sequence[float]) -> bool:
-    """Return whether a site has landed. In the paced strict loop its gamma shows this, else the number of steps."""
-    if config.mode == "strict" and config.paced:
-        return gamma[-1] == 0 and (number in run.held or (len(gamma) > 1 and gamma[-2] == 0))
-    return config.has_landed(run.length)
+    # Verdicts that the run wrote go first: the trace has fewer points than the run had.
+    sites = [replace(site, verdict=str(word)) for site, word in zip(found.sites, written, strict=True)]
+    return replace(found, sites=sites, advice=str(end.get("verdict") or ""))
 
 
 def _judge_site(evidence: Evidence, number: int) -> str:

@@ -10,8 +10,10 @@ import atexit
 import dataclasses
 import json
 import os
+import random
 import sys
-from collections.abc import MutableMapping, Sequence
+import tempfile
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,15 +22,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from ..contract.upstreams import file_of
 from ..errors import AceError
 from ..output import say
-from ..patch.imports import STAND_INS, install
+from ..patch.imports import STAND_INS, install, whenever_imported
 from ..plugins.claims import is_file
 
 if TYPE_CHECKING:
     from .process import ProcessRun
 
 VARIABLE = "ACE_RUN"
-SHIFT = "ACE_SEED_SHIFT"
-"""Environment variable: a number to add to every seed the script sets. Comparisons of several seeds set it."""
+SHIFT = "ACE_SEED_SHIFT"  # environment variable: a number to add to every seed the script sets
+SEEDS = 2**32  # larger seeds are taken modulo this number, because numpy does not accept them
 
 
 @dataclass
@@ -36,27 +38,18 @@ class RunRequest:
     """Adapter, settings and checkout of a run. All processes of the run have the same request."""
 
     adapter: str
-    settings: dict[str, Any]
-    """Final value of every field of `Config`."""
-    origins: dict[str, str]
-    """Mapping from each setting that is not at its default to its source, such as a file or an option."""
-    models: list[str]
-    """Model classes of upstream, as "module:Class"."""
-    packages: list[str]
-    """Packages of upstream that need a shim before they can be imported."""
-    cloned: bool
-    """True if upstream is a checkout, where classes are matched by file; False for an installed package."""
-    root: str | None
-    """The checkout that contains the script, if any."""
+    settings: dict[str, Any]  # final value of every field of `Config`
+    origins: dict[str, str]  # source, such as a file or an option, of each setting that is not at its default
+    models: list[str]  # model classes of upstream, as "module:Class"
+    packages: list[str]  # packages of upstream that need a shim before they can be imported
+    cloned: bool  # True if upstream is a checkout, where classes are matched by file; False for an installed package
+    root: str | None  # the checkout that contains the script, if any
     as_json: bool
-    by_command: bool
-    """True if the run was started by ``ace-patch run``, not by a patched script."""
-    process: int
-    """Process id of the first process of the run."""
-    marker: str
-    """Path of a file that shows that a process other than the first one has trained a model."""
-    attended: bool
-    """True if the first process runs Python, so that it can remove the marker file. False for programs such as sh."""
+    by_command: bool  # True if the run was started by ``ace-patch run``, not by a patched script
+    process: int  # process id of the first process of the run
+    # Path of a file that other processes create when they train. Only a first process that runs Python sets a path,
+    # because it has to delete the file; other programs, such as sh, would leave it behind.
+    marker: str = ""
 
     @classmethod
     def from_environment(cls) -> RunRequest | None:
@@ -79,14 +72,19 @@ class RunRequest:
         """True in the first process of the run."""
         return os.getpid() == self.process
 
+    def choose_marker(self) -> None:
+        """Choose the path of the marker file, in the first process, and pass it on to the processes it starts."""
+        self.marker = os.path.join(tempfile.gettempdir(), f"ace-{os.getpid()}-{os.urandom(8).hex()}")
+        self.write_to(os.environ)
+
     def mark_training(self) -> None:
-        """Create the marker file, from which the first process learns that this process trains a model."""
-        if self.attended and not self.is_first:
+        """Create the marker file, if this is not the first process of the run."""
+        if self.marker and not self.is_first:
             with suppress(OSError):
                 open(self.marker, "x").close()
 
     def take_marker(self) -> bool:
-        """Remove the marker file. Returns True in the first process if another process has trained a model."""
+        """Delete the marker file. Returns True in the first process if another process has trained a model."""
         with suppress(OSError):
             if self.is_first:
                 os.unlink(self.marker)
@@ -113,15 +111,49 @@ def had_traceback() -> bool:
 def inherit() -> None:
     """Join the run that is described in the environment, if any."""
     if SHIFT in os.environ:
-        from .seeds import shift_seeds
-
-        shift_seeds()
+        shift = SeedShift(int(os.environ[SHIFT]))
+        shift.patch(random, "seed")
+        whenever_imported(lambda numpy: shift.patch(numpy.random, "seed"), name="numpy")
+        whenever_imported(shift.patch_torch, name="torch")
     request = RunRequest.from_environment()
     if request is not None:
         if request.is_first:
-            request.attended = True
-            request.write_to(os.environ)
+            request.choose_marker()
         Activation(request)
+
+
+class SeedShift:
+    """Adds a number to every seed that a script sets, for comparisons of scripts that have no option for the seed.
+
+    A script that sets no seed is seeded with the number, so that it is reproducible too."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+        self.inside = False  # True during a call to a seed function: functions that it calls must not shift again
+
+    def patch(self, module: Any, *names: str) -> None:
+        """Seed a module with the shift, and replace its seed functions by ones that add the shift."""
+        for name in names:
+            seed = getattr(module, name)
+            seed(self.by % SEEDS)
+            setattr(module, name, self._wrap(seed))
+
+    def patch_torch(self, torch: ModuleType) -> None:
+        self.patch(torch, "manual_seed")
+        torch.random.manual_seed = torch.manual_seed
+        self.patch(torch.cuda, "manual_seed", "manual_seed_all")
+
+    def _wrap(self, seed: Callable[..., Any]) -> Callable[..., Any]:
+        def seed_shifted(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if self.inside or not hasattr(value, "__index__"):
+                return seed(value, *args, **kwargs)
+            self.inside = True
+            try:
+                return seed((int(value) + self.by) % SEEDS, *args, **kwargs)
+            finally:
+                self.inside = False
+
+        return seed_shifted
 
 
 class Activation:
@@ -130,14 +162,12 @@ class Activation:
     It stays in ``sys.meta_path`` afterwards: if it were removed, the import in progress would skip the next finder.
     """
 
-    current: ClassVar[Activation | None] = None
-    """The activation of this process."""
+    current: ClassVar[Activation | None] = None  # the activation of this process
 
     def __init__(self, request: RunRequest, name: str = "") -> None:
         Activation.current = self
         self.request = request
-        self.name = name
-        """``__name__`` of the patched script; empty for ``ace-patch run``."""
+        self.name = name  # ``__name__`` of the patched script; empty for ``ace-patch run``
         modules = {path.partition(":")[0] for path in request.models}
         # Files of a checkout may be imported under any package name, so only the last part of names is compared.
         last_parts = {module.rpartition(".")[2] for module in modules}

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,7 +83,7 @@ def activate() -> None:
         request = make_request(registry().adapter(file.adapter), file, root=file.path.parent)
     except AceError as error:
         exit_with(error, name)
-    request.write_to(os.environ)  # for multiprocessing children of the script
+    request.choose_marker()
     Activation(request, name)
 
 
@@ -122,8 +121,6 @@ def make_request(
         as_json=as_json,
         by_command=by_command,
         process=os.getpid(),
-        marker=os.path.join(tempfile.gettempdir(), f"ace-{os.getpid()}-{os.urandom(8).hex()}"),
-        attended=not by_command,
     )
 
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from traces import write_run
 
 from ace_plugins.report import terminal
-from ace_plugins.report.charts import sparkline
-from ace_plugins.report.runs import read_run
+from ace_plugins.report.tables import sparkline
 from ace_plugins.report.terminal import draw_run, watch_run
+from ace_plugins.report.trace import read_run
 
 
 def grow(folder: Path, **line: Any) -> None:
