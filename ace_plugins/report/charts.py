@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from statistics import median
 
 from markupsafe import Markup, escape
 
@@ -24,7 +23,7 @@ AWAY = 16.0  # distance between the end of a line and its label
 LINES_AT_MOST = COLOURS = 8  # more lines cannot be distinguished; page.css defines 8 colours
 PARTS = 150  # number of parts of a long line; of each part only the lowest and highest point are drawn
 FEW = 60  # a line with at most this many points has a dot per point
-NOISY = 240  # a noisy line with more points than this is smoothed
+NOISY, SMOOTH = 240, 60  # a noisy line with more points than the first number is drawn as the second number of means
 COLUMNS, LEVELS = 120, 8  # of a heat map; CSS classes: p1 to p8 above 0, n1 to n8 below 0, z at 0, x not finite
 
 
@@ -109,25 +108,14 @@ def thin(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
     return thinned
 
 
-def smooth(points: Sequence[Point], parts: int) -> list[Point]:
-    """Smooth a noisy line: divide it into ``parts`` parts and replace each part by its median."""
-    finite = [point for point in points if math.isfinite(point[1])]
-    chunks = [finite[part.start : part.stop] for part in _split(len(finite), parts)]
-    medians = [(chunk[len(chunk) // 2][0], median(value for _, value in chunk)) for chunk in chunks]
-    return [finite[0], *medians, (finite[-1][0], medians[-1][1])]
-
-
 def _split(length: int, parts: int) -> list[range]:
     ends = [round(number * length / parts) for number in range(parts + 1)]
     return [range(a, b) for a, b in pairwise(ends) if b > a]
 
 
 def shorten_name(name: str, most: int = 18) -> str:
-    """Cut out the middle of a long name. Both ends are kept, because names of layers differ there."""
-    if len(name) <= most:
-        return name
-    head = (most - 1) // 3
-    return f"{name[:head]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - (most - 1 - head) :]}"
+    """Cut off the start of a long name."""
+    return name if len(name) <= most else f"\N{HORIZONTAL ELLIPSIS}{name[1 - most :]}"
 
 
 def draw_lines(
@@ -215,7 +203,9 @@ def _draw_line(series: Series, x: Scale, y: Scale, colour: str) -> str:
     points, pieces = series.points, thin(series.points)
     if series.noisy and len(points) > NOISY:
         drawn = f'<path class="noise {colour}" d="{path(pieces)}"/>'
-        pieces = [smooth(points, NOISY // 4)]
+        means = average_spans([int(step) for step, _ in points], [value for _, value in points], SMOOTH)
+        size = (points[-1][0] - x.low) / SMOOTH
+        pieces = thin([(x.low + (number + 0.5) * size, mean) for number, mean in enumerate(means)])
     drawn += f'<path class="line {colour}" d="{path(pieces)}"><title>{escape(series.name)}</title></path>'
     dots = [point for piece in pieces for point in piece] if len(points) <= FEW else []
     return drawn + "".join(f'<circle class="{colour}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="2"/>' for a, b in dots)

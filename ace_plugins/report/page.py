@@ -138,7 +138,10 @@ def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
     if sizes:
         size, site = max(sizes)
         facts.append(("largest |gamma|", format_number(size, 3), site if size else "every layer"))
-    for name, points, more in (("training loss", run.curve("loss"), ""), ("equivariance error", run.errors, run.group)):
+    for name, points, more in (
+        ("training loss", run.curve("loss"), ""),
+        ("equivariance error", run.curve("error"), run.group),
+    ):
         if points:
             first = f"{format_number(points[0][1], 3)} at step {points[0][0]:,}"
             facts.append((name, format_number(points[-1][1], 3), ", ".join(filter(None, (first, more)))))
@@ -170,7 +173,7 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
         charts.insert(1, _draw_values("evidence", remark, [*run.sites, "boundary"], steps, values, events))
     for name, remark, curve in (
         ("training loss", "as the script computed it", run.curve("loss")),
-        ("equivariance error", f"relative{f', under {run.group}' if run.group else ''}", run.errors),
+        ("equivariance error", f"relative{f', under {run.group}' if run.group else ''}", run.curve("error")),
     ):
         if is_drawable(curve):
             charts.append(Chart(name, remark, draw_lines(name, [Series(name, curve, noisy=True)], events=events)))
@@ -227,14 +230,16 @@ def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
 
 def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
     """Compare runs: settings that differ, outcomes, and curves in one chart."""
-    names = _name_runs(runs)
+    names = [run.title for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{number}: {name}" for number, name in enumerate(names, 1)]
     keys = dict.fromkeys(key for run in runs for key in run.changed)
     settings = {key: [str(getattr(run.config, key)) for run in runs] for key in keys}
     outcomes = [judge_saved(run) for run in runs]
     curves = {
         "training loss": ("as each script computed it", [run.curve("loss") for run in runs]),
         "largest |gamma|": ("of all layers", [_find_largest(run, "gamma") for run in runs]),
-        "equivariance error": ("relative", [run.errors for run in runs]),
+        "equivariance error": ("relative", [run.curve("error") for run in runs]),
     }
     last = {
         "largest u": [_find_largest(run, "u") for run in runs],
@@ -263,15 +268,6 @@ def _find_largest(run: SavedRun, quantity: str) -> Curve:
     steps, values = run.per_site(quantity)
     lines = zip(steps, zip(*values, strict=True), strict=False)
     return [(step, max((abs(v) for v in row if math.isfinite(v)), default=math.nan)) for step, row in lines]
-
-
-def _name_runs(runs: Sequence[SavedRun]) -> list[str]:
-    """Return a different name for each run: its label, mode, title or folder, the first of these that is unique."""
-    for attribute in ("label", "mode", "title", "name"):
-        names = [str(getattr(run, attribute)) for run in runs]
-        if all(names) and len(set(names)) == len(runs):
-            return names
-    return [f"{number}: {run.title}" for number, run in enumerate(runs, 1)]
 
 
 def describe_run(run: SavedRun) -> dict[str, Any]:

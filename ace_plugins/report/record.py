@@ -1,6 +1,6 @@
 """Records the run of each attached model in this process and writes its trace.
 
-The recorder is an observer and is loaded through the entry point group, so this module must not import torch.
+The recorder is loaded through the entry point group before torch, so this module must not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..plugins.registry import registry
 from ..settings.config import NONE
-from .trace import ABOUT, QUANTITIES, append_line, create_run_folder, default_runs, finite_or_none, shorten_path
+from .trace import ABOUT, QUANTITIES, append_line, create_run_folder, default_runs, shorten_path, to_json
 from .verdicts import Evidence, RunOutcome, judge
 
 if TYPE_CHECKING:
@@ -139,9 +139,8 @@ class Record:
         """Write a line of the trace: the current values and ``more``."""
         if self.folder is None:
             return
-        values = {**dict(zip(QUANTITIES, self.snapshot().tolist(), strict=True)), "held": self._read_held()}
         if self.config.mode == "auto":
-            more["test"] = {key: list(map(finite_or_none, row)) for key, row in self.duals.evidence.summarise().items()}
+            more["test"] = self.duals.evidence.summarise()
         if self.duals.count + self.offset < self.position and self.loaded is None:
             self.loaded = self.duals.count  # a checkpoint, usually the best, was loaded after the last step
         if self.loaded is not None:
@@ -150,7 +149,8 @@ class Record:
         line = {
             "step": self.steps,
             "seconds": round(time.time() - self.started, 3),
-            **{name: list(map(finite_or_none, row)) for name, row in values.items()},
+            **dict(zip(QUANTITIES, self.snapshot().tolist(), strict=True)),
+            "held": self.duals.normalise_lambda().tolist(),
             "landed": sorted(self.duals.landed_sites),
             "averaged": self._count_averaged(),
         }
@@ -158,10 +158,6 @@ class Record:
             append_line(self.folder, {**line, **more})
         except OSError as error:
             self._lose_trace(error)
-
-    def _read_held(self) -> list[float]:
-        held: list[float] = self.duals.normalise_lambda().tolist()
-        return held
 
     def _count_averaged(self) -> float:
         """Return the number of steps over which the gradients of the loss are averaged."""
@@ -186,7 +182,7 @@ class Record:
             history=self.history.per_site(now=self.snapshot()),
             steps=self.steps,
             landed=self.duals.landed_sites,
-            held=self._read_held(),
+            held=self.duals.normalise_lambda().tolist(),
             gradients=self._count_averaged(),
             frames=self.frames,
             budget=self.budget.expected_steps,
@@ -266,7 +262,6 @@ class Recorder:
 
 
 def warn(text: str) -> None:
-    """Issue an AceWarning."""
     warnings.warn(text, AceWarning, stacklevel=3)
 
 
@@ -277,16 +272,12 @@ def get_ace(model: Any) -> Ace:
 
 
 def _read_observed(ace: Ace) -> dict[str, Any]:
-    """Return the loss, the gradients and the learning rates of the last step, as numbers for the trace."""
+    """Return the loss, the gradients and the learning rates of the last step, those that were seen."""
     seen = ace.session.observed
-    values: dict[str, Any] = {}
-    if seen.loss is not None:
-        values["loss"] = finite_or_none(float(seen.loss))
-    if seen.gradient is not None:
-        values["gradient"] = list(map(finite_or_none, seen.gradient.tolist()))
-    if seen.rates:
-        values["lr"] = [finite_or_none(float(rate)) for rate in seen.rates]
-    return values
+    loss = None if seen.loss is None else float(seen.loss)
+    gradient = None if seen.gradient is None else seen.gradient.tolist()
+    values = {"loss": loss, "gradient": gradient, "lr": [float(rate) for rate in seen.rates or ()] or None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _measure_error(model: nn.Module, record: Record, batch: Call | Exception) -> dict[str, Any]:
@@ -298,13 +289,12 @@ def _measure_error(model: nn.Module, record: Record, batch: Call | Exception) ->
     try:
         if isinstance(batch, Exception):
             raise batch
-        found = equivariance_error(model, batch, branches_on=True)
+        values = equivariance_error(model, batch, branches_on=True).to_dict()
     except Exception as error:
         record.measurable = False
         warn(f"the equivariance error of {record.model} cannot be measured: {error}; training continues")
         return {}
-    values = {name: finite_or_none(v) if isinstance(v, float) else v for name, v in found.to_dict().items()}
-    record.errors[1:] = [{"step": record.steps, **values}]
+    record.errors[1:] = [to_json({"step": record.steps, **values})]
     return {"error": values}
 
 

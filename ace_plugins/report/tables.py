@@ -33,11 +33,6 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def format_count(count: int, word: str) -> str:
-    """Format a count with its word, in the plural if needed: ``1 step`` or ``1,200 steps``."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
 def find_axis_start(first: float, last: float) -> float:
     """Return the step at which the axis starts: 0, or the first step of a run that resumed from a checkpoint."""
     return 0.0 if first <= 0.05 * last else first

@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from .record import Record
-from .tables import TableData, build_site_table, format_count, format_duration, format_number, sparkline
-from .trace import SavedRun, read_run, shorten_path, to_number
+from .tables import TableData, build_site_table, format_duration, format_number, sparkline
+from .trace import LINES, SavedRun, read_run, shorten_path, to_number
 from .verdicts import RunOutcome, judge_saved
 
 WIDTH = 500  # characters per line without a terminal, so that no name is broken and all can be searched for
@@ -52,7 +52,7 @@ def render_table(data: TableData) -> Table:
 def print_summary(record: Record) -> None:
     """Print the outcome of a run of this process to stderr."""
     outcome = record.judge()
-    steps = f"landed at step {record.steps:,}" if record.duals.landed else format_count(record.steps, "step")
+    steps = f"landed at step {record.steps:,}" if record.duals.landed else f"{record.steps:,} steps"
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
     parts = [f"ACE {outcome.mode}, {steps}{escape(where)}", *_describe_outcome(outcome)]
     if errors := record.errors:
@@ -68,17 +68,16 @@ def print_report(run: SavedRun) -> None:
 
 def watch_run(folder: Path, *, seconds: float = SECONDS) -> None:
     """Show a run in the terminal while it trains, until Ctrl-C."""
-    run = read_run(folder)
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False) as live:
         while True:
+            run = read_run(folder)
             parts = draw_run(run, most=max(3, console.height - 14))
-            silence = time.time() - run.reader.changed
-            if run.lines and run.end is None and silence > QUIET:
+            silence = time.time() - (folder / LINES).stat().st_mtime if run.lines else 0.0
+            if run.end is None and silence > QUIET:
                 parts.append(f"[yellow]no new line for {format_duration(silence)}[/]")
             live.update(Group(*parts), refresh=True)
             time.sleep(seconds)
-            run.read_new()
 
 
 def draw_run(run: SavedRun, *, most: int | None = None) -> list[str | Table]:
@@ -93,7 +92,7 @@ def draw_run(run: SavedRun, *, most: int | None = None) -> list[str | Table]:
     parts: list[str | Table] = [f"[bold]{escape(run.title)}[/]: {', '.join(progress)}", escape(str(run.folder))]
     parts += [f"[yellow]note[/]: {escape(note)}" for note in (run.missing if most is None else ())]
     parts += _describe_outcome(outcome, run, most)
-    for name, points, group in (("loss", run.curve("loss"), ""), ("equivariance error", run.errors, run.group)):
+    for name, points, group in (("loss", run.curve("loss"), ""), ("equivariance error", run.curve("error"), run.group)):
         if points:
             steps, values = zip(*points, strict=True)
             under = f" (relative, under {escape(group)})" if group else ""

@@ -11,7 +11,8 @@ import math
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from ..settings.sources import HOME, RUNS
 
 ABOUT, LINES = "run.json", "trace.jsonl"
 QUANTITIES = ("gamma", "lambda", "u")  # every line of a trace has each of these, with one value per site
-NAMED = 4  # largest number of sites that a note names; it only counts the others
 Curve = list[tuple[int, float]]
 
 
@@ -51,12 +51,16 @@ def hide_from_git(folder: Path) -> None:
 def append_line(folder: Path, line: Mapping[str, Any]) -> None:
     """Append a line to the trace. The file is closed after each line, so that forked processes do not share it."""
     with (folder / LINES).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+        file.write(json.dumps(to_json(line)) + "\n")
 
 
-def finite_or_none(value: float) -> float | None:
-    """Return the number, or None for NaN and infinities, which JSON cannot hold."""
-    return value if math.isfinite(value) else None
+def to_json(value: Any) -> Any:
+    """Return the value with None in place of NaN and infinities, which JSON cannot hold."""
+    if isinstance(value, Mapping):
+        return {key: to_json(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def shorten_path(path: str | os.PathLike[str]) -> str:
@@ -65,47 +69,6 @@ def shorten_path(path: str | os.PathLike[str]) -> str:
         return os.path.relpath(path)
     except (OSError, ValueError):  # the current folder was deleted, or is on another drive
         return os.fspath(path)
-
-
-class TraceReader:
-    """Reads the lines of a trace, also while they are being written."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / LINES
-        self.skipped = 0  # number of lines that cannot be used
-        self.changed = 0.0  # time at which the file was last changed, in seconds since the epoch
-        self._position = 0
-        self._rest = b""
-
-    @property
-    def truncated(self) -> bool:
-        """True if the last line does not end with a newline."""
-        return bool(self._rest.strip())
-
-    def read_new(self) -> list[dict[str, Any]]:
-        """Return the complete lines that were added since the last call."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._position)
-                added = file.read()
-                self.changed = os.fstat(file.fileno()).st_mtime
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise AceError(f"{self.path} cannot be read, {error.strerror or error}; fix that and try again") from None
-        self._position += len(added)
-        *complete, self._rest = (self._rest + added).split(b"\n")
-        lines = []
-        for text in filter(bytes.strip, complete):
-            try:
-                line = json.loads(text)
-            except ValueError:  # includes text that is not UTF-8
-                line = None
-            if isinstance(line, dict):
-                lines.append(line)
-            else:
-                self.skipped += 1
-        return lines
 
 
 def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -132,10 +95,25 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.
     """
-    reader = TraceReader(Path(folder))
-    if not reader.path.is_file():
+    if not (Path(folder) / LINES).is_file():
         raise AceError(f"no trace in {folder}: expected {LINES}; runs are under {RUNS}")
-    return reader.read_new()
+    return _read_lines(Path(folder))[0]
+
+
+def _read_lines(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the lines of a trace, and the number of lines that cannot be read, such as one cut off by a kill."""
+    try:
+        texts = [text for text in (folder / LINES).read_bytes().split(b"\n") if text.strip()]
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise AceError(f"{folder / LINES} cannot be read, {error.strerror or error}; fix that and try again") from None
+    lines = []
+    for text in texts:
+        with suppress(ValueError):  # includes text that is not UTF-8
+            lines.append(json.loads(text))
+    lines = [line for line in lines if isinstance(line, dict)]
+    return lines, len(texts) - len(lines)
 
 
 @dataclass
@@ -147,12 +125,8 @@ class SavedRun:
     config: Config
     sites: list[str]
     label: str  # name of the run within a comparison, otherwise empty
-    reader: TraceReader
-    lines: list[dict[str, Any]] = field(default_factory=list)  # lines with a step and with gamma, lambda, u per site
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
+    lines: list[dict[str, Any]]  # lines of the trace that have the step, and gamma, lambda and u of every site
+    skipped: int  # number of other lines
 
     @property
     def mode(self) -> str:
@@ -164,7 +138,6 @@ class SavedRun:
 
     @property
     def title(self) -> str:
-        """Label of the run, or its adapter and mode."""
         return self.label or ", ".join(filter(None, (self.adapter, self.mode)))
 
     @property
@@ -188,18 +161,9 @@ class SavedRun:
         return [(line["step"], str(line["event"])) for line in self.lines if line.get("event")]
 
     @property
-    def errors(self) -> Curve:
-        """Relative equivariance error of the model with branches, each with its step."""
-        return [(line["step"], to_number(line["error"].get("relative"))) for line in self._measured]
-
-    @property
     def group(self) -> str:
         """Symmetry group under which the equivariance error is measured, for example "SO(3)"."""
-        return next((str(line["error"]["group"]) for line in self._measured if line["error"].get("group")), "")
-
-    @property
-    def _measured(self) -> list[dict[str, Any]]:
-        return [line for line in self.lines if isinstance(line.get("error"), dict)]
+        return next((str(line["group"]) for line in self.lines if line.get("group")), "")
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -207,8 +171,21 @@ class SavedRun:
         values = {name: getattr(self.config, name) for name in SETTINGS}
         return {name: value for name, value in values.items() if value != SETTINGS[name].default}
 
+    @property
+    def missing(self) -> list[str]:
+        """Notes on what could not be read."""
+        notes = [f"{self.skipped} lines of {LINES} cannot be read and are left out"] if self.skipped else []
+        if not self.lines:
+            notes.append(f"{LINES} has no lines")
+        elif self.end is None:
+            notes.append(f"the trace has no end: the run was killed after step {self.length:,} or is still training")
+        values = {"loss": [value for _, value in self.curve("loss")]}
+        values |= {name: [value for site in self.per_site(name)[1] for value in site] for name in QUANTITIES}
+        gaps = [name for name, found in values.items() if any(map(math.isnan, found))]
+        return [*notes, f"not finite in some lines: {', '.join(gaps)}"] if gaps else notes
+
     def curve(self, key: str) -> Curve:
-        """Return the steps and values of a quantity that has one value per line, such as "loss"."""
+        """Return the steps and values of a quantity with one value per line: "loss" or the equivariance "error"."""
         return [(line["step"], to_number(line[key])) for line in self.lines if key in line]
 
     def per_site(self, key: str) -> tuple[list[int], list[list[float]]]:
@@ -221,38 +198,6 @@ class SavedRun:
         """Return the numbers under this key in the last line, one per site; an empty list if they are missing."""
         found = to_numbers(self.lines[-1].get(key)) if self.lines else []
         return found if len(found) == len(self.sites) else []
-
-    def read_new(self) -> None:
-        """Read the lines that were added to the trace since the last call."""
-        for line in self.reader.read_new():
-            step = to_number(line.get("step"))
-            if math.isnan(step) or any(len(to_numbers(line.get(name))) != len(self.sites) for name in QUANTITIES):
-                self.reader.skipped += 1
-                continue
-            test = line.get("test")
-            self.lines.append({**line, **(test if isinstance(test, dict) else {}), "step": int(step)})
-
-    @property
-    def missing(self) -> list[str]:
-        """Notes on what could not be read."""
-        notes = []
-        if skipped := self.reader.skipped:
-            notes.append(f"{skipped} line{'s' * (skipped > 1)} of {LINES} cannot be read and are left out")
-        if self.reader.truncated:
-            notes.append(f"the last line of {LINES} is cut off and left out")
-        if not self.lines:
-            notes.append(f"{LINES} has no lines" if self.reader.path.exists() else f"{LINES} is missing")
-        elif self.end is None:
-            notes.append(f"the trace has no end: the run was killed after step {self.length:,} or is still training")
-        for key in QUANTITIES:
-            pairs = zip(self.sites, self.per_site(key)[1], strict=True)
-            gaps = [site for site, values in pairs if any(map(math.isnan, values))]
-            if gaps:
-                more = f" and {len(gaps) - NAMED} more" if len(gaps) > NAMED else ""
-                notes.append(f"{key} is not finite in some lines: {', '.join(gaps[:NAMED])}{more}")
-        if any(math.isnan(value) for _, value in self.curve("loss")):
-            notes.append("the loss is not finite in some lines")
-        return notes
 
 
 def to_number(value: Any) -> float:
@@ -268,7 +213,7 @@ def to_numbers(values: Any) -> list[float]:
 
 
 def read_run(folder: Path, label: str = "") -> SavedRun:
-    """Read the lines of a run that were written so far. `SavedRun.read_new` reads further lines."""
+    """Read the files of a run that has ended or is still training."""
     path = folder / ABOUT
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
@@ -276,8 +221,16 @@ def read_run(folder: Path, label: str = "") -> SavedRun:
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
         expected = "expected the sites and settings of a run, as this version of ace-plugins writes them"
         raise AceError(f"{path} cannot be read ({one_line(error)}): {expected}") from None
-    run = SavedRun(folder, about, config, sites, label, TraceReader(folder))
-    run.read_new()
+    run = SavedRun(folder, about, config, sites, label, *_read_lines(folder))
+    lines, run.lines = run.lines, []
+    for line in lines:
+        step, error, test = to_number(line.get("step")), line.pop("error", None), line.pop("test", None)
+        if math.isnan(step) or any(len(to_numbers(line.get(name))) != len(sites) for name in QUANTITIES):
+            run.skipped += 1
+            continue
+        line |= test if isinstance(test, dict) else {}
+        line |= {"error": error.get("relative"), "group": error.get("group")} if isinstance(error, dict) else {}
+        run.lines.append({**line, "step": int(step)})
     return run
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..settings.config import Config
-from .trace import QUANTITIES, SavedRun, finite_or_none, to_number, to_numbers
+from .trace import QUANTITIES, SavedRun, to_json, to_number, to_numbers
 
 TEST = ("log_e", "benefit", "limit", "kept", "used")  # numbers per site that verdicts in mode auto are derived from
 
@@ -81,10 +81,10 @@ class SiteOutcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-compatible data."""
-        values = {"gamma": self.gamma, "lambda": self.lambda_, "u": self.u}
-        if math.isfinite(self.p):
-            values |= {"benefit": self.benefit, "limit": self.limit, "p": self.p}
-        return {"name": self.name, **{k: finite_or_none(v) for k, v in values.items()}, "verdict": self.verdict}
+        values = {"name": self.name, "gamma": self.gamma, "lambda": self.lambda_, "u": self.u, "verdict": self.verdict}
+        test = {"benefit": self.benefit, "limit": self.limit, "p": self.p} if math.isfinite(self.p) else {}
+        found: dict[str, Any] = to_json({**values, **test})
+        return found
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,14 @@ class RunOutcome:
     def meanings(self) -> dict[str, str]:
         """Mapping from each verdict that a site has to its explanation."""
         words = [word for word in dict.fromkeys(site.verdict for site in self.sites) if word]
-        return {
-            word: (self._explain_test(word) if self.mode == "auto" else "") or explain(word, self.mode)
-            for word in words
-        }
+        return {word: self._explain(word) for word in words}
 
-    def _explain_test(self, word: str) -> str:
-        """Explain a verdict of mode auto with the numbers of its sites."""
+    def _explain(self, word: str) -> str:
+        """Explain a verdict; in mode auto with the numbers of its sites."""
         sites = [site for site in self.sites if site.verdict == word]
         limit = max((site.limit for site in sites if math.isfinite(site.limit)), default=math.nan)
+        if self.mode != "auto" or word not in (BREAKS, FITS, UNDECIDED):
+            return explain(word, self.mode)
         if word == BREAKS:
             together, p = sum(site.benefit for site in sites), max(site.p for site in sites)
             size = f" together by {_percent(together)}" if math.isfinite(together) else ""
@@ -116,12 +115,10 @@ class RunOutcome:
             return f"on held-out samples the branches lower the loss{size} ({chance}): they stay in the model"
         if word == FITS:
             return f"on held-out samples no branch lowers the loss by more than {_percent(limit)}: they are removed"
-        if word == UNDECIDED and self.exploring:
+        if self.exploring:
             return "the run has not decided yet: model.eval() leaves these branches out"
-        if word == UNDECIDED:
-            most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
-            return f"too few samples or steps to tell{most}; the branches are removed"
-        return ""
+        most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
+        return f"too few samples or steps to tell{most}; the branches are removed"
 
     def find_sites(self, verdict: str) -> list[str]:
         """Return the names of the sites with this verdict."""
@@ -147,45 +144,18 @@ class Evidence:
 
 def judge(evidence: Evidence) -> RunOutcome:
     """Derive the verdicts of a run."""
-    if evidence.test is not None:
-        return _judge_test(evidence, evidence.test)
-    verdicts = [_judge_site(evidence, number) for number in range(len(evidence.sites))]
-    sites = [
-        SiteOutcome(name, gamma[-1], lambda_[-1], u[-1], verdict)
-        for name, (gamma, lambda_, u), verdict in zip(evidence.sites, evidence.history, verdicts, strict=True)
-    ]
-    all_landed = len(evidence.landed) == len(sites)
-    nothing = not evidence.ended or not sites or all_landed or DIVERGED in verdicts
-    return RunOutcome(evidence.config.mode, sites, "" if nothing else _advise(evidence, sites))
-
-
-def _judge_test(evidence: Evidence, test: Mapping[str, Sequence[float]]) -> RunOutcome:
-    """Derive the verdicts of a run in mode auto from the outcome of its test."""
+    test, landed = evidence.test, evidence.landed
     sites = []
     for number, (name, series) in enumerate(zip(evidence.sites, evidence.history, strict=True)):
-        gamma, lambda_, u = (values[-1] for values in series)
-        log_e, benefit, limit = (test[key][number] for key in ("log_e", "benefit", "limit"))
-        if not math.isfinite(gamma) or (evidence.held and not math.isfinite(evidence.held[number])):
-            verdict = DIVERGED
-        elif not test["used"][number]:
-            verdict = UNUSED
-        elif test["kept"][number]:
-            verdict = BREAKS
-        else:
-            verdict = FITS if number in evidence.landed and limit < SMALL else UNDECIDED
-        sites.append(SiteOutcome(name, gamma, lambda_, u, verdict, benefit, limit, math.exp(min(0.0, -log_e))))
-    undecided = {n for n in range(len(sites)) if not test["kept"][n]} - set(evidence.landed)
-    advice = ""
-    if undecided and evidence.ended and evidence.budget is not None and evidence.steps < evidence.budget:
-        advice = (
-            f"the run ended after {evidence.steps:,} of {evidence.budget:,} expected steps, before ACE could decide; "
-            + (
-                f"set budget = {evidence.steps} if runs have this length"
-                if evidence.steps >= FEWEST_TO_DECIDE
-                else f"a decision needs at least {FEWEST_TO_DECIDE} steps: train longer"
-            )
-        )
-    return RunOutcome("auto", sites, advice, exploring=bool(undecided))
+        site = SiteOutcome(name, *(values[-1] for values in series), _judge_site(evidence, number))
+        if test is not None:
+            log_e, benefit, limit = (test[key][number] for key in ("log_e", "benefit", "limit"))
+            site = replace(site, benefit=benefit, limit=limit, p=math.exp(min(0.0, -log_e)))
+        sites.append(site)
+    exploring = test is not None and any(not kept and n not in landed for n, kept in enumerate(test["kept"]))
+    silent = not evidence.ended or not sites or len(landed) == len(sites) or any(s.verdict == DIVERGED for s in sites)
+    advice = "" if silent or (test is not None and not exploring) else _advise(evidence, sites)
+    return RunOutcome(evidence.config.mode, sites, advice, exploring)
 
 
 def _percent(share: float) -> str:
@@ -223,13 +193,21 @@ def judge_saved(run: SavedRun) -> RunOutcome:
 
 
 def _judge_site(evidence: Evidence, number: int) -> str:
-    config, held = evidence.config, evidence.held
+    config, held, test = evidence.config, evidence.held, evidence.test
     gamma, lambda_, u = evidence.history[number]
     landed = number in evidence.landed
-    scaled = [value / config.gamma_unit for value in gamma]
-    word = judge_course(config.mode, scaled, lambda_, _bound(config, u), landed=landed)
     if held and not math.isfinite(held[number]):
         return DIVERGED
+    if test is not None:
+        if not math.isfinite(gamma[-1]):
+            return DIVERGED
+        if not test["used"][number]:
+            return UNUSED
+        if test["kept"][number]:
+            return BREAKS
+        return FITS if landed and test["limit"][number] < SMALL else UNDECIDED
+    scaled = [value / config.gamma_unit for value in gamma]
+    word = judge_course(config.mode, scaled, lambda_, _bound(config, u), landed=landed)
     if not config.paced:
         return word
     if config.mode == "strict" and not landed and word in (FITS, BREAKS):
@@ -305,6 +283,13 @@ def _judge_swing(gamma: Sequence[float]) -> str:
 
 def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
     config, steps, budget = evidence.config, evidence.steps, evidence.budget
+    if evidence.test is not None:
+        if budget is None or steps >= budget:
+            return ""
+        ended = f"the run ended after {steps:,} of {budget:,} expected steps, before ACE could decide; "
+        if steps < FEWEST_TO_DECIDE:
+            return ended + f"a decision needs at least {FEWEST_TO_DECIDE} steps: train longer"
+        return ended + f"set budget = {steps} if runs have this length"
     largest = max(abs(site.gamma) for site in sites)
     still = f"|gamma| is still up to {largest:.2g}: "
     if config.paced and budget is not None and steps < (1 if config.lands else 0.9) * budget:

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -44,16 +45,16 @@ class RunRequest:
     packages: list[str]  # packages of upstream that need a shim before they can be imported
     cloned: bool  # True if upstream is a checkout, where classes are matched by file; False for an installed package
     root: str | None  # the checkout that contains the script, if any
-    as_json: bool
-    by_command: bool  # True if the run was started by ``ace-patch run``, not by a patched script
     process: int  # process id of the first process of the run
+    as_json: bool = False
+    by_command: bool = False  # True if the run was started by ``ace-patch run``, not by a patched script
     # Path of a file that other processes create when they train. Only a first process that runs Python sets a path,
     # because it has to delete the file; other programs, such as sh, would leave it behind.
     marker: str = ""
 
     @classmethod
     def from_environment(cls) -> RunRequest | None:
-        """Read the request this process was started with, if any."""
+        """Read the request that this process was started with, if any."""
         text = os.environ.get(VARIABLE)
         if not text:
             return None
@@ -69,11 +70,10 @@ class RunRequest:
 
     @property
     def is_first(self) -> bool:
-        """True in the first process of the run."""
         return os.getpid() == self.process
 
     def choose_marker(self) -> None:
-        """Choose the path of the marker file, in the first process, and pass it on to the processes it starts."""
+        """Choose the path of the marker file, and pass it on to the processes that this process starts."""
         self.marker = os.path.join(tempfile.gettempdir(), f"ace-{os.getpid()}-{os.urandom(8).hex()}")
         self.write_to(os.environ)
 
@@ -91,10 +91,9 @@ class RunRequest:
                 return True
         return False
 
-    def report_no_model(self, elsewhere: bool) -> None:
-        """Print, in the first process of ``ace-patch run``, that it attached no model.
-
-        ``elsewhere`` is True if another process of the run has trained one: then only JSON output is printed."""
+    def report_no_model(self) -> None:
+        """Print, in the first process of ``ace-patch run``, that this process attached no model."""
+        elsewhere = self.take_marker()
         if not self.is_first or not self.by_command:
             return
         if self.as_json:
@@ -136,31 +135,28 @@ class SeedShift:
         for name in names:
             seed = getattr(module, name)
             seed(self.by % SEEDS)
-            setattr(module, name, self._wrap(seed))
+            setattr(module, name, partial(self._call, seed))
 
     def patch_torch(self, torch: ModuleType) -> None:
         self.patch(torch, "manual_seed")
         torch.random.manual_seed = torch.manual_seed
         self.patch(torch.cuda, "manual_seed", "manual_seed_all")
 
-    def _wrap(self, seed: Callable[..., Any]) -> Callable[..., Any]:
-        def seed_shifted(value: Any = None, *args: Any, **kwargs: Any) -> Any:
-            if self.inside or not hasattr(value, "__index__"):
-                return seed(value, *args, **kwargs)
-            self.inside = True
-            try:
-                return seed((int(value) + self.by) % SEEDS, *args, **kwargs)
-            finally:
-                self.inside = False
-
-        return seed_shifted
+    def _call(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        value, *more = (*args, *kwargs.values(), None)
+        if self.inside or not hasattr(value, "__index__"):
+            return seed(*args, **kwargs)
+        self.inside = True
+        try:
+            return seed((int(value) + self.by) % SEEDS, *more[:-1])
+        finally:
+            self.inside = False
 
 
 class Activation:
     """Import finder that never finds a module, but starts ACE when upstream is about to be imported.
 
-    It stays in ``sys.meta_path`` afterwards: if it were removed, the import in progress would skip the next finder.
-    """
+    It stays in ``sys.meta_path``: if it were removed, the import in progress would skip the next finder."""
 
     current: ClassVar[Activation | None] = None  # the activation of this process
 
@@ -223,7 +219,7 @@ class Activation:
                 say(f"{name} was imported by another import hook before ACE's, so nothing was attached")
                 return
         if os.environ.get("RANK", "0") in ("", "0"):
-            self.request.report_no_model(self.request.take_marker())
+            self.request.report_no_model()
 
 
 def exit_with(error: AceError, name: str) -> NoReturn:

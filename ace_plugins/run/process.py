@@ -128,12 +128,13 @@ class ProcessRun:
         if self._summarised or (rank() if self.rank is None else self.rank) != 0:
             return
         self._summarised = True
-        elsewhere = self.request.take_marker()
         # A forked process also has copies of its parent's records, which the parent prints.
         records = [record for record in self.records if record.process == os.getpid()]
         if not records:
-            self.request.report_no_model(elsewhere)
-        elif self.request.as_json and self.request.is_first:
+            self.request.report_no_model()
+            return
+        elsewhere = self.request.take_marker()
+        if self.request.as_json and self.request.is_first:
             runs = [record.to_dict() for record in records]
             summary = {"adapter": self.plugin.name, "models_attached": len(runs), "spawned": elsewhere, "runs": runs}
             print(json.dumps(summary))
@@ -142,15 +143,11 @@ class ProcessRun:
 
     def _print_tables(self, records: list[Record], elsewhere: bool) -> None:
         trained = [record for record in records if record.steps]
-        if trained and self.training_process != os.getpid():
-            return  # a checkpoint was loaded and not trained further
-        for record in trained:
-            if not record.begun:
-                continue  # a second model that only loaded a checkpoint
-            if not had_traceback():
-                if sys.stderr is not None:
-                    print_summary(record)
-            elif record.folder is not None:
+        # A model that loaded a checkpoint has steps, but it has not begun to train in this process.
+        for record in trained if self.training_process == os.getpid() else ():
+            if record.begun and not had_traceback() and sys.stderr is not None:
+                print_summary(record)
+            elif record.begun and record.folder is not None:
                 say(f"trace in {shorten_path(record.folder)}")
         if not (trained or elsewhere or had_traceback()) and self.request.is_first:
             models = ", ".join(sorted({record.model for record in records}))
