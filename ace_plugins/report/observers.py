@@ -117,16 +117,16 @@ class Log:
         """Log the current values with the step number of the trace, which never decreases."""
         if self.closed:
             return
-        first = self.logger is None
         try:
+            first = self.logger is None
             self.logger = self.logger or KINDS[self.record.config.log](self.record)
             self.logger.log(self._read_values(), self.record.steps)
+            if first:
+                # Exit functions are called in reverse order of registration. This one is registered after that of the
+                # logging library and so runs first. The library's function would end the run and print to stdout.
+                atexit.register(self.close)
         except Exception as error:
             self._fail(error)
-        if first and not self.closed:
-            # Exit functions are called in reverse order of registration. This one is registered after that of the
-            # logging library and so runs first. The library's function would end the run and print to stdout.
-            atexit.register(self.close)
 
     def close(self) -> None:
         """Close the logger, once."""
@@ -173,8 +173,7 @@ class Loggers:
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
-        log = self.logs.pop(model, None)
-        if log is not None:
+        if log := self.logs.pop(model, None):
             log.close()
 
 

@@ -25,6 +25,7 @@ from .trace import Curve, SavedRun, find_run, read_run, shorten_path, to_numbers
 from .verdicts import RunOutcome, judge_saved
 
 TEMPLATES = Path(__file__).with_name("templates")
+Values = tuple[Sequence[int], Sequence[Sequence[float]]]  # steps, and for each name its values over time
 PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
 REMARKS = {
     "gamma": "share of its branch that a layer uses",
@@ -138,10 +139,8 @@ def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
     if sizes:
         size, site = max(sizes)
         facts.append(("largest |gamma|", format_number(size, 3), site if size else "every layer"))
-    for name, points, more in (
-        ("training loss", run.curve("loss"), ""),
-        ("equivariance error", run.curve("error"), run.group),
-    ):
+    curves = (("training loss", run.curve("loss"), ""), ("equivariance error", run.curve("error"), run.group))
+    for name, points, more in curves:
         if points:
             first = f"{format_number(points[0][1], 3)} at step {points[0][0]:,}"
             facts.append((name, format_number(points[-1][1], 3), ", ".join(filter(None, (first, more)))))
@@ -161,7 +160,7 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
     charts = []
     for name, remark in REMARKS.items():
         if run.mode != "auto" or name not in ("lambda", "u"):
-            charts.append(_draw_values(name, remark, run.sites, *run.per_site(name), events))
+            charts.append(_draw_values(name, remark, run.sites, run.per_site(name), events))
     steps, evidence = run.per_site("log_e")
     if steps:  # mode auto
         boundary, all_together = math.log10(len(run.sites) / LEVEL), -math.log10(LEVEL)
@@ -170,7 +169,7 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
         several = f"a site is kept alone, all sites together above {all_together:.1f}"
         values = [*([value / math.log(10) for value in site] for site in evidence), [boundary] * len(steps)]
         remark += several if len(run.sites) > 1 else "the site is kept"
-        charts.insert(1, _draw_values("evidence", remark, [*run.sites, "boundary"], steps, values, events))
+        charts.insert(1, _draw_values("evidence", remark, [*run.sites, "boundary"], (steps, values), events))
     for name, remark, curve in (
         ("training loss", "as the script computed it", run.curve("loss")),
         ("equivariance error", f"relative{f', under {run.group}' if run.group else ''}", run.curve("error")),
@@ -179,21 +178,14 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
             charts.append(Chart(name, remark, draw_lines(name, [Series(name, curve, noisy=True)], events=events)))
     rates = [(line["step"], row) for line in run.lines if (row := to_numbers(line.get("lr")))]
     groups = list(zip(*(row for _, row in rates), strict=False))
-    names = [f"group {number}" for number in range(len(groups))]
-    remark = "of each parameter group of the script's optimizer"
-    charts.append(_draw_values("learning rate", remark, names, [step for step, _ in rates], groups, events))
+    names, data = [f"group {number}" for number in range(len(groups))], ([step for step, _ in rates], groups)
+    charts.append(_draw_values("learning rate", "of the script's optimizer", names, data, events))
     return [chart for chart in charts if chart is not None]
 
 
-def _draw_values(
-    title: str,
-    remark: str,
-    names: Sequence[str],
-    steps: Sequence[int],
-    values: Sequence[Sequence[float]],
-    events: Sequence[int],
-) -> Chart | None:
+def _draw_values(title: str, remark: str, names: Sequence[str], data: Values, events: Sequence[int]) -> Chart | None:
     """Draw one series of values per name: as lines, as a heat map if there are many, as text if all are equal."""
+    steps, values = data
     finite = {value for each in values for value in each if math.isfinite(value)}
     if not finite:
         return None
@@ -201,10 +193,8 @@ def _draw_values(
         return Chart(title, remark, text=f"{format_number(finite.pop())} throughout.")
     if len(names) > LINES_AT_MOST:
         return Chart(title, remark, draw_heat_map(title, names, steps, values))
-    noisy = title == "gradient"
-    series = [
-        Series(name, list(zip(steps, each, strict=True)), noisy) for name, each in zip(names, values, strict=True)
-    ]
+    lines = [list(zip(steps, each, strict=True)) for each in values]
+    series = [Series(name, points, noisy=title == "gradient") for name, points in zip(names, lines, strict=True)]
     return Chart(title, remark, draw_lines(title, series, zero=True, events=events))
 
 
@@ -239,25 +229,21 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
     curves = {
         "training loss": ("as each script computed it", [run.curve("loss") for run in runs]),
         "largest |gamma|": ("of all layers", [_find_largest(run, "gamma") for run in runs]),
+        "largest u": ("of all layers", [_find_largest(run, "u") for run in runs]),
         "equivariance error": ("relative", [run.curve("error") for run in runs]),
-    }
-    last = {
-        "largest u": [_find_largest(run, "u") for run in runs],
-        **{name: found for name, (_, found) in curves.items()},
     }
     rows = {
         **{key: values for key, values in settings.items() if len(set(values)) > 1},
         "steps": [f"{run.length:,}{'' if run.end is not None else ', no end'}" for run in runs],
         "time": [format_duration(run.duration) for run in runs],
-        **{name: [format_number(curve[-1][1]) if curve else "" for curve in found] for name, found in last.items()},
+        **{name: [format_number(c[-1][1]) if c else "" for c in found] for name, (_, found) in curves.items()},
         "verdicts": [", ".join(f"{len(each.find_sites(w))} {w}" for w in each.meanings) for each in outcomes],
     }
     charts = []
     for title, (remark, found) in curves.items():
-        if len(runs) <= LINES_AT_MOST and any(map(is_drawable, found)):
-            noisy = title == "training loss"
-            series = [Series(name, points, noisy) for name, points in zip(names, found, strict=True)]
-            charts.append(Chart(title, remark, draw_lines(title, series, zero=title == "largest |gamma|")))
+        if len(runs) <= LINES_AT_MOST and any(value for curve in found for _, value in curve if math.isfinite(value)):
+            series = [Series(name, curve, title == "training loss") for name, curve in zip(names, found, strict=True)]
+            charts.append(Chart(title, remark, draw_lines(title, series, zero=title.startswith("largest"))))
     cells = [[name, *values] for name, values in rows.items() if any(values)]
     table = TableData(["", *names], cells, numbers=names)
     return render_template(TEMPLATES / "side_by_side.html", alone=alone, count=len(runs), table=table, charts=charts)

@@ -176,19 +176,11 @@ class Record:
 
     def judge(self) -> RunOutcome:
         """Return the outcome of the run so far."""
-        evidence = Evidence(
-            config=self.config,
-            sites=self.sites,
-            history=self.history.per_site(now=self.snapshot()),
-            steps=self.steps,
-            landed=self.duals.landed_sites,
-            held=self.duals.normalise_lambda().tolist(),
-            gradients=self._count_averaged(),
-            frames=self.frames,
-            budget=self.budget.expected_steps,
-            test=self.duals.evidence.summarise() if self.config.mode == "auto" else None,
-        )
-        return judge(evidence)
+        history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
+        landed, averaged = self.duals.landed_sites, self._count_averaged()
+        evidence = Evidence(self.config, self.sites, history, self.steps, landed, held, averaged, self.frames)
+        test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
+        return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome of the run as JSON-compatible data."""

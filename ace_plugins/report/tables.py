@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from .trace import SavedRun
-from .verdicts import RunOutcome, SiteOutcome
+from .verdicts import RunOutcome
 
 BARS = "▁▂▃▄▅▆▇█"
 MINUS = "\N{MINUS SIGN}"
@@ -94,26 +94,21 @@ def build_site_table(outcome: RunOutcome, run: SavedRun | None = None) -> TableD
     The numbers are the benefit of the branch on held-out samples and its p-value in mode auto, and lambda and the slack
     u, if there is any, in other modes. The column of verdicts is left out if there are none.
     """
-    numbers = {"auto": ["benefit", "p"], "strict": ["lambda"], "scheduled": ["lambda"]}.get(
-        outcome.mode, ["lambda", "u"]
-    )
-    columns = {"site": [site.name for site in outcome.sites], "gamma": [format_number(s.gamma) for s in outcome.sites]}
+    sites = outcome.sites
+    columns = {"site": [site.name for site in sites], "gamma": [format_number(site.gamma) for site in sites]}
     if run is not None:
         steps, values = run.per_site("gamma")
         columns["over time"] = [sparkline(steps, gamma, 16) for gamma in values]
-    for name in numbers:
-        columns[name] = [_format_value(site, name) for site in outcome.sites]
-    if any(site.verdict for site in outcome.sites):
-        columns["verdict"] = [site.verdict for site in outcome.sites]
+    if outcome.mode == "auto":
+        percents = [f"{round(100 * site.benefit, 1) + 0.0:.1f} %" for site in sites]  # 0.0 turns -0.0 into 0
+        pairs = list(zip(sites, percents, strict=True))
+        columns["benefit"] = [text.replace("-", MINUS) if math.isfinite(site.p) else "" for site, text in pairs]
+        columns["p"] = [f"{site.p:.1g}" if math.isfinite(site.p) else "" for site in sites]
+    else:
+        columns["lambda"] = [format_number(site.lambda_) for site in sites]
+    if outcome.mode in ("resilient", "bounded"):
+        columns["u"] = [format_number(site.u) for site in sites]
+    if any(site.verdict for site in sites):
+        columns["verdict"] = [site.verdict for site in sites]
     rows = list(zip(*columns.values(), strict=True))
-    return TableData(list(columns), rows, ["gamma", *numbers], optional=["over time"])
-
-
-def _format_value(site: SiteOutcome, name: str) -> str:
-    if name in ("lambda", "u"):
-        return format_number(site.lambda_ if name == "lambda" else site.u)
-    if not math.isfinite(site.p):
-        return ""
-    if name == "p":
-        return f"{site.p:.1g}"
-    return f"{round(100 * site.benefit, 1) + 0.0:.1f} %".replace("-", MINUS)  # 0.0 turns -0.0 into 0
+    return TableData(list(columns), rows, ("gamma", "benefit", "p", "lambda", "u"), optional=["over time"])

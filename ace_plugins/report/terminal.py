@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -54,11 +52,11 @@ def print_summary(record: Record) -> None:
     outcome = record.judge()
     steps = f"landed at step {record.steps:,}" if record.duals.landed else f"{record.steps:,} steps"
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
-    parts = [f"ACE {outcome.mode}, {steps}{escape(where)}", *_describe_outcome(outcome)]
+    parts = [f"ACE {outcome.mode}, {steps}{escape(where)}"]
     if errors := record.errors:
         listed = ", ".join(f"{format_number(to_number(e['relative']), 3)} at step {e['step']:,}" for e in errors)
         parts.append(f"equivariance error under {escape(errors[0]['group'])}, with branches, relative: {listed}")
-    _print(open_console(stderr=True), [*parts, escape(outcome.advice)] if outcome.advice else parts)
+    _print(open_console(stderr=True), [*parts, *_describe_outcome(outcome)])
 
 
 def print_report(run: SavedRun) -> None:
@@ -67,31 +65,27 @@ def print_report(run: SavedRun) -> None:
 
 
 def watch_run(folder: Path, *, seconds: float = SECONDS) -> None:
-    """Show a run in the terminal while it trains, until Ctrl-C."""
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False) as live:
+    """Show a run in the terminal while it trains, until Ctrl-C. Lines that do not fit the terminal are cut off."""
+    with Live(auto_refresh=False) as live:
         while True:
             run = read_run(folder)
-            parts = draw_run(run, most=max(3, console.height - 14))
+            parts = draw_run(run)
             silence = time.time() - (folder / LINES).stat().st_mtime if run.lines else 0.0
             if run.end is None and silence > QUIET:
-                parts.append(f"[yellow]no new line for {format_duration(silence)}[/]")
+                parts.insert(2, f"[yellow]no new line for {format_duration(silence)}[/]")
             live.update(Group(*parts), refresh=True)
             time.sleep(seconds)
 
 
-def draw_run(run: SavedRun, *, most: int | None = None) -> list[str | Table]:
-    """Return the lines (rich markup) and the table that describe a run.
-
-    With ``most``, the run is still watched: at most that many sites are shown, and no notes on what is missing."""
+def draw_run(run: SavedRun) -> list[str | Table]:
+    """Return the lines (rich markup) and the table that describe a run."""
     outcome = judge_saved(run)
     progress = [f"{run.length:,} steps"]
     if run.duration:
         progress += [format_duration(run.duration), f"{format_number(run.length / run.duration, 3)} steps/s"]
     progress += ["finished"] if run.end is not None else []
     parts: list[str | Table] = [f"[bold]{escape(run.title)}[/]: {', '.join(progress)}", escape(str(run.folder))]
-    parts += [f"[yellow]note[/]: {escape(note)}" for note in (run.missing if most is None else ())]
-    parts += _describe_outcome(outcome, run, most)
+    parts += [f"[yellow]note[/]: {escape(note)}" for note in run.missing]
     for name, points, group in (("loss", run.curve("loss"), ""), ("equivariance error", run.curve("error"), run.group)):
         if points:
             steps, values = zip(*points, strict=True)
@@ -101,23 +95,14 @@ def draw_run(run: SavedRun, *, most: int | None = None) -> list[str | Table]:
     parts += [f"step {step:,}: {escape(event)}" for step, event in run.events]
     if run.changed:
         parts.append(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")
-    return [*parts, escape(outcome.advice)] if outcome.advice else parts
+    return [*parts, *_describe_outcome(outcome, run)]
 
 
-def _describe_outcome(outcome: RunOutcome, run: SavedRun | None = None, most: int | None = None) -> list[str | Table]:
-    """Return the table of sites and the explanation of each verdict.
-
-    Of more than ``most`` sites, only those with the largest |gamma| are shown."""
-    data = build_site_table(outcome, run)
-    rows = list(data.rows)
-    if most is not None and len(rows) > most:
-        sizes = [abs(site.gamma) if math.isfinite(site.gamma) else math.inf for site in outcome.sites]
-        largest = sorted(range(len(sizes)), key=lambda n: -sizes[n])[:most]
-        data = replace(data, rows=[rows[n] for n in sorted(largest)])
-    parts: list[str | Table] = [render_table(data)] if rows else []
-    if left := len(rows) - len(data.rows):
-        parts.append(f"and {left} sites with a smaller |gamma|")
-    return [*parts, *(f"{escape(verdict)}: {escape(meaning)}" for verdict, meaning in outcome.meanings.items())]
+def _describe_outcome(outcome: RunOutcome, run: SavedRun | None = None) -> list[str | Table]:
+    """Return the table of sites, the explanation of each verdict and the advice."""
+    table = [render_table(build_site_table(outcome, run))] if outcome.sites else []
+    meanings = [escape(f"{verdict}: {meaning}") for verdict, meaning in outcome.meanings.items()]
+    return [*table, *meanings, *([escape(outcome.advice)] if outcome.advice else [])]
 
 
 def _print(out: Console, parts: Iterable[str | Table]) -> None:

@@ -174,7 +174,7 @@ class SavedRun:
     @property
     def missing(self) -> list[str]:
         """Notes on what could not be read."""
-        notes = [f"{self.skipped} lines of {LINES} cannot be read and are left out"] if self.skipped else []
+        notes = [f"lines of {LINES} that cannot be read and are left out: {self.skipped}"] if self.skipped else []
         if not self.lines:
             notes.append(f"{LINES} has no lines")
         elif self.end is None:

@@ -16,7 +16,6 @@ from ..settings.config import Config
 from .trace import QUANTITIES, SavedRun, to_json, to_number, to_numbers
 
 TEST = ("log_e", "benefit", "limit", "kept", "used")  # numbers per site that verdicts in mode auto are derived from
-
 SMALL = 0.01  # a branch that cannot lower the loss by more than this share is not needed: the symmetry fits the data
 NEAR = 0.05  # a smaller |gamma| counts as 0: the branch then adds little to the equivariant layer
 # Above this |lambda| / s (see `Evidence`) a landed gamma would leave 0 again: most of its gradient is not noise.
@@ -168,22 +167,13 @@ def judge_saved(run: SavedRun) -> RunOutcome:
         return RunOutcome(run.mode, [SiteOutcome(name, math.nan, math.nan, math.nan) for name in run.sites])
     every = -(-len(run.lines) // POINTS)
     series = [[values[::-every][::-1] for values in run.per_site(name)[1]] for name in QUANTITIES]
-    test = {key: run.last(key) for key in TEST}
-    budget, last, end = run.config.budget, run.lines[-1], run.end
-    evidence = Evidence(
-        config=run.config,
-        sites=run.sites,
-        history=list(zip(*series, strict=True)),
-        steps=run.length,
-        landed={int(site) for site in to_numbers(last.get("landed")) if math.isfinite(site)},
-        held=run.last("held") or [0.0] * len(run.sites),
-        gradients=to_number(last.get("averaged")),
-        frames=bool(run.about.get("frames")),
-        budget=budget if isinstance(budget, int) else None,
-        ended=end is not None,
-        test=test if all(test.values()) else None,
-    )
-    found = judge(evidence)
+    landed = {int(site) for site in to_numbers(run.lines[-1].get("landed")) if math.isfinite(site)}
+    held, averaged = run.last("held") or [0.0] * len(run.sites), to_number(run.lines[-1].get("averaged"))
+    evidence = Evidence(run.config, run.sites, list(zip(*series, strict=True)), run.length, landed, held, averaged)
+    budget = run.config.budget if isinstance(run.config.budget, int) else None
+    test, end = {key: run.last(key) for key in TEST}, run.end
+    evidence = replace(evidence, frames=bool(run.about.get("frames")), budget=budget, ended=end is not None)
+    found = judge(replace(evidence, test=test if all(test.values()) else None))
     written = end.get("verdicts") if end else None
     if end is None or not isinstance(written, list) or len(written) != len(run.sites):
         return found

@@ -116,7 +116,7 @@ def test_a_page_has_all_that_was_asked_for(tmp_path: Path) -> None:
         assert told in page.words, told
     assert page.tags.count("figure") == 7
     assert text.count('class="word breaks"') == 2, "once in the table, once with what it means"
-    assert text.count('<text class="c1"') == 4, "the second layer is labelled in each of its charts"
+    assert text.count('<text class="c1"') == 5, "four charts of the second layer, one of the learning rate"
 
 
 def test_nothing_that_is_read_becomes_markup(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_killed_run_with_a_line_half_written(tmp_path: Path) -> None:
     run = read_run(folder)
     assert run.length == 200
     cut, ended = run.missing
-    assert "1 lines of trace.jsonl" in cut
+    assert "left out: 1" in cut
     assert "after step 200" in ended
 
 
@@ -54,7 +54,7 @@ def test_garbage_in_the_middle_is_left_out_and_told(tmp_path: Path) -> None:
     run = read_run(folder)
     assert len(run.lines) == 21
     (note,) = run.missing
-    assert "2 lines of trace.jsonl" in note
+    assert "left out: 2" in note
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"sites": ["a"]}'])
@@ -98,7 +98,7 @@ def test_lines_without_lambda_cannot_be_read(tmp_path: Path) -> None:
     rewrite(folder, [{key: value for key, value in line.items() if key != "lambda"} for line in whole[:5]] + whole[5:])
     run = read_run(folder)
     assert len(run.lines) == 16
-    assert run.missing[0].startswith("5 lines")
+    assert "left out: 5" in run.missing[0]
 
 
 def test_an_empty_folder_of_a_run_says_so(tmp_path: Path) -> None:
