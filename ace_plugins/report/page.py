@@ -19,10 +19,10 @@ from markupsafe import Markup
 from .. import __version__
 from ..output import publish
 from ..settings.config import LEVEL, SETTINGS
-from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, is_drawable
+from .charts import LINES_AT_MOST, Series, draw_lines, is_drawable
 from .tables import TableData, build_site_table, format_duration, format_number
 from .trace import Curve, SavedRun, find_run, read_run, shorten_path, to_numbers
-from .verdicts import RunOutcome, judge_saved
+from .verdicts import judge_saved
 
 TEMPLATES = Path(__file__).with_name("templates")
 Values = tuple[Sequence[int], Sequence[Sequence[float]]]  # steps, and for each name its values over time
@@ -33,7 +33,6 @@ REMARKS = {
     "u": "slack of a layer",
     "gradient": "of the loss at gamma: below 0 a larger gamma would help",
 }
-NAMED = 6  # largest number of layers that are listed beside a verdict
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,6 @@ def _render_run(run: SavedRun, *, alone: bool) -> Markup:
         outcome=outcome,
         folder=shorten_path(run.folder),
         facts=_list_facts(run),
-        verdicts=[(word, meaning, _list_sites(outcome, word)) for word, meaning in outcome.meanings.items()],
         charts=_draw_charts(run),
         events=[f"step {step:,}: {event}" for step, event in run.events],
         table=build_site_table(outcome, run) if run.lines and run.sites else None,
@@ -145,13 +143,6 @@ def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
             first = f"{format_number(points[0][1], 3)} at step {points[0][0]:,}"
             facts.append((name, format_number(points[-1][1], 3), ", ".join(filter(None, (first, more)))))
     return facts
-
-
-def _list_sites(outcome: RunOutcome, verdict: str) -> str:
-    names = outcome.find_sites(verdict)
-    if len(names) == len(outcome.sites) > 1:
-        return "every layer"
-    return ", ".join(names) if len(names) <= NAMED else f"{len(names)} of {len(outcome.sites)} layers"
 
 
 def _draw_charts(run: SavedRun) -> list[Chart]:
@@ -184,17 +175,18 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
 
 
 def _draw_values(title: str, remark: str, names: Sequence[str], data: Values, events: Sequence[int]) -> Chart | None:
-    """Draw one series of values per name: as lines, as a heat map if there are many, as text if all are equal."""
+    """Draw one line per name. Of many names, those with the largest values are drawn. A constant is given as text."""
     steps, values = data
     finite = {value for each in values for value in each if math.isfinite(value)}
     if not finite:
         return None
     if len(finite) == 1:
         return Chart(title, remark, text=f"{format_number(finite.pop())} throughout.")
-    if len(names) > LINES_AT_MOST:
-        return Chart(title, remark, draw_heat_map(title, names, steps, values))
-    lines = [list(zip(steps, each, strict=True)) for each in values]
-    series = [Series(name, points, noisy=title == "gradient") for name, points in zip(names, lines, strict=True)]
+    sizes = [max((abs(value) for value in each if math.isfinite(value)), default=0.0) for each in values]
+    drawn = sorted(sorted(range(len(names)), key=lambda n: -sizes[n])[:LINES_AT_MOST])
+    if len(drawn) < len(names):
+        remark += f" ({len(drawn)} of {len(names)}: those with the largest values)"
+    series = [Series(names[n], list(zip(steps, values[n], strict=True)), noisy=title == "gradient") for n in drawn]
     return Chart(title, remark, draw_lines(title, series, zero=True, events=events))
 
 
@@ -237,7 +229,7 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
         "steps": [f"{run.length:,}{'' if run.end is not None else ', no end'}" for run in runs],
         "time": [format_duration(run.duration) for run in runs],
         **{name: [format_number(c[-1][1]) if c else "" for c in found] for name, (_, found) in curves.items()},
-        "verdicts": [", ".join(f"{len(each.find_sites(w))} {w}" for w in each.meanings) for each in outcomes],
+        "verdicts": [", ".join(f"{count} {word}" for word, count in each.counts.items()) for each in outcomes],
     }
     charts = []
     for title, (remark, found) in curves.items():

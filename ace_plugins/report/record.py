@@ -86,6 +86,7 @@ class Record:
         self.leads = False  # True in rank 0, which writes and logs; set at the first step
         self.errors: list[dict[str, Any]] = []  # the first and the last equivariance error that was measured
         self.measurable = True
+        self.landed: frozenset[int] = frozenset()  # indices of the sites that had landed at the last line of the trace
         self.finished = False
         self.history = History()
 
@@ -139,6 +140,7 @@ class Record:
         """Write a line of the trace: the current values and ``more``."""
         if self.folder is None:
             return
+        self.landed = self.duals.landed_sites
         if self.config.mode == "auto":
             more["test"] = self.duals.evidence.summarise()
         if self.duals.count + self.offset < self.position and self.loaded is None:
@@ -151,7 +153,7 @@ class Record:
             "seconds": round(time.time() - self.started, 3),
             **dict(zip(QUANTITIES, self.snapshot().tolist(), strict=True)),
             "held": self.duals.normalise_lambda().tolist(),
-            "landed": sorted(self.duals.landed_sites),
+            "landed": sorted(self.landed),
             "averaged": self._count_averaged(),
         }
         try:
@@ -243,7 +245,8 @@ class Recorder:
         if record.finished or (record.folder is None and (not record.leads or ace.config.log == NONE)):
             return  # neither a trace nor a logger would use a measurement
         error = {} if batch is None else _measure_error(model, record, batch)
-        if batch is not None or ace.config.traces(step):
+        # A landing is written at once: after the last one, no further step may be recorded.
+        if batch is not None or ace.config.traces(step) or record.landed != record.duals.landed_sites:
             record.write(**_read_observed(ace), **error)
 
     @hookimpl

@@ -8,6 +8,7 @@ the data breaks the symmetry.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -96,10 +97,14 @@ class RunOutcome:
     exploring: bool = False  # mode auto: True if the run has not decided yet
 
     @property
+    def counts(self) -> Counter[str]:
+        """Number of sites with each verdict."""
+        return Counter(site.verdict for site in self.sites if site.verdict)
+
+    @property
     def meanings(self) -> dict[str, str]:
         """Mapping from each verdict that a site has to its explanation."""
-        words = [word for word in dict.fromkeys(site.verdict for site in self.sites) if word]
-        return {word: self._explain(word) for word in words}
+        return {word: self._explain(word) for word in self.counts}
 
     def _explain(self, word: str) -> str:
         """Explain a verdict; in mode auto with the numbers of its sites."""
@@ -118,10 +123,6 @@ class RunOutcome:
             return "the run has not decided yet: model.eval() leaves these branches out"
         most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
         return f"too few samples or steps to tell{most}; the branches are removed"
-
-    def find_sites(self, verdict: str) -> list[str]:
-        """Return the names of the sites with this verdict."""
-        return [site.name for site in self.sites if site.verdict == verdict]
 
 
 @dataclass(frozen=True)
