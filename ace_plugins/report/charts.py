@@ -71,9 +71,7 @@ def _find_round_numbers(low: float, high: float, most: int) -> list[float]:
 
 
 def fit_scale(values: Iterable[float], start: float, end: float, *, zero: bool = False) -> Scale:
-    """Return a scale with room for all finite values, and for 0 if ``zero``.
-
-    Without ``zero``, the scale is logarithmic if all values are positive and span more than a decade."""
+    """Return a scale with room for all finite values: with 0 on it, or logarithmic if all values are far above 0."""
     found = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(found), max(found)
     if not zero and low > 0 and high > 12 * low:
@@ -97,20 +95,15 @@ def thin(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
         count = max(1, round(parts * len(piece) / len(points)))
         if len(piece) > 3 * count:
             kept = {0, len(piece) - 1}
-            for part in _split(len(piece), count):
-                kept |= {min(part, key=lambda i: piece[i][1]), max(part, key=lambda i: piece[i][1])}
+            for start, end in pairwise(round(number * len(piece) / count) for number in range(count + 1)):
+                part = sorted(range(start, end), key=lambda i: piece[i][1])
+                kept |= {part[0], part[-1]}
             piece = [piece[i] for i in sorted(kept)]
         thinned.append(piece)
     return thinned
 
 
-def _split(length: int, parts: int) -> list[range]:
-    ends = [round(number * length / parts) for number in range(parts + 1)]
-    return [range(a, b) for a, b in pairwise(ends) if b > a]
-
-
 def shorten_name(name: str, most: int = 18) -> str:
-    """Cut off the start of a long name."""
     return name if len(name) <= most else f"\N{HORIZONTAL ELLIPSIS}{name[1 - most :]}"
 
 
@@ -176,14 +169,12 @@ def spread_labels(heights: Sequence[float], top: float, bottom: float) -> list[f
     order = sorted(range(len(heights)), key=lambda n: heights[n])
     gap = min(GAP, (bottom - top) / max(1, len(heights) - 1))
     placed: dict[int, float] = {}
-    lowest = top
+    height = top - gap
     for n in order:
-        placed[n] = max(heights[n], lowest)
-        lowest = placed[n] + gap
-    highest = bottom
+        height = placed[n] = max(heights[n], height + gap)
+    height = bottom + gap
     for n in reversed(order):
-        placed[n] = min(placed[n], highest)
-        highest = placed[n] - gap
+        height = placed[n] = min(placed[n], height - gap)
     return [placed[n] for n in range(len(heights))]
 
 

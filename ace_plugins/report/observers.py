@@ -1,7 +1,6 @@
 """Observers: loggers (TensorBoard, Weights & Biases, trackio) and the announcer of attached models.
 
-Observers are loaded through the entry point group, so this module must not import torch. A logger imports its library
-at the first step that is logged.
+Observers are loaded before torch, so this module must not import torch. Loggers import their library at the first log.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from .trace import QUANTITIES, create_run_folder, hide_from_git
 if TYPE_CHECKING:
     from torch import nn
 
-
 PROJECT = "ace"  # project name of the wandb and trackio runs that this module starts
 
 
@@ -48,23 +46,27 @@ class TensorBoardLogger:
         self.writer.close()
 
 
-class WandbLogger:
+class _TrackerLogger:
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.library: Any = import_module(record.config.log)
+        self.own: Any = None  # the run that this logger has started, if any
+        self.defined: Any = None  # wandb: the run in which ACE's step metric is defined
+
+
+class WandbLogger(_TrackerLogger):
     """Logs to the script's open run of Weights & Biases, or to a new run if there is none."""
 
-    def __init__(self, record: Record) -> None:
-        self.wandb = import_module("wandb")
-        self.record = record
-        self.own: Any = None
-        self.defined: Any = None  # the run in which ACE's step metric is defined
-
     def log(self, values: dict[str, float], step: int) -> None:
-        if self.wandb.run is None:
+        if self.library.run is None:
             folder = Path(os.environ.get("WANDB_DIR") or RECORDER.home / HOME)
             folder.mkdir(parents=True, exist_ok=True)
             hide_from_git(folder)
             project = os.environ.get("WANDB_PROJECT", PROJECT)
-            self.own = self.wandb.init(project=project, dir=str(folder), config=dataclasses.asdict(self.record.config))
-        run = self.wandb.run
+            self.own = self.library.init(
+                project=project, dir=str(folder), config=dataclasses.asdict(self.record.config)
+            )
+        run = self.library.run
         if run is not self.defined:
             run.define_metric("ace/*", step_metric="ace/step")
             self.defined = run
@@ -77,36 +79,29 @@ class WandbLogger:
             self.own.finish()
 
 
-class TrackioLogger:
+class TrackioLogger(_TrackerLogger):
     """Logs to the script's open run of trackio, or to a new run if there is none."""
-
-    def __init__(self, record: Record) -> None:
-        self.trackio = import_module("trackio")
-        self.record = record
-        self.own: Any = None
 
     @property
     def run(self) -> Any:
-        return self.trackio.context_vars.current_run.get()
+        return self.library.context_vars.current_run.get()
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self.run is None:
             config = dataclasses.asdict(self.record.config)
             with redirect_stdout(sys.stderr):  # stdout belongs to the script
-                self.own = self.trackio.init(project=PROJECT, config=config)
+                self.own = self.library.init(project=PROJECT, config=config)
         # The script's run numbers all its rows itself, also those of ACE.
         self.run.log({**values, "ace/step": step}, step=step if self.run is self.own else None)
 
     def close(self) -> None:
         if self.own is not None and self.run is self.own:
             with redirect_stdout(sys.stderr):
-                self.trackio.finish()
+                self.library.finish()
 
 
 class Log:
-    """The log of one run. At the first failure it warns and stops logging; training continues.
-
-    It refers to the record, never to the model, so that the log of a deleted model is closed too."""
+    """The log of one run. At the first failure it warns and stops logging. It must not refer to the model."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -114,7 +109,6 @@ class Log:
         self.closed = False
 
     def write(self) -> None:
-        """Log the current values with the step number of the trace, which never decreases."""
         if self.closed:
             return
         try:
@@ -129,24 +123,21 @@ class Log:
             self._fail(error)
 
     def close(self) -> None:
-        """Close the logger, once."""
         if self.closed or self.record.process != os.getpid():  # a forked child must not end the parent's log
             return
         self.closed = True
         atexit.unregister(self.close)
         try:
-            if self.logger is not None:
-                self.logger.close()
+            self.logger.close()
         except Exception as error:
             self._fail(error)
 
     def _read_values(self) -> dict[str, float]:
-        rows = zip(QUANTITIES, self.record.snapshot().tolist(), strict=True)
-        sites = self.record.sites
-        values = {f"ace/{name}/{site}": v for name, row in rows for site, v in zip(sites, row, strict=True)}
-        error = self.record.current_error or {}
-        names = ("relative", "absolute")
-        return values | {f"ace/error/{name}": error[name] for name in names if error.get(name) is not None}
+        record, values = self.record, {}
+        for name, row in zip(QUANTITIES, record.snapshot().tolist(), strict=True):
+            values |= {f"ace/{name}/{site}": value for site, value in zip(record.sites, row, strict=True)}
+        error = record.current_error or {}
+        return values | {f"ace/error/{k}": error[k] for k in ("relative", "absolute") if error.get(k) is not None}
 
     def _fail(self, error: Exception) -> None:
         self.closed = True

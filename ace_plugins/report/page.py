@@ -101,13 +101,9 @@ def render_template(template: Path, **data: Any) -> Markup:
     """Render a template as a part of the page. Templates may import macros of ``parts.html``; all data is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader([template.parent, TEMPLATES]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = FileSystemLoader([template.parent, TEMPLATES])
+    options = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=loader, autoescape=True, **options)
     return Markup(environment.get_template(template.name).render(data))
 
 
@@ -146,7 +142,6 @@ def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
 
 
 def _draw_charts(run: SavedRun) -> list[Chart]:
-    """Draw everything that the trace has over time."""
     events = [step for step, _ in run.events]
     charts = []
     for name, remark in REMARKS.items():
@@ -154,12 +149,12 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
             charts.append(_draw_values(name, remark, run.sites, run.per_site(name), events))
     steps, evidence = run.per_site("log_e")
     if steps:  # mode auto
-        boundary, all_together = math.log10(len(run.sites) / LEVEL), -math.log10(LEVEL)
-        remark = f"that a branch helps on held-out samples (log10 of the e-value); above {boundary:.1f} "
         # The test is e-BH: the more sites are kept together, the less evidence each one needs.
-        several = f"a site is kept alone, all sites together above {all_together:.1f}"
-        values = [*([value / math.log(10) for value in site] for site in evidence), [boundary] * len(steps)]
+        boundary = math.log10(len(run.sites) / LEVEL)
+        several = f"a site is kept alone, all sites together above {-math.log10(LEVEL):.1f}"
+        remark = f"that a branch helps on held-out samples (log10 of the e-value); above {boundary:.1f} "
         remark += several if len(run.sites) > 1 else "the site is kept"
+        values = [*([value / math.log(10) for value in site] for site in evidence), [boundary] * len(steps)]
         charts.insert(1, _draw_values("evidence", remark, [*run.sites, "boundary"], (steps, values), events))
     for name, remark, curve in (
         ("training loss", "as the script computed it", run.curve("loss")),
@@ -192,9 +187,8 @@ def _draw_values(title: str, remark: str, names: Sequence[str], data: Values, ev
 
 def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
     about = run.about
-    tables = [about.get("origins"), about.get("versions")]
-    origins, versions = (table if isinstance(table, dict) else {} for table in tables)
-    command, seed = about.get("command"), about.get("seed")
+    origins, versions, command, seed = (about.get(key) for key in ("origins", "versions", "command", "seed"))
+    origins, versions = (table if isinstance(table, dict) else {} for table in (origins, versions))
     settings = [f"{k} = {v}{f' ({origins[k]})' if origins.get(k) else ''}" for k, v in run.changed.items()]
     defaults = len(SETTINGS.keys() - run.changed.keys())
     settings.append(f"{defaults} others by default" if settings else "all by default")
@@ -211,7 +205,6 @@ def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
 
 
 def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
-    """Compare runs: settings that differ, outcomes, and curves in one chart."""
     names = [run.title for run in runs]
     if len(set(names)) < len(names):
         names = [f"{number}: {name}" for number, name in enumerate(names, 1)]
@@ -244,8 +237,10 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
 def _find_largest(run: SavedRun, quantity: str) -> Curve:
     """Return the largest |value| over all sites for each line of the trace, with the line's step."""
     steps, values = run.per_site(quantity)
-    lines = zip(steps, zip(*values, strict=True), strict=False)
-    return [(step, max((abs(v) for v in row if math.isfinite(v)), default=math.nan)) for step, row in lines]
+    rows = zip(*values, strict=True)
+    return [
+        (n, max(map(abs, filter(math.isfinite, row)), default=math.nan)) for n, row in zip(steps, rows, strict=False)
+    ]
 
 
 def describe_run(run: SavedRun) -> dict[str, Any]:

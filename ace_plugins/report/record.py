@@ -25,7 +25,7 @@ from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..plugins.registry import registry
 from ..settings.config import NONE
-from .trace import ABOUT, QUANTITIES, append_line, create_run_folder, default_runs, shorten_path, to_json
+from .trace import ABOUT, LINES, QUANTITIES, create_run_folder, default_runs, shorten_path, to_json
 from .verdicts import Evidence, RunOutcome, judge
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
 
 
 class History:
-    """Values of gamma, lambda and u during a run, kept at a bounded number of evenly spaced steps.
-
-    Values stay on the model's device, so that recording never waits for the device."""
+    """Gamma, lambda and u at a limited number of evenly spaced steps. Recording does not wait for the device."""
 
     def __init__(self, points: int = 256) -> None:
         self.points = points
@@ -62,9 +60,7 @@ class History:
 
 
 class Record:
-    """The record of one model's training in one process.
-
-    A record outlives its model: it refers to ACE's small tensors, but not to the model."""
+    """The record of one model's training in one process. It outlives the model, so it must not refer to it."""
 
     def __init__(self, model: nn.Module, ace: Ace) -> None:
         self.model = type(model).__name__
@@ -107,7 +103,6 @@ class Record:
         self.position = step + self.offset
 
     def snapshot(self) -> Tensor:
-        """Return the current gamma, lambda and u of every site, a tensor of shape [3, sites]."""
         return self.duals.snapshot(self.gamma)
 
     def open_trace(self, runs: Path, more: Mapping[str, Any]) -> None:
@@ -130,11 +125,8 @@ class Record:
             self.folder = create_run_folder(runs, self.adapter)
             (self.folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            self._lose_trace(error)
-
-    def _lose_trace(self, error: OSError) -> None:
-        self.folder = None
-        warn(f"no trace is written: {error}; training continues")
+            self.folder = None
+            warn(f"no trace is written: {error}; training continues")
 
     def write(self, **more: Any) -> None:
         """Write a line of the trace: the current values and ``more``."""
@@ -154,15 +146,16 @@ class Record:
             **dict(zip(QUANTITIES, self.snapshot().tolist(), strict=True)),
             "held": self.duals.normalise_lambda().tolist(),
             "landed": sorted(self.landed),
-            "averaged": self._count_averaged(),
+            "averaged": self._count_averaging_steps(),
         }
-        try:
-            append_line(self.folder, {**line, **more})
+        try:  # the file is closed after each line, so that forked processes do not share it
+            with (self.folder / LINES).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(to_json({**line, **more})) + "\n")
         except OSError as error:
-            self._lose_trace(error)
+            self.folder = None
+            warn(f"no trace is written from now on: {error}; training continues")
 
-    def _count_averaged(self) -> float:
-        """Return the number of steps over which the gradients of the loss are averaged."""
+    def _count_averaging_steps(self) -> float:
         from ..engine.paced_loop import averaging_steps
 
         return averaging_steps(self.budget.planned_horizon)
@@ -177,15 +170,13 @@ class Record:
             self.write(finished=True, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
 
     def judge(self) -> RunOutcome:
-        """Return the outcome of the run so far."""
         history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
-        landed, averaged = self.duals.landed_sites, self._count_averaged()
+        landed, averaged = self.duals.landed_sites, self._count_averaging_steps()
         evidence = Evidence(self.config, self.sites, history, self.steps, landed, held, averaged, self.frames)
         test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
         return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the outcome of the run as JSON-compatible data."""
         outcome = self.judge()
         return {
             "model": self.model,
@@ -251,8 +242,7 @@ class Recorder:
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
-        record = self.records.pop(model, None)
-        if record is not None:
+        if record := self.records.pop(model, None):
             record.finish()
 
 
@@ -261,7 +251,6 @@ def warn(text: str) -> None:
 
 
 def get_ace(model: Any) -> Ace:
-    """Return ``model.ace``, with its type for type checkers."""
     ace: Ace = model.ace
     return ace
 

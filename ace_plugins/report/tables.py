@@ -48,10 +48,10 @@ def average_spans(steps: Sequence[int], values: Sequence[float], count: int) -> 
     spans: list[list[float]] = [[] for _ in range(count)]
     for step, value in zip(steps, values, strict=True):
         spans[min(count - 1, max(0, math.ceil((step - low) / size) - 1))].append(value)
-    means: list[float] = []
+    means, mean = [], values[0] if values else math.nan
     for span in spans:
-        before = means[-1] if means else values[0] if values else math.nan
-        means.append(sum(span) / len(span) if span else before)
+        mean = sum(span) / len(span) if span else mean
+        means.append(mean)
     return means
 
 
@@ -76,33 +76,24 @@ class TableData:
     optional: Collection[str] = ()  # headers of columns that narrow screens leave out
 
     def __str__(self) -> str:
-        columns = list(zip(self.headers, *self.rows, strict=True))
-        widths = [max(map(len, column)) for column in columns]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if header in self.numbers else cell.ljust(width)
-                for cell, width, header in zip(row, widths, self.headers, strict=True)
-            )
-            for row in (self.headers, *self.rows)
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        widths = [max(map(len, column)) for column in zip(self.headers, *self.rows, strict=True)]
+        lines = []
+        for row in (self.headers, *self.rows):
+            cells = zip(row, widths, self.headers, strict=True)
+            padded = [cell.rjust(width) if head in self.numbers else cell.ljust(width) for cell, width, head in cells]
+            lines.append("  ".join(padded).rstrip())
+        return "\n".join(lines)
 
 
 def build_site_table(outcome: RunOutcome, run: SavedRun | None = None) -> TableData:
-    """Return the table of sites: name, gamma, gamma over time for a saved run, numbers by mode, and the verdict.
-
-    The numbers are the benefit of the branch on held-out samples and its p-value in mode auto, and lambda and the slack
-    u, if there is any, in other modes. The column of verdicts is left out if there are none.
-    """
+    """Return the table of sites. It has the columns that the mode uses, and gamma over time for a saved run."""
     sites = outcome.sites
     columns = {"site": [site.name for site in sites], "gamma": [format_number(site.gamma) for site in sites]}
     if run is not None:
         steps, values = run.per_site("gamma")
         columns["over time"] = [sparkline(steps, gamma, 16) for gamma in values]
     if outcome.mode == "auto":
-        percents = [f"{round(100 * site.benefit, 1) + 0.0:.1f} %" for site in sites]  # 0.0 turns -0.0 into 0
-        pairs = list(zip(sites, percents, strict=True))
-        columns["benefit"] = [text.replace("-", MINUS) if math.isfinite(site.p) else "" for site, text in pairs]
+        columns["benefit"] = [_format_percent(site.benefit) if math.isfinite(site.p) else "" for site in sites]
         columns["p"] = [f"{site.p:.1g}" if math.isfinite(site.p) else "" for site in sites]
     else:
         columns["lambda"] = [format_number(site.lambda_) for site in sites]
@@ -112,3 +103,7 @@ def build_site_table(outcome: RunOutcome, run: SavedRun | None = None) -> TableD
         columns["verdict"] = [site.verdict for site in sites]
     rows = list(zip(*columns.values(), strict=True))
     return TableData(list(columns), rows, ("gamma", "benefit", "p", "lambda", "u"), optional=["over time"])
+
+
+def _format_percent(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:.1f} %".replace("-", MINUS)  # adding 0.0 turns -0.0 into 0

@@ -40,7 +40,6 @@ def make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def render_table(data: TableData) -> Table:
-    """Return a rich table with this data."""
     table = make_table(*data.headers, numbers=list(data.numbers))
     for row in data.rows:
         table.add_row(*map(escape, row))
@@ -48,7 +47,6 @@ def render_table(data: TableData) -> Table:
 
 
 def print_summary(record: Record) -> None:
-    """Print the outcome of a run of this process to stderr."""
     outcome = record.judge()
     steps = f"landed at step {record.steps:,}" if record.duals.landed else f"{record.steps:,} steps"
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
@@ -60,7 +58,6 @@ def print_summary(record: Record) -> None:
 
 
 def print_report(run: SavedRun) -> None:
-    """Print a saved run to stdout."""
     _print(open_console(), draw_run(run))
 
 

@@ -48,12 +48,6 @@ def hide_from_git(folder: Path) -> None:
         ignore.write_text("*\n", encoding="utf-8")
 
 
-def append_line(folder: Path, line: Mapping[str, Any]) -> None:
-    """Append a line to the trace. The file is closed after each line, so that forked processes do not share it."""
-    with (folder / LINES).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(to_json(line)) + "\n")
-
-
 def to_json(value: Any) -> Any:
     """Return the value with None in place of NaN and infinities, which JSON cannot hold."""
     if isinstance(value, Mapping):

@@ -1,8 +1,7 @@
 """Derives verdicts on each site and on the whole run from the history of gamma, lambda and u.
 
 In strict mode, the symmetry fits the data if gamma goes to 0 and stays there. The data breaks the symmetry if gamma
-keeps swinging about 0, or becomes constant elsewhere while lambda keeps growing. In resilient mode, u measures how far
-the data breaks the symmetry.
+keeps swinging about 0, or becomes constant elsewhere while lambda keeps growing. In resilient mode, u says how much.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from .trace import QUANTITIES, SavedRun, to_json, to_number, to_numbers
 TEST = ("log_e", "benefit", "limit", "kept", "used")  # numbers per site that verdicts in mode auto are derived from
 SMALL = 0.01  # a branch that cannot lower the loss by more than this share is not needed: the symmetry fits the data
 NEAR = 0.05  # a smaller |gamma| counts as 0: the branch then adds little to the equivariant layer
-# Above this |lambda| / s (see `Evidence`) a landed gamma would leave 0 again: most of its gradient is not noise.
-HELD = 0.7
+HELD = 0.7  # above this |lambda| / s (see `Evidence`), a landed gamma would leave 0: most of its gradient is not noise
 FEWEST_GRADIENTS = 12  # fewer gradients at gamma = 0 give no reliable mean: all may have the same sign by chance
 FEWEST_STEPS = 40  # smallest number of steps in which gamma can land, whatever the budget is
 LANDING_STEPS = 30  # number of steps from the end of the horizon until gamma lands, in a short run
@@ -80,7 +78,6 @@ class SiteOutcome:
     p: float = math.nan  # mode auto: p-value of the benefit
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible data."""
         values = {"name": self.name, "gamma": self.gamma, "lambda": self.lambda_, "u": self.u, "verdict": self.verdict}
         test = {"benefit": self.benefit, "limit": self.limit, "p": self.p} if math.isfinite(self.p) else {}
         found: dict[str, Any] = to_json({**values, **test})
@@ -98,7 +95,6 @@ class RunOutcome:
 
     @property
     def counts(self) -> Counter[str]:
-        """Number of sites with each verdict."""
         return Counter(site.verdict for site in self.sites if site.verdict)
 
     @property
@@ -198,7 +194,7 @@ def _judge_site(evidence: Evidence, number: int) -> str:
             return BREAKS
         return FITS if landed and test["limit"][number] < SMALL else UNDECIDED
     scaled = [value / config.gamma_unit for value in gamma]
-    word = judge_course(config.mode, scaled, lambda_, _bound(config, u), landed=landed)
+    word = judge_course(config.mode, scaled, lambda_, u[-1], landed=landed)
     if not config.paced:
         return word
     if config.mode == "strict" and not landed and word in (FITS, BREAKS):
@@ -210,17 +206,12 @@ def _judge_site(evidence: Evidence, number: int) -> str:
     return word
 
 
-def _bound(config: Config, u: Sequence[float]) -> float:
-    return config.epsilon if config.mode == "bounded" else u[-1]
-
-
 def judge_course(
     mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False
 ) -> str:
     """Return the verdict on one site from its values of gamma and lambda over time alone.
 
-    ``bound`` is the largest |gamma| that is allowed at the end: u or epsilon.
-    """
+    ``bound`` is the largest |gamma| that is allowed at the end: u or epsilon."""
     if not all(map(math.isfinite, (*gamma, *lambda_, bound))):
         return DIVERGED
     if mode == "scheduled":
@@ -284,13 +275,11 @@ def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
     largest = max(abs(site.gamma) for site in sites)
     still = f"|gamma| is still up to {largest:.2g}: "
     if config.paced and budget is not None and steps < (1 if config.lands else 0.9) * budget:
-        bounds = [0.0 if config.lands else _bound(config, [site.u]) for site in sites]
-        above = max(abs(site.gamma) - bound for site, bound in zip(sites, bounds, strict=True))
+        above = max(abs(site.gamma) - (0.0 if config.lands else site.u) for site in sites)
         if above < 0.01 * config.gamma_unit:
             return ""
-        fewest = FEWEST_STEPS
-        if config.mode != "scheduled":
-            fewest = max(fewest, round(LANDING_STEPS / (1 - config.share)))
+        landing = 0 if config.mode == "scheduled" else round(LANDING_STEPS / (1 - config.share))
+        fewest = max(FEWEST_STEPS, landing)
         still += f"the run made {steps:,} of {budget:,} expected steps; "
         if steps < fewest:
             return still + f"gamma needs {fewest} steps: train longer, with budget = {fewest}"
@@ -300,10 +289,8 @@ def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
     if config.mode == "strict" and config.loop == "paper":
         if largest <= NEAR:
             return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
-        still += (
-            "model.eval() runs f_eq without branches, which is not yet the model that was trained; early stopping or "
-            "a falling learning rate can stop gamma before it reaches 0; "
-        )
+        still += "model.eval() leaves the branches out, which is not yet the model that was trained; "
+        still += "early stopping or a falling learning rate can stop gamma before it reaches 0; "
         if config.land_at:
             return still + f"land_at = {config.land_at:,} was not reached in {steps:,} steps"
         return still + "preset 'fit' paces gamma by the length of the run"
