@@ -133,7 +133,8 @@ class Log:
             self._fail(error)
 
     def _read_values(self) -> dict[str, float]:
-        record, values = self.record, {}
+        record = self.record
+        values: dict[str, float] = {}
         for name, row in zip(QUANTITIES, record.snapshot().tolist(), strict=True):
             values |= {f"ace/{name}/{site}": value for site, value in zip(record.sites, row, strict=True)}
         error = record.current_error or {}

@@ -102,8 +102,8 @@ def render_template(template: Path, **data: Any) -> Markup:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader([template.parent, TEMPLATES])
-    options = {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=loader, autoescape=True, **options)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
     return Markup(environment.get_template(template.name).render(data))
 
 

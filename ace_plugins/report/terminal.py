@@ -96,7 +96,6 @@ def draw_run(run: SavedRun) -> list[str | Table]:
 
 
 def _describe_outcome(outcome: RunOutcome, run: SavedRun | None = None) -> list[str | Table]:
-    """Return the table of sites, the explanation of each verdict and the advice."""
     table = [render_table(build_site_table(outcome, run))] if outcome.sites else []
     meanings = [escape(f"{verdict}: {meaning}") for verdict, meaning in outcome.meanings.items()]
     return [*table, *meanings, *([escape(outcome.advice)] if outcome.advice else [])]

@@ -140,8 +140,7 @@ class SavedRun:
         return max((line["step"] for line in self.lines), default=0)
 
     @property
-    def duration(self) -> float:
-        """Seconds up to the last line."""
+    def duration(self) -> float:  # in seconds
         return max((value for _, value in self.curve("seconds") if math.isfinite(value)), default=0.0)
 
     @property
@@ -215,12 +214,13 @@ def read_run(folder: Path, label: str = "") -> SavedRun:
     run = SavedRun(folder, about, config, sites, label, *_read_lines(folder))
     lines, run.lines = run.lines, []
     for line in lines:
-        step, error, test = to_number(line.get("step")), line.pop("error", None), line.pop("test", None)
+        step, measured, test = to_number(line.get("step")), line.pop("error", None), line.pop("test", None)
         if math.isnan(step) or any(len(to_numbers(line.get(name))) != len(sites) for name in QUANTITIES):
             run.skipped += 1
             continue
         line |= test if isinstance(test, dict) else {}
-        line |= {"error": error.get("relative"), "group": error.get("group")} if isinstance(error, dict) else {}
+        if isinstance(measured, dict):
+            line |= {"error": measured.get("relative"), "group": measured.get("group")}
         run.lines.append({**line, "step": int(step)})
     return run
 

@@ -143,7 +143,8 @@ def judge(evidence: Evidence) -> RunOutcome:
     test, landed = evidence.test, evidence.landed
     sites = []
     for number, (name, series) in enumerate(zip(evidence.sites, evidence.history, strict=True)):
-        site = SiteOutcome(name, *(values[-1] for values in series), _judge_site(evidence, number))
+        gamma, lambda_, u = (values[-1] for values in series)
+        site = SiteOutcome(name, gamma, lambda_, u, _judge_site(evidence, number))
         if test is not None:
             log_e, benefit, limit = (test[key][number] for key in ("log_e", "benefit", "limit"))
             site = replace(site, benefit=benefit, limit=limit, p=math.exp(min(0.0, -log_e)))
