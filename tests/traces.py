@@ -38,7 +38,6 @@ def write_run(
         "config": dataclasses.asdict(config),
         "command": ["main.py", "--epochs", "60", "--name", "a b"],
         "started": "2026-11-17T10:59:25+0000",
-        "torch": "2.13.0",
         **about,
     }
     (folder / "run.json").write_text(json.dumps(told))
@@ -57,6 +56,8 @@ def write_run(
             "lambda": [1.8 * (end or 0.001) * (1 - fall) for end in ends],
             "u": [end * (1 - fall) if slack else 0.0 for end in ends],
         }
+        if mode == "strict":
+            line |= {"landed": [n for n, value in enumerate(line["gamma"]) if not value], "held": [0.5] * sites}
         if loss:
             line["loss"] = 0.02 + 1.5 * fall * math.exp(generator.gauss(0, 0.25)) + 0.01 * abs(generator.gauss(0, 1))
             line["gradient"] = [(0.1 - 0.5 * end) * fall * generator.gauss(1, 0.3) for end in ends]

@@ -10,9 +10,8 @@ import click
 from ..compare.page import is_comparison, print_comparison, read_comparison, render_comparison
 from ..errors import AceError
 from ..report.page import PAGE, describe_run, write_report
-from ..report.runs import find_run, read_run
 from ..report.terminal import SECONDS, print_report, watch_run
-from ..report.trace import shorten_path
+from ..report.trace import find_run, read_run, shorten_path
 from .options import as_json, print_json
 
 FILE = click.Path(dir_okay=False, path_type=Path)

@@ -17,10 +17,9 @@ from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..report.charts import LINES_AT_MOST, Series, draw_lines
 from ..report.page import Chart, render_template
-from ..report.runs import find_newest
 from ..report.tables import TableData, format_number
 from ..report.terminal import open_console, render_table
-from ..report.trace import shorten_path
+from ..report.trace import find_newest, shorten_path
 from .plan import DESCRIPTION, Comparison, Store, TrialResult
 from .statistics import Difference, Row, compare_runs, summarise
 

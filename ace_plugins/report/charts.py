@@ -1,18 +1,15 @@
-"""Draws charts: SVG for the page, sparklines for the terminal.
-
-In line charts every line is labelled where it ends. Heat maps show more sites than lines can: one row per site.
-"""
+"""Draws line charts for the HTML page, as SVG. Every line is labelled where it ends."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from markupsafe import Markup, escape
 
-from .tables import format_number
+from .tables import average_spans, find_axis_start, format_number
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 420.0, 230.0  # size of a chart, in SVG units like all lengths below
@@ -22,9 +19,8 @@ GAP = 13.0  # smallest distance between the base lines of two labels
 AWAY = 16.0  # distance between the end of a line and its label
 LINES_AT_MOST = COLOURS = 8  # more lines cannot be distinguished; page.css defines 8 colours
 PARTS = 150  # number of parts of a long line; of each part only the lowest and highest point are drawn
-NOISY = 240  # a noisy line with more points than this is smoothed
-COLUMNS, LEVELS = 120, 8  # of a heat map; CSS classes: p1 to p8 above 0, n1 to n8 below 0, z at 0, x not finite
-BARS = "▁▂▃▄▅▆▇█"
+FEW = 60  # a line with at most this many points has a dot per point
+NOISY, SMOOTH = 240, 60  # a noisy line with more points than the first number is drawn as the second number of means
 
 
 @dataclass(frozen=True)
@@ -58,12 +54,11 @@ class Scale:
         if not self.log:
             return _find_round_numbers(self.low, self.high, most)
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        found: list[float] = []
         for marks in ((1, 2, 5), (1, 3), (1,)):
             found = [v for n in decades for mark in marks if self.low <= (v := mark * 10.0**n) <= self.high]
             if 2 <= len(found) <= most + 1:
                 return found
-        return found[:: max(1, -(-len(found) // most))] or _find_round_numbers(self.low, self.high, 3)
+        return found[:: -(-len(found) // most)] if found else _find_round_numbers(self.low, self.high, 3)
 
 
 def _find_round_numbers(low: float, high: float, most: int) -> list[float]:
@@ -75,24 +70,17 @@ def _find_round_numbers(low: float, high: float, most: int) -> list[float]:
     return [round(n * step, 12) + 0.0 for n in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def fit_scale(values: Iterable[float], start: float, end: float, *, log: bool = False, zero: bool = False) -> Scale:
-    """Return a scale with room for all finite values, and for 0 if ``zero``."""
-    found = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
-    if log and found:
-        room = max((max(found) / min(found)) ** 0.04, 1.02)
-        return Scale(min(found) / room, max(found) * room, start, end, log=True)
-    if zero or not found:
-        found.append(0.0)
+def fit_scale(values: Iterable[float], start: float, end: float, *, zero: bool = False) -> Scale:
+    """Return a scale with room for all finite values: with 0 on it, or logarithmic if all values are far above 0."""
+    found = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(found), max(found)
+    if not zero and low > 0 and high > 12 * low:
+        room = (high / low) ** 0.04
+        return Scale(low / room, high * room, start, end, log=True)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
-    # With ``zero`` and without negative values, the axis starts exactly at 0.
-    return Scale(low - room if low < 0 or not zero else low, high + room, start, end)
-
-
-def needs_log(values: Iterable[float]) -> bool:
-    """Return True if all values are positive and span more than a decade."""
-    found = [value for value in values if math.isfinite(value)]
-    return bool(found) and min(found) > 0 and max(found) > 12 * min(found)
+    return Scale(low if zero and low == 0 else low - room, high + room, start, end)
 
 
 def is_drawable(points: Sequence[Point]) -> bool:
@@ -101,103 +89,28 @@ def is_drawable(points: Sequence[Point]) -> bool:
 
 def thin(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
     """Split a line at values that are not finite, and drop points that would not be visible. Peaks are kept."""
-    pieces: list[list[Point]] = [[]]
-    for point in points:
-        if math.isfinite(point[1]):
-            pieces[-1].append(point)
-        elif pieces[-1]:
-            pieces.append([])
+    pieces = [list(piece) for finite, piece in groupby(points, lambda point: math.isfinite(point[1])) if finite]
     thinned = []
-    for piece in filter(None, pieces):
+    for piece in pieces:
         count = max(1, round(parts * len(piece) / len(points)))
         if len(piece) > 3 * count:
             kept = {0, len(piece) - 1}
-            for part in _split(len(piece), count):
-                kept |= {min(part, key=lambda i: piece[i][1]), max(part, key=lambda i: piece[i][1])}
+            for start, end in pairwise(round(number * len(piece) / count) for number in range(count + 1)):
+                part = sorted(range(start, end), key=lambda i: piece[i][1])
+                kept |= {part[0], part[-1]}
             piece = [piece[i] for i in sorted(kept)]
         thinned.append(piece)
     return thinned
 
 
-def smooth(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
-    """Smooth a noisy line: divide it into ``parts`` parts and replace each part by its median."""
-    finite = [point for point in points if math.isfinite(point[1])]
-    if len(finite) <= parts:
-        return [finite] if finite else []
-    medians = []
-    for part in _split(len(finite), parts):
-        values = sorted(finite[i][1] for i in part)
-        medians.append((finite[part[len(part) // 2]][0], values[len(values) // 2]))
-    return [[finite[0], *medians, (finite[-1][0], medians[-1][1])]]
-
-
-def _split(length: int, parts: int) -> list[range]:
-    ends = [round(number * length / parts) for number in range(parts + 1)]
-    return [range(a, b) for a, b in pairwise(ends) if b > a]
-
-
-def find_axis_start(first: float, last: float) -> float:
-    """Return the step at which the axis starts: 0, or the first step of a run that resumed from a checkpoint."""
-    return 0.0 if first <= 0.05 * last else first
-
-
-def average_spans(steps: Sequence[int], values: Sequence[float], count: int) -> list[float]:
-    """Return the means of the values in ``count`` equal spans of the run.
-
-    A span that contains a value that is not finite has no finite mean. An empty span repeats the mean before it."""
-    last = max(steps, default=0)
-    low = find_axis_start(min(steps, default=0), last)
-    size = max(1.0, last - low) / count
-    spans: list[list[float]] = [[] for _ in range(count)]
-    for step, value in zip(steps, values, strict=True):
-        spans[min(count - 1, max(0, math.ceil((step - low) / size) - 1))].append(value)
-    means: list[float] = []
-    for span in spans:
-        before = means[-1] if means else values[0] if values else math.nan
-        means.append(sum(span) / len(span) if span else before)
-    return means
-
-
-def sparkline(steps: Sequence[int], values: Sequence[float], width: int = 24) -> str:
-    """Return a series as one line of text, scaled from its lowest to its highest value; x marks non-finite values."""
-    if not values:
-        return ""
-    means = average_spans(steps, values, min(width, len(values)))
-    finite = [mean for mean in means if math.isfinite(mean)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BARS[round((mean - low) * scale)] if math.isfinite(mean) else "x" for mean in means)
-
-
-def draw_sparkline(points: Sequence[Point]) -> Markup:
-    """Return a small line chart as SVG, as high as a line of text."""
-    y = fit_scale([value for _, value in points], 19, 1, zero=True)
-    x = Scale(points[0][0], points[-1][0], 0, 100)
-    line = "".join("M" + "L".join(f"{x(a):.0f} {y(b):.1f}" for a, b in piece) for piece in thin(points, 30))
-    return Markup(
-        '<svg class="spark" viewBox="0 0 100 20" preserveAspectRatio="none" aria-hidden="true">'
-        '<path class="base" d="M0 {:.1f}H100"/><path d="{}"/></svg>'
-    ).format(y(0), line)
-
-
 def shorten_name(name: str, most: int = 18) -> str:
-    """Cut out the middle of a long name. Both ends are kept, because names of layers differ there."""
-    if len(name) <= most:
-        return name
-    head = (most - 1) // 3
-    return f"{name[:head]}\N{HORIZONTAL ELLIPSIS}{name[len(name) - (most - 1 - head) :]}"
+    return name if len(name) <= most else f"\N{HORIZONTAL ELLIPSIS}{name[1 - most :]}"
 
 
 def draw_lines(
-    title: str,
-    series: Sequence[Series],
-    *,
-    zero: bool = False,
-    marks: bool = False,
-    events: Sequence[int] = (),
-    unit: str = "step",
+    title: str, series: Sequence[Series], *, zero: bool = False, events: Sequence[int] = (), unit: str = "step"
 ) -> Markup:
-    """Return a line chart. ``zero`` puts 0 on the axis, ``marks`` adds a dot per point, ``events`` are marked steps."""
+    """Return a line chart. ``zero`` puts 0 on the axis, and ``events`` are steps that get a vertical line."""
     series = [each for each in series if is_drawable(each.points)]
     values = [value for each in series for _, value in each.points]
     ends = [next(point for point in reversed(each.points) if math.isfinite(point[1])) for each in series]
@@ -208,7 +121,7 @@ def draw_lines(
     first = min((each.points[0][0] for each in series), default=0.0)
     last = max((step for each in series for step, _ in each.points), default=1.0)
     x = Scale(find_axis_start(first, last), max(last, first + 1), LEFT, WIDTH - right)
-    y = fit_scale(values, HEIGHT - BOTTOM, TOP, log=not zero and needs_log(values), zero=zero)
+    y = fit_scale(values, HEIGHT - BOTTOM, TOP, zero=zero)
     parts = []
     for tick in y.ticks():
         kind = "grid zero" if tick == 0 else "grid"
@@ -216,23 +129,15 @@ def draw_lines(
         parts.append(_text(x.start - 6, y(tick) + 4, format_number(tick, 3), "left"))
     parts.append(draw_ticks(x, y.start + 19, unit))
     parts += [f'<path class="event" d="M{x(step):.1f} {TOP:g}V{HEIGHT - BOTTOM:g}"/>' for step in events]
-    parts += [_draw_line(each, x, y, f"c{n % COLOURS}", marks) for n, each in enumerate(series)]
-    # A line that ends early is labelled at its end: a long connection to a label on the right would look like data.
-    beside = [n for n, end in enumerate(ends) if x(end[0]) > x.end - 40]
-    heights = spread_labels([y(ends[n][1]) + 4 for n in beside], TOP + 8, HEIGHT - BOTTOM + 2)
-    placed = dict(zip(beside, heights, strict=True))
-    for n, (each, end, label) in enumerate(zip(series, ends, labels, strict=True)):
-        height = placed.get(n, y(end[1]) + 4)
-        near = x.end + AWAY if n in placed else x(end[0]) + 6
-        if n in placed and (abs(height - 4 - y(end[1])) > 3 or x(end[0]) < x.end - 4):
-            line = f"M{x(end[0]) + 1:.1f} {y(end[1]):.1f}L{near - 3:.1f} {height - 4:.1f}"
-            parts.append(f'<path class="leader c{n % COLOURS}" d="{line}"/>')
-        parts.append(_text(near, height, label, f"c{n % COLOURS}", f"{each.name}: {format_number(end[1])}"))
-    return _wrap(title, HEIGHT, parts)
-
-
-def _wrap(title: str, height: float, parts: Sequence[str]) -> Markup:
-    opening = f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(title)}">'
+    parts += [_draw_line(each, x, y, f"c{n % COLOURS}") for n, each in enumerate(series)]
+    heights = spread_labels([y(value) + 4 for _, value in ends], TOP + 8, HEIGHT - BOTTOM + 2)
+    for n, (each, end, label, height) in enumerate(zip(series, ends, labels, heights, strict=True)):
+        colour = f"c{n % COLOURS}"
+        if x(end[0]) > x.end - 40:  # a longer connection between line and label would look like data
+            line = f"M{x(end[0]) + 1:.1f} {y(end[1]):.1f}L{x.end + AWAY - 3:.1f} {height - 4:.1f}"
+            parts.append(f'<path class="leader {colour}" d="{line}"/>')
+        parts.append(_text(x.end + AWAY, height, label, colour, f"{each.name}: {format_number(end[1])}"))
+    opening = f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(title)}">'
     return Markup(f"{opening}{''.join(parts)}</svg>")
 
 
@@ -260,79 +165,30 @@ def draw_ticks(x: Scale, base: float, unit: str) -> str:
 
 
 def spread_labels(heights: Sequence[float], top: float, bottom: float) -> list[float]:
-    """Return the heights of labels, as near to their lines as possible without touching each other."""
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    """Return heights at which labels do not touch each other, in the order of their lines."""
+    order = sorted(range(len(heights)), key=lambda n: heights[n])
     gap = min(GAP, (bottom - top) / max(1, len(heights) - 1))
-    groups: list[tuple[float, int]] = []  # labels that touch form a group: its middle, number of labels
-    for i in order:
-        middle, count = heights[i], 1
-        while groups and middle - (count - 1) * gap / 2 < groups[-1][0] + (groups[-1][1] + 1) * gap / 2:
-            before, others = groups.pop()
-            middle, count = (middle * count + before * others) / (count + others), count + others
-        half = (count - 1) * gap / 2
-        groups.append((min(max(middle, top + half), bottom - half), count))
-    placed = [middle + (k - (count - 1) / 2) * gap for middle, count in groups for k in range(count)]
-    return [height for _, height in sorted(zip(order, placed, strict=True))]
+    placed: dict[int, float] = {}
+    height = top - gap
+    for n in order:
+        height = placed[n] = max(heights[n], height + gap)
+    height = bottom + gap
+    for n in reversed(order):
+        height = placed[n] = min(placed[n], height - gap)
+    return [placed[n] for n in range(len(heights))]
 
 
-def _draw_line(series: Series, x: Scale, y: Scale, colour: str, marks: bool) -> str:
+def _draw_line(series: Series, x: Scale, y: Scale, colour: str) -> str:
     def path(pieces: Sequence[Sequence[Point]]) -> str:
         return "".join("M" + "L".join(f"{x(a):.1f} {y(b):.1f}" for a, b in piece) for piece in pieces)
 
     drawn = ""
-    points = [(step, value) for step, value in series.points if not (y.log and value <= 0)]
-    pieces = thin(points)
+    points, pieces = series.points, thin(series.points)
     if series.noisy and len(points) > NOISY:
         drawn = f'<path class="noise {colour}" d="{path(pieces)}"/>'
-        pieces = smooth(points, NOISY // 4)
+        means = average_spans([int(step) for step, _ in points], [value for _, value in points], SMOOTH)
+        size = (points[-1][0] - x.low) / SMOOTH
+        pieces = thin([(x.low + (number + 0.5) * size, mean) for number, mean in enumerate(means)])
     drawn += f'<path class="line {colour}" d="{path(pieces)}"><title>{escape(series.name)}</title></path>'
-    dots = [point for piece in pieces for point in piece][:200] if marks or len(points) == 1 else []
+    dots = [point for piece in pieces for point in piece] if len(points) <= FEW else []
     return drawn + "".join(f'<circle class="{colour}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="2"/>' for a, b in dots)
-
-
-def draw_heat_map(title: str, names: Sequence[str], steps: Sequence[int], values: Sequence[Sequence[float]]) -> Markup:
-    """Return a heat map of ``values``, one series per site. The strongest shade stands for the largest |value|."""
-    rows = [average_spans(steps, site, COLUMNS) for site in values]
-    found = [value for row in rows for value in row if math.isfinite(value)]
-    most = max(map(abs, found), default=0.0)
-    top, high = 26.0, max(4.0, min(13.5, 270.0 / len(rows)))
-    labels = [shorten_name(name, 16) for name in names]
-    left = 8 + LETTER * max(map(len, labels))
-    paths: dict[str, list[str]] = {}
-    for place, row in enumerate(rows):
-        shades = [_find_shade(value, most) for value in row]
-        begun = 0
-        for end in range(1, COLUMNS + 1):
-            if end == COLUMNS or shades[end] != shades[begun]:  # neighbours of one shade form a rectangle
-                paths.setdefault(shades[begun], []).append(f"M{begun} {place}h{end - begun}v1h{begun - end}z")
-                begun = end
-    cells = "".join(f'<path class="{shade}" d="{"".join(moves)}"/>' for shade, moves in sorted(paths.items()))
-    size = f"translate({left:.1f} {top:g}) scale({(WIDTH - left - 8) / COLUMNS:.4f} {high:.3f})"
-    parts = [f'<g class="heat" transform="{size}">{cells}</g>']
-    for place in range(0, len(rows), math.ceil(13 / high)):
-        parts.append(_text(left - 5, top + (place + 0.5) * high + 4, labels[place], "left", names[place]))
-    bottom = top + len(rows) * high
-    x = Scale(find_axis_start(min(steps), max(steps)), max(steps), left, WIDTH - 8)
-    parts += [draw_ticks(x, bottom + 16, "step"), _draw_legend(min(found, default=0.0) < 0, most)]
-    return _wrap(title, math.ceil(bottom + 24), parts)
-
-
-def _find_shade(value: float, most: float) -> str:
-    if not math.isfinite(value):
-        return "x"
-    # The shade depends on the square root of |value|, so that small values are visible beside large ones.
-    level = round(LEVELS * math.sqrt(abs(value) / most)) if most else 0
-    return "z" if level == 0 else f"{'p' if value > 0 else 'n'}{level}"
-
-
-def _draw_legend(signed: bool, most: float) -> str:
-    """Return the legend of a heat map, at its top right: the shades from the lowest to the highest value."""
-    shades = [*(f"n{k}" for k in range(LEVELS, 0, -1) if signed), "z", *(f"p{k}" for k in range(1, LEVELS + 1))]
-    high = format_number(most, 3)
-    end = WIDTH - 8 - LETTER * len(high) - 6
-    start = end - 8 * len(shades)
-    boxes = "".join(
-        f'<rect class="{shade}" x="{start + 8 * k:.1f}" y="6" width="8" height="9"/>' for k, shade in enumerate(shades)
-    )
-    low = _text(start - 5, 14.5, format_number(-most, 3) if signed else "0", "left")
-    return f'{low}<g class="heat">{boxes}</g>{_text(end + 5, 14.5, high)}'

@@ -1,7 +1,6 @@
 """Observers: loggers (TensorBoard, Weights & Biases, trackio) and the announcer of attached models.
 
-Observers are loaded through the entry point group, so this module must not import torch. A logger imports its library
-at the first step that is logged.
+Observers are loaded before torch, so this module must not import torch. Loggers import their library at the first log.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ from ..plugins.registry import registry
 from ..settings.config import NONE
 from ..settings.sources import HOME
 from .record import RECORDER, Record, get_ace, warn
-from .runs import QUANTITIES
-from .trace import create_run_folder, hide_from_git
+from .trace import QUANTITIES, create_run_folder, hide_from_git
 
 if TYPE_CHECKING:
     from torch import nn
-
 
 PROJECT = "ace"  # project name of the wandb and trackio runs that this module starts
 
@@ -49,23 +46,27 @@ class TensorBoardLogger:
         self.writer.close()
 
 
-class WandbLogger:
+class _TrackerLogger:
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.library: Any = import_module(record.config.log)
+        self.own: Any = None  # the run that this logger has started, if any
+        self.defined: Any = None  # wandb: the run in which ACE's step metric is defined
+
+
+class WandbLogger(_TrackerLogger):
     """Logs to the script's open run of Weights & Biases, or to a new run if there is none."""
 
-    def __init__(self, record: Record) -> None:
-        self.wandb = import_module("wandb")
-        self.record = record
-        self.own: Any = None
-        self.defined: Any = None  # the run in which ACE's step metric is defined
-
     def log(self, values: dict[str, float], step: int) -> None:
-        if self.wandb.run is None:
+        if self.library.run is None:
             folder = Path(os.environ.get("WANDB_DIR") or RECORDER.home / HOME)
             folder.mkdir(parents=True, exist_ok=True)
             hide_from_git(folder)
             project = os.environ.get("WANDB_PROJECT", PROJECT)
-            self.own = self.wandb.init(project=project, dir=str(folder), config=dataclasses.asdict(self.record.config))
-        run = self.wandb.run
+            self.own = self.library.init(
+                project=project, dir=str(folder), config=dataclasses.asdict(self.record.config)
+            )
+        run = self.library.run
         if run is not self.defined:
             run.define_metric("ace/*", step_metric="ace/step")
             self.defined = run
@@ -78,36 +79,29 @@ class WandbLogger:
             self.own.finish()
 
 
-class TrackioLogger:
+class TrackioLogger(_TrackerLogger):
     """Logs to the script's open run of trackio, or to a new run if there is none."""
-
-    def __init__(self, record: Record) -> None:
-        self.trackio = import_module("trackio")
-        self.record = record
-        self.own: Any = None
 
     @property
     def run(self) -> Any:
-        return self.trackio.context_vars.current_run.get()
+        return self.library.context_vars.current_run.get()
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self.run is None:
             config = dataclasses.asdict(self.record.config)
             with redirect_stdout(sys.stderr):  # stdout belongs to the script
-                self.own = self.trackio.init(project=PROJECT, config=config)
+                self.own = self.library.init(project=PROJECT, config=config)
         # The script's run numbers all its rows itself, also those of ACE.
         self.run.log({**values, "ace/step": step}, step=step if self.run is self.own else None)
 
     def close(self) -> None:
         if self.own is not None and self.run is self.own:
             with redirect_stdout(sys.stderr):
-                self.trackio.finish()
+                self.library.finish()
 
 
 class Log:
-    """The log of one run. At the first failure it warns and stops logging; training continues.
-
-    It refers to the record, never to the model, so that the log of a deleted model is closed too."""
+    """The log of one run. At the first failure it warns and stops logging. It must not refer to the model."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -115,39 +109,36 @@ class Log:
         self.closed = False
 
     def write(self) -> None:
-        """Log the current values with the step number of the trace, which never decreases."""
         if self.closed:
             return
-        first = self.logger is None
         try:
+            first = self.logger is None
             self.logger = self.logger or KINDS[self.record.config.log](self.record)
             self.logger.log(self._read_values(), self.record.steps)
+            if first:
+                # Exit functions are called in reverse order of registration. This one is registered after that of the
+                # logging library and so runs first. The library's function would end the run and print to stdout.
+                atexit.register(self.close)
         except Exception as error:
             self._fail(error)
-        if first and not self.closed:
-            # Exit functions are called in reverse order of registration. This one is registered after that of the
-            # logging library and so runs first. The library's function would end the run and print to stdout.
-            atexit.register(self.close)
 
     def close(self) -> None:
-        """Close the logger, once."""
         if self.closed or self.record.process != os.getpid():  # a forked child must not end the parent's log
             return
         self.closed = True
         atexit.unregister(self.close)
         try:
-            if self.logger is not None:
-                self.logger.close()
+            self.logger.close()
         except Exception as error:
             self._fail(error)
 
     def _read_values(self) -> dict[str, float]:
-        rows = zip(QUANTITIES, self.record.snapshot().tolist(), strict=True)
-        sites = self.record.sites
-        values = {f"ace/{name}/{site}": v for name, row in rows for site, v in zip(sites, row, strict=True)}
-        error = self.record.current_error or {}
-        names = ("relative", "absolute")
-        return values | {f"ace/error/{name}": error[name] for name in names if error.get(name) is not None}
+        record = self.record
+        values: dict[str, float] = {}
+        for name, row in zip(QUANTITIES, record.snapshot().tolist(), strict=True):
+            values |= {f"ace/{name}/{site}": value for site, value in zip(record.sites, row, strict=True)}
+        error = record.current_error or {}
+        return values | {f"ace/error/{k}": error[k] for k in ("relative", "absolute") if error.get(k) is not None}
 
     def _fail(self, error: Exception) -> None:
         self.closed = True
@@ -174,8 +165,7 @@ class Loggers:
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
-        log = self.logs.pop(model, None)
-        if log is not None:
+        if log := self.logs.pop(model, None):
             log.close()
 
 
@@ -184,58 +174,51 @@ LOGGERS = Loggers()
 
 
 class Announcer:
-    """The observer that prints a line when a model is attached, the budget of the run, and a summary at the end.
-
-    It is silent in ``ace-patch run`` and in patched scripts, where `ProcessRun` prints these lines and more."""
+    """The observer that prints a line when a model is attached, the budget of the run, and a summary at the end."""
 
     def __init__(self) -> None:
         self.silent = False
-        self._announced: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.summarises = True  # False in `ace-patch run` and patched scripts, where `ProcessRun` prints the summary
+        self.commit = ""  # phrase on the commit of the upstream repository
+        self._announced: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models whose budget was printed
 
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
-        if self._may_print(model):
-            say(describe_attachment(model))
+        if not self._may_print(model):
+            return
+        from ..patch.shims import REPAIRS
+        from .status import status
+
+        now = status(model)
+        plugin = registry().plugins.get(now.adapter)
+        shims = ", ".join(shim.name for shim in REPAIRS.active(plugin)) if plugin is not None else ""
+        say(
+            f"{now.adapter}{self.commit}: attached to {type(model).__name__}, {len(now.sites)} sites, "
+            f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, {get_ace(model).config.summary}"
+            + (f"; shims: {shims}" if shims else "")
+        )
 
     @hookimpl
     def ace_stepped(self, model: nn.Module, step: int) -> None:
+        ace = get_ace(model)
+        if model in self._announced or not ace.config.paced or not ace.budget.is_settled(step):
+            return
+        self._announced.add(model)
         if self._may_print(model):
-            self.announce_budget(model, step)
+            say(f"budget: {ace.budget}")
 
     @hookimpl(tryfirst=True)  # before the recorder closes the record
     def ace_finished(self, model: nn.Module) -> None:
         record = RECORDER.records.get(model)
-        if record is not None and not record.finished and record.steps and self._may_print(model):
+        if self.summarises and record and not record.finished and record.steps and self._may_print(model):
             from .terminal import print_summary
 
             print_summary(record)
-
-    def announce_budget(self, model: nn.Module, step: int) -> None:
-        """Print the budget, which is the expected number of steps, once it is final."""
-        ace = get_ace(model)
-        if ace.config.paced and model not in self._announced and ace.budget.is_settled(step):
-            self._announced.add(model)
-            say(f"budget: {ace.budget}")
 
     def _may_print(self, model: nn.Module) -> bool:
         from ..engine.distributed import rank
 
         return get_ace(model).config.tell and not self.silent and not quiet() and rank() == 0
-
-
-def describe_attachment(model: nn.Module, commit: str = "") -> str:
-    """Describe an attached model in one line. ``commit`` is a phrase on the commit of the upstream repository."""
-    from ..patch.shims import REPAIRS
-    from .status import status
-
-    now = status(model)
-    plugin = registry().plugins.get(now.adapter)
-    shims = ", ".join(shim.name for shim in REPAIRS.active(plugin)) if plugin is not None else ""
-    return (
-        f"{now.adapter}{commit}: attached to {type(model).__name__}, {len(now.sites)} sites, "
-        f"{now.upstream_parameters:,} parameters + {now.ace_parameters:,} of ACE, {get_ace(model).config.summary}"
-        + (f"; shims: {shims}" if shims else "")
-    )
 
 
 ANNOUNCER = Announcer()

@@ -1,12 +1,12 @@
 """Records the run of each attached model in this process and writes its trace.
 
-The recorder is an observer and is loaded through the entry point group, so this module must not import torch.
+The recorder is loaded through the entry point group before torch, so this module must not import torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import json
 import os
 import platform
 import sys
@@ -25,8 +25,7 @@ from ..contract.hookspecs import hookimpl
 from ..errors import AceWarning
 from ..plugins.registry import registry
 from ..settings.config import NONE
-from .runs import default_runs
-from .trace import TraceFile, finite_or_none, shorten_path
+from .trace import ABOUT, LINES, QUANTITIES, create_run_folder, default_runs, shorten_path, to_json
 from .verdicts import Evidence, RunOutcome, judge
 
 if TYPE_CHECKING:
@@ -37,39 +36,31 @@ if TYPE_CHECKING:
 
 
 class History:
-    """Values of gamma, lambda and u during a run, kept at a bounded number of evenly spaced steps.
-
-    Values stay on the model's device, so that recording never waits for the device."""
+    """Gamma, lambda and u at a limited number of evenly spaced steps. Recording does not wait for the device."""
 
     def __init__(self, points: int = 256) -> None:
         self.points = points
         self.every = 1
-        self._taken: list[tuple[int, Tensor]] = []
+        self.taken: list[tuple[int, Tensor]] = []
 
     def record(self, step: int, snapshot: Tensor) -> None:
         """Keep a snapshot of this step: gamma, lambda and u of every site, a tensor of shape [3, sites]."""
         if step % self.every:
             return
-        self._taken.append((step, snapshot))
-        if len(self._taken) > self.points:
+        self.taken.append((step, snapshot))
+        if len(self.taken) > self.points:
             self.every *= 2
             # Snapshots are selected by step, not by index: a run that resumes from a checkpoint may begin at any step.
-            self._taken = [taken for taken in self._taken if not taken[0] % self.every]
+            self.taken = [taken for taken in self.taken if not taken[0] % self.every]
 
-    def __len__(self) -> int:
-        return len(self._taken)
-
-    def per_site(self, *, now: Tensor) -> list[tuple[list[float], list[float], list[float]]]:
+    def per_site(self, *, now: Tensor) -> list[list[list[float]]]:
         """Return for each site its values of gamma, lambda and u over time, ending with the snapshot ``now``."""
-        points = [*(snapshot.tolist() for _, snapshot in self._taken), now.tolist()]
-        gamma, lambda_, u = ([list(site) for site in zip(*(p[row] for p in points), strict=True)] for row in range(3))
-        return list(zip(gamma, lambda_, u, strict=True))
+        points = [*(snapshot.tolist() for _, snapshot in self.taken), now.tolist()]
+        return [[[point[row][site] for point in points] for row in range(3)] for site in range(now.shape[1])]
 
 
 class Record:
-    """The record of one model's training in one process.
-
-    A record outlives its model: it refers to ACE's small tensors, but not to the model."""
+    """The record of one model's training in one process. It outlives the model, so it must not refer to it."""
 
     def __init__(self, model: nn.Module, ace: Ace) -> None:
         self.model = type(model).__name__
@@ -81,24 +72,19 @@ class Record:
         self.budget = ace.budget
         self.frames = ace.action is not None  # True if the model trains in random frames
         self.process = os.getpid()
+        self.folder: Path | None = None  # folder of the trace, if one is written
         # Number of the last step in the trace. It never decreases, but the model's own count of steps does when an
         # earlier checkpoint is loaded.
         self.position = 0
         self.offset = 0  # the position minus the model's own count of steps
         self.loaded: int | None = None  # step of a loaded checkpoint, until the trace mentions it
-        self.trace: TraceFile | None = None
         self.begun = False  # True once the model has made a step in this process
         self.leads = False  # True in rank 0, which writes and logs; set at the first step
-        self.errors: list[dict[str, Any]] = []  # measured equivariance errors
+        self.errors: list[dict[str, Any]] = []  # the first and the last equivariance error that was measured
         self.measurable = True
+        self.landed: frozenset[int] = frozenset()  # indices of the sites that had landed at the last line of the trace
         self.finished = False
         self.history = History()
-        self._landings: frozenset[int] = frozenset()  # indices of landed sites that the trace mentions
-        self._warned = False
-
-    @property
-    def folder(self) -> Path | None:
-        return None if self.trace is None else self.trace.folder
 
     @property
     def steps(self) -> int:
@@ -109,16 +95,6 @@ class Record:
         """Equivariance error after the last step, if it was measured."""
         return self.errors[-1] if self.errors and self.errors[-1]["step"] == self.steps else None
 
-    @property
-    def outer_errors(self) -> list[dict[str, Any]]:
-        """The first and the last measured equivariance error."""
-        return self.errors[:1] + self.errors[1:][-1:]
-
-    @property
-    def new_landings(self) -> frozenset[int]:
-        """Indices of sites that landed since the last line of the trace; empty unless the loop is paced."""
-        return self.duals.landed_sites - self._landings if self.config.paced else frozenset()
-
     def count_step(self, step: int) -> None:
         """Record that the model has made a step; ``step`` is its number in the model's own count."""
         if step + self.offset <= self.position:
@@ -127,7 +103,6 @@ class Record:
         self.position = step + self.offset
 
     def snapshot(self) -> Tensor:
-        """Return the current gamma, lambda and u of every site, a tensor of shape [3, sites]."""
         return self.duals.snapshot(self.gamma)
 
     def open_trace(self, runs: Path, more: Mapping[str, Any]) -> None:
@@ -142,76 +117,66 @@ class Record:
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": torch.initial_seed(),
-            "torch": version("torch"),
             "versions": _find_versions(self.adapter),
             **more,
         }
+        self.started = time.time()
         try:
-            self.trace = TraceFile(runs, self.adapter, about)
+            self.folder = create_run_folder(runs, self.adapter)
+            (self.folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            self._lose_trace(error)
-
-    def _lose_trace(self, error: OSError) -> None:
-        self.trace = None
-        warn(f"no trace is written: {error}; training continues")
+            self.folder = None
+            warn(f"no trace is written: {error}; training continues")
 
     def write(self, **more: Any) -> None:
         """Write a line of the trace: the current values and ``more``."""
-        if self.trace is None:
+        if self.folder is None:
             return
-        values = self.snapshot().tolist()
-        self._warn_if_diverged(values[0])
-        gamma, lambda_, u = (list(map(finite_or_none, row)) for row in values)
+        self.landed = self.duals.landed_sites
+        if self.config.mode == "auto":
+            more["test"] = self.duals.evidence.summarise()
         if self.duals.count + self.offset < self.position and self.loaded is None:
             self.loaded = self.duals.count  # a checkpoint, usually the best, was loaded after the last step
         if self.loaded is not None:
             more["event"] = f"a checkpoint of step {self.loaded:,} was loaded"
             self.loaded = None
-        if self.config.mode == "auto":
-            test = self.duals.evidence.summarise()
-            more["test"] = {key: list(map(finite_or_none, values)) for key, values in test.items()}
-        if new := sorted(self.new_landings):
-            # If the run is killed before it writes its verdicts, they are derived from these values.
-            held = [finite_or_none(value) for value in self.duals.normalise_lambda().tolist()]
-            more["landed"] = {"sites": new, "held": [held[n] for n in new], "gradients": self._count_gradients()}
-            self._landings = self.duals.landed_sites
-        try:
-            self.trace.write({"step": self.steps, "gamma": gamma, "lambda": lambda_, "u": u, **more})
+        line = {
+            "step": self.steps,
+            "seconds": round(time.time() - self.started, 3),
+            **dict(zip(QUANTITIES, self.snapshot().tolist(), strict=True)),
+            "held": self.duals.normalise_lambda().tolist(),
+            "landed": sorted(self.landed),
+            "averaged": self._count_averaging_steps(),
+        }
+        try:  # the file is closed after each line, so that forked processes do not share it
+            with (self.folder / LINES).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(to_json({**line, **more})) + "\n")
         except OSError as error:
-            self._lose_trace(error)
+            self.folder = None
+            warn(f"no trace is written from now on: {error}; training continues")
 
-    def _warn_if_diverged(self, gamma: list[float]) -> None:
-        sites = [name for name, value in zip(self.sites, gamma, strict=True) if not math.isfinite(value)]
-        if sites and not self._warned:
-            self._warned = True
-            where = f"at step {self.steps} (sites {', '.join(sites)})"
-            warn(f"gamma is not finite {where}: the run has diverged; lower the learning rate")
-
-    def _count_gradients(self) -> float:
-        """Return the number of gradients over which the mean gradient of a landed site is computed."""
+    def _count_averaging_steps(self) -> float:
         from ..engine.paced_loop import averaging_steps
 
         return averaging_steps(self.budget.horizon_of(self.budget.expected_steps))
 
     def finish(self) -> None:
         """Write the last line of the trace, once: when the process ends, or the model is projected or deleted."""
-        if not self.finished and self.process == os.getpid():  # a forked child must not end the parent's run
-            self.finished = True
-            if self.trace is not None:
-                outcome = self.judge()
-                # Reports use these verdicts, because the trace alone has less evidence.
-                self.write(finished=True, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
+        if self.finished or self.process != os.getpid():  # a forked child must not end the parent's run
+            return
+        self.finished = True
+        if self.folder is not None:
+            outcome = self.judge()
+            self.write(finished=True, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
 
     def judge(self) -> RunOutcome:
-        """Return the outcome of the run so far."""
         history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
-        evidence = Evidence(self.config, self.sites, history, self.steps, self.duals.landed_sites, held)
-        budget, gradients = self.budget.expected_steps, self._count_gradients()
+        landed, averaged = self.duals.landed_sites, self._count_averaging_steps()
+        evidence = Evidence(self.config, self.sites, history, self.steps, landed, held, averaged, self.frames)
         test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
-        return judge(dataclasses.replace(evidence, gradients=gradients, frames=self.frames, budget=budget, test=test))
+        return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the outcome of the run as JSON-compatible data."""
         outcome = self.judge()
         return {
             "model": self.model,
@@ -222,7 +187,7 @@ class Record:
             "verdict": outcome.advice,
             "budget": str(self.budget) if self.config.paced else None,
             "folder": None if self.folder is None else shorten_path(self.folder),
-            "errors": self.outer_errors,
+            "errors": self.errors,
             "sites": [site.to_dict() for site in outcome.sites],
         }
 
@@ -256,76 +221,66 @@ class Recorder:
     def ace_stepped(self, model: nn.Module, step: int) -> None:
         ace = get_ace(model)
         record = self.get_record(model)
-        if not record.begun:
-            self._begin(model, record)
+        if not record.begun:  # the rank of this process in distributed training is known only now
+            from ..engine.distributed import rank
+
+            record.begun = True
+            record.leads = rank() == 0
+            if record.leads and record.config.trace and os.environ.get("ACE_TRACE") != "0":
+                record.open_trace(default_runs(self.home), self.about)
+                # This callback holds the record, not the model, so the trace of a deleted model gets its last line.
+                weakref.finalize(model, record.finish)
         record.count_step(step)
         record.history.record(record.position, record.snapshot())
         batch, ace.passes.batch = ace.passes.batch, None
-        if record.finished or (record.trace is None and (not record.leads or ace.config.log == NONE)):
+        if record.finished or (record.folder is None and (not record.leads or ace.config.log == NONE)):
             return  # neither a trace nor a logger would use a measurement
-        error = None if batch is None else _measure_error(model, record, batch)
-        if record.trace is not None and (batch is not None or ace.config.may_wait(step) or record.new_landings):
-            record.write(**_read_observed(ace), **({} if error is None else {"error": error}))
+        error = {} if batch is None else _measure_error(model, record, batch)
+        # A landing is written at once: after the last one, no further step may be recorded.
+        new = record.landed != record.duals.landed_sites
+        if record.folder is not None and (batch is not None or ace.config.may_wait(step) or new):
+            record.write(**_read_observed(ace), **error)
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
-        record = self.records.pop(model, None)
-        if record is not None:
+        if record := self.records.pop(model, None):
             record.finish()
-
-    def _begin(self, model: nn.Module, record: Record) -> None:
-        """Open the trace at the first step, when the rank of this process in distributed training is known."""
-        from ..engine.distributed import rank
-
-        record.begun = True
-        record.leads = rank() == 0
-        if record.leads and record.config.trace and os.environ.get("ACE_TRACE") != "0":
-            record.open_trace(default_runs(self.home), self.about)
-            # The callback holds the record, not the model, so the trace of a deleted model still gets its last line.
-            weakref.finalize(model, record.finish)
 
 
 def warn(text: str) -> None:
-    """Issue an AceWarning."""
     warnings.warn(text, AceWarning, stacklevel=3)
 
 
 def get_ace(model: Any) -> Ace:
-    """Return ``model.ace``, with its type for type checkers."""
     ace: Ace = model.ace
     return ace
 
 
 def _read_observed(ace: Ace) -> dict[str, Any]:
-    """Return the loss, the gradients and the learning rates of the last step, as numbers for the trace."""
+    """Return the loss, the gradients and the learning rates of the last step, those that were seen."""
     seen = ace.session.observed
-    values: dict[str, Any] = {}
-    if seen.loss is not None:
-        values["loss"] = finite_or_none(float(seen.loss))
-    if seen.gradient is not None:
-        values["gradient"] = list(map(finite_or_none, seen.gradient.tolist()))
-    if seen.rates:
-        values["lr"] = [finite_or_none(float(rate)) for rate in seen.rates]
-    return values
+    loss = None if seen.loss is None else float(seen.loss)
+    gradient = None if seen.gradient is None else seen.gradient.tolist()
+    values = {"loss": loss, "gradient": gradient, "lr": [float(rate) for rate in seen.rates or ()] or None}
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _measure_error(model: nn.Module, record: Record, batch: Call | Exception) -> dict[str, Any] | None:
+def _measure_error(model: nn.Module, record: Record, batch: Call | Exception) -> dict[str, Any]:
     """Measure the equivariance error of the model with its branches, on the batch of the last step."""
     from ..engine.measure import equivariance_error
 
     if not record.measurable:
-        return None
+        return {}
     try:
         if isinstance(batch, Exception):
             raise batch
-        found = equivariance_error(model, batch, branches_on=True)
+        values = equivariance_error(model, batch, branches_on=True).to_dict()
     except Exception as error:
         record.measurable = False
         warn(f"the equivariance error of {record.model} cannot be measured: {error}; training continues")
-        return None
-    values = {name: finite_or_none(v) if isinstance(v, float) else v for name, v in found.to_dict().items()}
-    record.errors.append({"step": record.steps, **values})
-    return values
+        return {}
+    record.errors[1:] = [to_json({"step": record.steps, **values})]
+    return {"error": values}
 
 
 RECORDER = Recorder()

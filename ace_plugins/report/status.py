@@ -12,7 +12,7 @@ from ..contract.sites import Stem
 from ..engine.state import find, unwrap
 from .record import RECORDER
 from .tables import build_site_table
-from .verdicts import SiteOutcome
+from .verdicts import RunOutcome, SiteOutcome
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Status:
             f"ACE {self.mode} ({self.adapter}), {self.steps:,} steps{', landed' if self.landed else ''}, "
             f"{self.upstream_parameters:,} + {self.ace_parameters:,} parameters"
         )
-        table = str(build_site_table(self.sites, self.mode)).replace("\n", "\n  ")
+        table = str(build_site_table(RunOutcome(self.mode, self.sites))).replace("\n", "\n  ")
         return "\n".join([head, f"  {table}", *([self.verdict] if self.verdict else [])])
 
     def to_dict(self) -> dict[str, Any]:

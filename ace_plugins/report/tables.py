@@ -1,4 +1,4 @@
-"""Formats numbers and builds tables as plain text, which other modules render in the terminal and the HTML page."""
+"""Formats numbers, series and tables as plain text, for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from .verdicts import SiteOutcome
+from .trace import SavedRun
+from .verdicts import RunOutcome
 
+BARS = "▁▂▃▄▅▆▇█"
 MINUS = "\N{MINUS SIGN}"
 
 
@@ -31,9 +33,37 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def format_count(count: int, word: str) -> str:
-    """Format a count with its word, in the plural if needed: ``1 step`` or ``1,200 steps``."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
+def find_axis_start(first: float, last: float) -> float:
+    """Return the step at which the axis starts: 0, or the first step of a run that resumed from a checkpoint."""
+    return 0.0 if first <= 0.05 * last else first
+
+
+def average_spans(steps: Sequence[int], values: Sequence[float], count: int) -> list[float]:
+    """Return the means of the values in ``count`` equal spans of the run.
+
+    A span that contains a value that is not finite has no finite mean. An empty span repeats the mean before it."""
+    last = max(steps, default=0)
+    low = find_axis_start(min(steps, default=0), last)
+    size = max(1.0, last - low) / count
+    spans: list[list[float]] = [[] for _ in range(count)]
+    for step, value in zip(steps, values, strict=True):
+        spans[min(count - 1, max(0, math.ceil((step - low) / size) - 1))].append(value)
+    means, mean = [], values[0] if values else math.nan
+    for span in spans:
+        mean = sum(span) / len(span) if span else mean
+        means.append(mean)
+    return means
+
+
+def sparkline(steps: Sequence[int], values: Sequence[float], width: int = 24) -> str:
+    """Return a series as one line of text, scaled from its lowest to its highest value; x marks non-finite values."""
+    if not values:
+        return ""
+    means = average_spans(steps, values, min(width, len(values)))
+    finite = [mean for mean in means if math.isfinite(mean)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((mean - low) * scale)] if math.isfinite(mean) else "x" for mean in means)
 
 
 @dataclass(frozen=True)
@@ -46,38 +76,34 @@ class TableData:
     optional: Collection[str] = ()  # headers of columns that narrow screens leave out
 
     def __str__(self) -> str:
-        columns = list(zip(self.headers, *self.rows, strict=True))
-        widths = [max(map(len, column)) for column in columns]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if header in self.numbers else cell.ljust(width)
-                for cell, width, header in zip(row, widths, self.headers, strict=True)
-            )
-            for row in (self.headers, *self.rows)
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+        widths = [max(map(len, column)) for column in zip(self.headers, *self.rows, strict=True)]
+        lines = []
+        for row in (self.headers, *self.rows):
+            cells = zip(row, widths, self.headers, strict=True)
+            padded = [cell.rjust(width) if head in self.numbers else cell.ljust(width) for cell, width, head in cells]
+            lines.append("  ".join(padded).rstrip())
+        return "\n".join(lines)
 
 
-def build_site_table(
-    sites: Sequence[SiteOutcome], mode: str, pictures: Sequence[str] = (), heading: str = "over time"
-) -> TableData:
-    """Return the table of sites: name, gamma, an optional picture of gamma, numbers by mode, and the verdict.
+def build_site_table(outcome: RunOutcome, run: SavedRun | None = None) -> TableData:
+    """Return the table of sites. It has the columns that the mode uses, and gamma over time for a saved run."""
+    sites = outcome.sites
+    columns = {"site": [site.name for site in sites], "gamma": [format_number(site.gamma) for site in sites]}
+    if run is not None:
+        steps, values = run.per_site("gamma")
+        columns["over time"] = [sparkline(steps, gamma, 16) for gamma in values]
+    if outcome.mode == "auto":
+        columns["benefit"] = [_format_percent(site.benefit) if math.isfinite(site.p) else "" for site in sites]
+        columns["p"] = [f"{site.p:.1g}" if math.isfinite(site.p) else "" for site in sites]
+    else:
+        columns["lambda"] = [format_number(site.lambda_) for site in sites]
+    if outcome.mode in ("resilient", "bounded"):
+        columns["u"] = [format_number(site.u) for site in sites]
+    if any(site.verdict for site in sites):
+        columns["verdict"] = [site.verdict for site in sites]
+    rows = list(zip(*columns.values(), strict=True))
+    return TableData(list(columns), rows, ("gamma", "benefit", "p", "lambda", "u"), optional=["over time"])
 
-    The numbers are the benefit of the branch on held-out samples and its p-value in mode auto, and lambda and the slack
-    u, if there is any, in other modes. The column of verdicts is left out if there are none.
-    """
-    others_of = {"auto": ["benefit", "p"], "strict": ["lambda"], "scheduled": ["lambda"]}
-    numbers = ["gamma", *others_of.get(mode, ["lambda", "u"])]
-    judged = any(site.verdict for site in sites)
-    drawn = [heading] if pictures else []
-    headers = ["site", "gamma", *drawn, *numbers[1:], *(["verdict"] if judged else [])]
-    rows = []
-    for number, site in enumerate(sites):
-        gamma, *others = map(format_number, (site.gamma, site.lambda_, site.u)[: len(numbers)])
-        if mode == "auto":
-            known = math.isfinite(site.p)
-            percent = f"{round(100 * site.benefit, 1) + 0.0:.1f} %".replace("-", MINUS)  # 0.0 turns -0.0 into 0
-            others = [percent, f"{site.p:.1g}"] if known else ["", ""]
-        picture = [pictures[number]] if pictures else []
-        rows.append([site.name, gamma, *picture, *others, *([site.verdict] if judged else [])])
-    return TableData(headers, rows, numbers, optional=drawn)
+
+def _format_percent(share: float) -> str:
+    return f"{round(100 * share, 1) + 0.0:.1f} %".replace("-", MINUS)  # adding 0.0 turns -0.0 into 0

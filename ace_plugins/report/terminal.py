@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -14,11 +12,9 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from .charts import sparkline
 from .record import Record
-from .runs import SavedRun, open_run, to_number
-from .tables import TableData, build_site_table, format_count, format_duration, format_number
-from .trace import shorten_path
+from .tables import TableData, build_site_table, format_duration, format_number, sparkline
+from .trace import LINES, SavedRun, read_run, shorten_path, to_number
 from .verdicts import RunOutcome, judge_saved
 
 WIDTH = 500  # characters per line without a terminal, so that no name is broken and all can be searched for
@@ -44,7 +40,6 @@ def make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def render_table(data: TableData) -> Table:
-    """Return a rich table with this data."""
     table = make_table(*data.headers, numbers=list(data.numbers))
     for row in data.rows:
         table.add_row(*map(escape, row))
@@ -52,41 +47,35 @@ def render_table(data: TableData) -> Table:
 
 
 def print_summary(record: Record) -> None:
-    """Print the outcome of a run of this process to stderr."""
     outcome = record.judge()
-    steps = f"landed at step {record.steps:,}" if record.duals.landed else format_count(record.steps, "step")
+    steps = f"landed at step {record.steps:,}" if record.duals.landed else f"{record.steps:,} steps"
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
-    parts = [f"ACE {outcome.mode}, {steps}{escape(where)}", *_describe_outcome(outcome)]
-    if errors := record.outer_errors:
+    parts = [f"ACE {outcome.mode}, {steps}{escape(where)}"]
+    if errors := record.errors:
         listed = ", ".join(f"{format_number(to_number(e['relative']), 3)} at step {e['step']:,}" for e in errors)
         parts.append(f"equivariance error under {escape(errors[0]['group'])}, with branches, relative: {listed}")
-    _print(open_console(stderr=True), [*parts, escape(outcome.advice)])
+    _print(open_console(stderr=True), [*parts, *_describe_outcome(outcome)])
 
 
 def print_report(run: SavedRun) -> None:
-    """Print a saved run to stdout."""
     _print(open_console(), draw_run(run))
 
 
 def watch_run(folder: Path, *, seconds: float = SECONDS) -> None:
-    """Show a run in the terminal while it trains, until Ctrl-C."""
-    run, reader = open_run(folder)
-    console = Console(highlight=False)
-    with Live(console=console, auto_refresh=False) as live:
+    """Show a run in the terminal while it trains, until Ctrl-C. Lines that do not fit the terminal are cut off."""
+    with Live(auto_refresh=False) as live:
         while True:
-            parts = draw_run(run, most=max(3, console.height - 14))
-            silence = time.time() - reader.changed
-            if run.steps and run.end is None and silence > QUIET:
-                parts.append(f"[yellow]no new line for {format_duration(silence)}[/]")
-            live.update(Group(*(part for part in parts if part)), refresh=True)
+            run = read_run(folder)
+            parts = draw_run(run)
+            silence = time.time() - (folder / LINES).stat().st_mtime if run.lines else 0.0
+            if run.end is None and silence > QUIET:
+                parts.insert(2, f"[yellow]no new line for {format_duration(silence)}[/]")
+            live.update(Group(*parts), refresh=True)
             time.sleep(seconds)
-            run.add(reader.read_new())
 
 
-def draw_run(run: SavedRun, *, most: int | None = None) -> list[str | Table]:
-    """Return the lines (rich markup) and the table that describe a run.
-
-    Of more than ``most`` sites, only those with the largest |gamma| are shown."""
+def draw_run(run: SavedRun) -> list[str | Table]:
+    """Return the lines (rich markup) and the table that describe a run."""
     outcome = judge_saved(run)
     progress = [f"{run.length:,} steps"]
     if run.duration:
@@ -94,8 +83,7 @@ def draw_run(run: SavedRun, *, most: int | None = None) -> list[str | Table]:
     progress += ["finished"] if run.end is not None else []
     parts: list[str | Table] = [f"[bold]{escape(run.title)}[/]: {', '.join(progress)}", escape(str(run.folder))]
     parts += [f"[yellow]note[/]: {escape(note)}" for note in run.missing]
-    parts += _describe_outcome(outcome, [sparkline(run.steps, gamma, 16) for gamma in run.values["gamma"]], most)
-    for name, points, group in (("loss", run.loss, ""), ("equivariance error", run.errors, run.group)):
+    for name, points, group in (("loss", run.curve("loss"), ""), ("equivariance error", run.curve("error"), run.group)):
         if points:
             steps, values = zip(*points, strict=True)
             under = f" (relative, under {escape(group)})" if group else ""
@@ -104,24 +92,15 @@ def draw_run(run: SavedRun, *, most: int | None = None) -> list[str | Table]:
     parts += [f"step {step:,}: {escape(event)}" for step, event in run.events]
     if run.changed:
         parts.append(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")
-    return [*parts, escape(outcome.advice)]
+    return [*parts, *_describe_outcome(outcome, run)]
 
 
-def _describe_outcome(outcome: RunOutcome, pictures: Sequence[str] = (), most: int | None = None) -> list[str | Table]:
-    parts: list[str | Table] = []
-    data = build_site_table(outcome.sites, outcome.mode, pictures)
-    left = len(outcome.sites) - most if most is not None else 0
-    if left > 0:
-        sizes = [abs(site.gamma) if math.isfinite(site.gamma) else math.inf for site in outcome.sites]
-        largest = sorted(range(len(sizes)), key=lambda n: -sizes[n])[:most]
-        data = replace(data, rows=[data.rows[n] for n in sorted(largest)])
-    if outcome.sites:
-        parts.append(render_table(data))
-    if left > 0:
-        parts.append(f"and {left} sites with a smaller |gamma|")
-    return [*parts, *(f"{escape(verdict)}: {escape(meaning)}" for verdict, meaning in outcome.meanings.items())]
+def _describe_outcome(outcome: RunOutcome, run: SavedRun | None = None) -> list[str | Table]:
+    table = [render_table(build_site_table(outcome, run))] if outcome.sites else []
+    meanings = [escape(f"{verdict}: {meaning}") for verdict, meaning in outcome.meanings.items()]
+    return [*table, *meanings, *([escape(outcome.advice)] if outcome.advice else [])]
 
 
 def _print(out: Console, parts: Iterable[str | Table]) -> None:
-    for part in filter(None, parts):
+    for part in parts:
         out.print(part, soft_wrap=isinstance(part, str))

@@ -1,25 +1,24 @@
 """Derives verdicts on each site and on the whole run from the history of gamma, lambda and u.
 
 In strict mode, the symmetry fits the data if gamma goes to 0 and stays there. The data breaks the symmetry if gamma
-keeps swinging about 0, or becomes constant elsewhere while lambda keeps growing. In resilient mode, u measures how far
-the data breaks the symmetry.
+keeps swinging about 0, or becomes constant elsewhere while lambda keeps growing. In resilient mode, u says how much.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..settings.config import Config
-from .runs import QUANTITIES, SavedRun, pick_evenly
-from .trace import finite_or_none
+from .trace import QUANTITIES, SavedRun, to_json, to_number, to_numbers
 
+TEST = ("log_e", "benefit", "limit", "kept", "used")  # numbers per site that verdicts in mode auto are derived from
 SMALL = 0.01  # a branch that cannot lower the loss by more than this share is not needed: the symmetry fits the data
 NEAR = 0.05  # a smaller |gamma| counts as 0: the branch then adds little to the equivariant layer
-# Above this |lambda| / s (see `Evidence`) a landed gamma would leave 0 again: most of its gradient is not noise.
-HELD = 0.7
+HELD = 0.7  # above this |lambda| / s (see `Evidence`), a landed gamma would leave 0: most of its gradient is not noise
 FEWEST_GRADIENTS = 12  # fewer gradients at gamma = 0 give no reliable mean: all may have the same sign by chance
 FEWEST_STEPS = 40  # smallest number of steps in which gamma can land, whatever the budget is
 LANDING_STEPS = 30  # number of steps from the end of the horizon until gamma lands, in a short run
@@ -79,11 +78,10 @@ class SiteOutcome:
     p: float = math.nan  # mode auto: p-value of the benefit
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-compatible data."""
-        values = {"gamma": self.gamma, "lambda": self.lambda_, "u": self.u}
-        if math.isfinite(self.p):
-            values |= {"benefit": self.benefit, "limit": self.limit, "p": self.p}
-        return {"name": self.name, **{k: finite_or_none(v) for k, v in values.items()}, "verdict": self.verdict}
+        values = {"name": self.name, "gamma": self.gamma, "lambda": self.lambda_, "u": self.u, "verdict": self.verdict}
+        test = {"benefit": self.benefit, "limit": self.limit, "p": self.p} if math.isfinite(self.p) else {}
+        found: dict[str, Any] = to_json({**values, **test})
+        return found
 
 
 @dataclass(frozen=True)
@@ -96,34 +94,31 @@ class RunOutcome:
     exploring: bool = False  # mode auto: True if the run has not decided yet
 
     @property
+    def counts(self) -> Counter[str]:
+        return Counter(site.verdict for site in self.sites if site.verdict)
+
+    @property
     def meanings(self) -> dict[str, str]:
         """Mapping from each verdict that a site has to its explanation."""
-        words = [word for word in dict.fromkeys(site.verdict for site in self.sites) if word]
-        return {word: self._explain(word) for word in words}
+        return {word: self._explain(word) for word in self.counts}
 
     def _explain(self, word: str) -> str:
-        if self.mode != "auto":
-            return explain(word, self.mode)
+        """Explain a verdict; in mode auto with the numbers of its sites."""
         sites = [site for site in self.sites if site.verdict == word]
         limit = max((site.limit for site in sites if math.isfinite(site.limit)), default=math.nan)
+        if self.mode != "auto" or word not in (BREAKS, FITS, UNDECIDED):
+            return explain(word, self.mode)
         if word == BREAKS:
-            together, largest = sum(site.benefit for site in sites), max(site.p for site in sites)
+            together, p = sum(site.benefit for site in sites), max(site.p for site in sites)
             size = f" together by {_percent(together)}" if math.isfinite(together) else ""
-            return (
-                f"on held-out samples the branches lower the loss{size} ({format_p(largest)}): they stay in the model"
-            )
+            chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+            return f"on held-out samples the branches lower the loss{size} ({chance}): they stay in the model"
         if word == FITS:
             return f"on held-out samples no branch lowers the loss by more than {_percent(limit)}: they are removed"
-        if word == UNDECIDED and self.exploring:
+        if self.exploring:
             return "the run has not decided yet: model.eval() leaves these branches out"
-        if word == UNDECIDED:
-            most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
-            return f"too few samples or steps to tell{most}; the branches are removed"
-        return explain(word, self.mode)
-
-    def find_sites(self, verdict: str) -> list[str]:
-        """Return the names of the sites with this verdict."""
-        return [site.name for site in self.sites if site.verdict == verdict]
+        most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
+        return f"too few samples or steps to tell{most}; the branches are removed"
 
 
 @dataclass(frozen=True)
@@ -145,50 +140,19 @@ class Evidence:
 
 def judge(evidence: Evidence) -> RunOutcome:
     """Derive the verdicts of a run."""
-    if evidence.test is not None:
-        return _judge_test(evidence, evidence.test)
-    verdicts = [_judge_site(evidence, number) for number in range(len(evidence.sites))]
-    sites = [
-        SiteOutcome(name, gamma[-1], lambda_[-1], u[-1], verdict)
-        for name, (gamma, lambda_, u), verdict in zip(evidence.sites, evidence.history, verdicts, strict=True)
-    ]
-    all_landed = len(evidence.landed) == len(sites)
-    nothing = not evidence.ended or not sites or all_landed or DIVERGED in verdicts
-    return RunOutcome(evidence.config.mode, sites, "" if nothing else _advise(evidence, sites))
-
-
-def _judge_test(evidence: Evidence, test: Mapping[str, Sequence[float]]) -> RunOutcome:
-    """Derive the verdicts of a run in mode auto from the outcome of its test."""
+    test, landed = evidence.test, evidence.landed
     sites = []
     for number, (name, series) in enumerate(zip(evidence.sites, evidence.history, strict=True)):
         gamma, lambda_, u = (values[-1] for values in series)
-        log_e, benefit, limit = (test[key][number] for key in ("log_e", "benefit", "limit"))
-        if not math.isfinite(gamma) or (evidence.held and not math.isfinite(evidence.held[number])):
-            verdict = DIVERGED
-        elif not test["used"][number]:
-            verdict = UNUSED
-        elif test["kept"][number]:
-            verdict = BREAKS
-        else:
-            verdict = FITS if number in evidence.landed and limit < SMALL else UNDECIDED
-        sites.append(SiteOutcome(name, gamma, lambda_, u, verdict, benefit, limit, math.exp(min(0.0, -log_e))))
-    undecided = {n for n in range(len(sites)) if not test["kept"][n]} - set(evidence.landed)
-    advice = ""
-    if undecided and evidence.ended and evidence.budget is not None and evidence.steps < evidence.budget:
-        advice = (
-            f"the run ended after {evidence.steps:,} of {evidence.budget:,} expected steps, before ACE could decide; "
-            + (
-                f"set budget = {evidence.steps} if runs have this length"
-                if evidence.steps >= FEWEST_TO_DECIDE
-                else f"a decision needs at least {FEWEST_TO_DECIDE} steps: train longer"
-            )
-        )
-    return RunOutcome("auto", sites, advice, exploring=bool(undecided))
-
-
-def format_p(p: float) -> str:
-    """Format a p-value: ``p < 0.001`` or ``p = 0.02``."""
-    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
+        site = SiteOutcome(name, gamma, lambda_, u, _judge_site(evidence, number))
+        if test is not None:
+            log_e, benefit, limit = (test[key][number] for key in ("log_e", "benefit", "limit"))
+            site = replace(site, benefit=benefit, limit=limit, p=math.exp(min(0.0, -log_e)))
+        sites.append(site)
+    exploring = test is not None and any(not kept and n not in landed for n, kept in enumerate(test["kept"]))
+    silent = not evidence.ended or not sites or len(landed) == len(sites) or any(s.verdict == DIVERGED for s in sites)
+    advice = "" if silent or (test is not None and not exploring) else _advise(evidence, sites)
+    return RunOutcome(evidence.config.mode, sites, advice, exploring)
 
 
 def _percent(share: float) -> str:
@@ -197,50 +161,41 @@ def _percent(share: float) -> str:
 
 def judge_saved(run: SavedRun) -> RunOutcome:
     """Return the verdicts that a run wrote at its end, or derive verdicts from its trace."""
-    last = zip(run.sites, *(run.last(name) for name in QUANTITIES), strict=True)
-    sites = [SiteOutcome(*values) for values in last]
-    config, end = run.config, run.end or {}
-    held = [run.held.get(n, 0.0) for n in range(len(sites))]
-    found = RunOutcome(run.mode, sites)
-    if config.mode == "auto" and run.test is not None and sites:
-        history = [[[site.gamma], [site.lambda_], [site.u]] for site in sites]
-        landed = frozenset(n for n, site in enumerate(sites) if site.gamma == 0)
-        found = judge(Evidence(config, run.sites, history, run.length, landed, held, test=run.test))
-    written = end.get("verdicts")
-    if isinstance(written, list) and len(written) == len(sites):
-        judged = [replace(site, verdict=str(word)) for site, word in zip(found.sites, written, strict=True)]
-        return replace(found, sites=judged, advice=str(end.get("verdict") or ""))
-    if config.mode in ("auto", "off") or not run.steps or not sites:
+    if not run.lines or not run.sites:
+        return RunOutcome(run.mode, [SiteOutcome(name, math.nan, math.nan, math.nan) for name in run.sites])
+    every = -(-len(run.lines) // POINTS)
+    series = [[values[::-every][::-1] for values in run.per_site(name)[1]] for name in QUANTITIES]
+    landed = {int(site) for site in to_numbers(run.lines[-1].get("landed")) if math.isfinite(site)}
+    held, averaged = run.last("held") or [0.0] * len(run.sites), to_number(run.lines[-1].get("averaged"))
+    evidence = Evidence(run.config, run.sites, list(zip(*series, strict=True)), run.length, landed, held, averaged)
+    budget = run.config.budget if isinstance(run.config.budget, int) else None
+    test, end = {key: run.last(key) for key in TEST}, run.end
+    evidence = replace(evidence, frames=bool(run.about.get("frames")), budget=budget, ended=end is not None)
+    found = judge(replace(evidence, test=test if all(test.values()) else None))
+    written = end.get("verdicts") if end else None
+    if end is None or not isinstance(written, list) or len(written) != len(run.sites):
         return found
-    kept = pick_evenly(len(run.steps), POINTS)
-    history = [[[run.values[name][n][at] for at in kept] for name in QUANTITIES] for n in range(len(sites))]
-    landed = frozenset(n for n, (gamma, _, _) in enumerate(history) if _has_landed(config, run, n, gamma))
-    frames, budget = bool(run.about.get("frames", config.turns)), config.budget
-    evidence = Evidence(config, run.sites, history, run.length, landed, held, run.averaged, frames)
-    steps = budget if isinstance(budget, int) else None
-    found = judge(replace(evidence, budget=steps, ended=run.end is not None))
-    # In the paced loop, the verdict on a landed site needs |lambda| / s at its landing. Without it: LANDED.
-    unknown = landed - run.held.keys() if config.paced else ()
-    known = [site.verdict == DIVERGED or n not in unknown for n, site in enumerate(found.sites)]
-    judged = [s if ok else replace(s, verdict=LANDED) for s, ok in zip(found.sites, known, strict=True)]
-    return replace(found, sites=judged)
-
-
-def _has_landed(config: Config, run: SavedRun, number: int, gamma: Sequence[float]) -> bool:
-    """Return whether a site has landed. In the paced strict loop its gamma shows this, else the number of steps."""
-    if config.mode == "strict" and config.paced:
-        return gamma[-1] == 0 and (number in run.held or (len(gamma) > 1 and gamma[-2] == 0))
-    return config.has_landed(run.length)
+    # Verdicts that the run wrote go first: the trace has fewer points than the run had.
+    sites = [replace(site, verdict=str(word)) for site, word in zip(found.sites, written, strict=True)]
+    return replace(found, sites=sites, advice=str(end.get("verdict") or ""))
 
 
 def _judge_site(evidence: Evidence, number: int) -> str:
-    config, held = evidence.config, evidence.held
+    config, held, test = evidence.config, evidence.held, evidence.test
     gamma, lambda_, u = evidence.history[number]
     landed = number in evidence.landed
-    scaled = [value / config.gamma_unit for value in gamma]
-    word = judge_course(config.mode, scaled, lambda_, _bound(config, u), landed=landed)
     if held and not math.isfinite(held[number]):
         return DIVERGED
+    if test is not None:
+        if not math.isfinite(gamma[-1]):
+            return DIVERGED
+        if not test["used"][number]:
+            return UNUSED
+        if test["kept"][number]:
+            return BREAKS
+        return FITS if landed and test["limit"][number] < SMALL else UNDECIDED
+    scaled = [value / config.gamma_unit for value in gamma]
+    word = judge_course(config.mode, scaled, lambda_, u[-1], landed=landed)
     if not config.paced:
         return word
     if config.mode == "strict" and not landed and word in (FITS, BREAKS):
@@ -252,17 +207,12 @@ def _judge_site(evidence: Evidence, number: int) -> str:
     return word
 
 
-def _bound(config: Config, u: Sequence[float]) -> float:
-    return config.epsilon if config.mode == "bounded" else u[-1]
-
-
 def judge_course(
     mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False
 ) -> str:
     """Return the verdict on one site from its values of gamma and lambda over time alone.
 
-    ``bound`` is the largest |gamma| that is allowed at the end: u or epsilon.
-    """
+    ``bound`` is the largest |gamma| that is allowed at the end: u or epsilon."""
     if not all(map(math.isfinite, (*gamma, *lambda_, bound))):
         return DIVERGED
     if mode == "scheduled":
@@ -316,16 +266,21 @@ def _judge_swing(gamma: Sequence[float]) -> str:
 
 def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
     config, steps, budget = evidence.config, evidence.steps, evidence.budget
+    if evidence.test is not None:
+        if budget is None or steps >= budget:
+            return ""
+        ended = f"the run ended after {steps:,} of {budget:,} expected steps, before ACE could decide; "
+        if steps < FEWEST_TO_DECIDE:
+            return ended + f"a decision needs at least {FEWEST_TO_DECIDE} steps: train longer"
+        return ended + f"set budget = {steps} if runs have this length"
     largest = max(abs(site.gamma) for site in sites)
     still = f"|gamma| is still up to {largest:.2g}: "
     if config.paced and budget is not None and steps < (1 if config.lands else 0.9) * budget:
-        bounds = [0.0 if config.lands else _bound(config, [site.u]) for site in sites]
-        above = max(abs(site.gamma) - bound for site, bound in zip(sites, bounds, strict=True))
+        above = max(abs(site.gamma) - (0.0 if config.lands else site.u) for site in sites)
         if above < 0.01 * config.gamma_unit:
             return ""
-        fewest = FEWEST_STEPS
-        if config.mode != "scheduled":
-            fewest = max(fewest, round(LANDING_STEPS / (1 - config.share)))
+        landing = 0 if config.mode == "scheduled" else round(LANDING_STEPS / (1 - config.share))
+        fewest = max(FEWEST_STEPS, landing)
         still += f"the run made {steps:,} of {budget:,} expected steps; "
         if steps < fewest:
             return still + f"gamma needs {fewest} steps: train longer, with budget = {fewest}"
@@ -335,10 +290,8 @@ def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
     if config.mode == "strict" and config.loop == "paper":
         if largest <= NEAR:
             return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
-        still += (
-            "model.eval() runs f_eq without branches, which is not yet the model that was trained; early stopping or "
-            "a falling learning rate can stop gamma before it reaches 0; "
-        )
+        still += "model.eval() leaves the branches out, which is not yet the model that was trained; "
+        still += "early stopping or a falling learning rate can stop gamma before it reaches 0; "
         if config.land_at:
             return still + f"land_at = {config.land_at:,} was not reached in {steps:,} steps"
         return still + "preset 'fit' paces gamma by the length of the run"

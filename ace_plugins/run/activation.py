@@ -10,25 +10,28 @@ import atexit
 import dataclasses
 import json
 import os
+import random
 import sys
-from collections.abc import MutableMapping, Sequence
+import tempfile
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from ..contract.upstreams import file_of
 from ..errors import AceError
 from ..output import say
-from ..patch.imports import STAND_INS, install
+from ..patch.imports import STAND_INS, install, whenever_imported
 from ..plugins.claims import is_file
 
 if TYPE_CHECKING:
     from .process import ProcessRun
 
 VARIABLE = "ACE_RUN"
-SHIFT = "ACE_SEED_SHIFT"
-"""Environment variable: a number to add to every seed the script sets. Comparisons of several seeds set it."""
+SHIFT = "ACE_SEED_SHIFT"  # environment variable: a number to add to every seed the script sets
+SEEDS = 2**32  # larger seeds are taken modulo this number, because numpy does not accept them
 
 
 @dataclass
@@ -36,31 +39,22 @@ class RunRequest:
     """Adapter, settings and checkout of a run. All processes of the run have the same request."""
 
     adapter: str
-    settings: dict[str, Any]
-    """Final value of every field of `Config`."""
-    origins: dict[str, str]
-    """Mapping from each setting that is not at its default to its source, such as a file or an option."""
-    models: list[str]
-    """Model classes of upstream, as "module:Class"."""
-    packages: list[str]
-    """Packages of upstream that need a shim before they can be imported."""
-    cloned: bool
-    """True if upstream is a checkout, where classes are matched by file; False for an installed package."""
-    root: str | None
-    """The checkout that contains the script, if any."""
-    as_json: bool
-    by_command: bool
-    """True if the run was started by ``ace-patch run``, not by a patched script."""
-    process: int
-    """Process id of the first process of the run."""
-    marker: str
-    """Path of a file that shows that a process other than the first one has trained a model."""
-    attended: bool
-    """True if the first process runs Python, so that it can remove the marker file. False for programs such as sh."""
+    settings: dict[str, Any]  # final value of every field of `Config`
+    origins: dict[str, str]  # source, such as a file or an option, of each setting that is not at its default
+    models: list[str]  # model classes of upstream, as "module:Class"
+    packages: list[str]  # packages of upstream that need a shim before they can be imported
+    cloned: bool  # True if upstream is a checkout, where classes are matched by file; False for an installed package
+    root: str | None  # the checkout that contains the script, if any
+    process: int  # process id of the first process of the run
+    as_json: bool = False
+    by_command: bool = False  # True if the run was started by ``ace-patch run``, not by a patched script
+    # Path of a file that other processes create when they train. Only a first process that runs Python sets a path,
+    # because it has to delete the file; other programs, such as sh, would leave it behind.
+    marker: str = ""
 
     @classmethod
     def from_environment(cls) -> RunRequest | None:
-        """Read the request this process was started with, if any."""
+        """Read the request that this process was started with, if any."""
         text = os.environ.get(VARIABLE)
         if not text:
             return None
@@ -76,27 +70,30 @@ class RunRequest:
 
     @property
     def is_first(self) -> bool:
-        """True in the first process of the run."""
         return os.getpid() == self.process
 
+    def choose_marker(self) -> None:
+        """Choose the path of the marker file, and pass it on to the processes that this process starts."""
+        self.marker = os.path.join(tempfile.gettempdir(), f"ace-{os.getpid()}-{os.urandom(8).hex()}")
+        self.write_to(os.environ)
+
     def mark_training(self) -> None:
-        """Create the marker file, from which the first process learns that this process trains a model."""
-        if self.attended and not self.is_first:
+        """Create the marker file, if this is not the first process of the run."""
+        if self.marker and not self.is_first:
             with suppress(OSError):
                 open(self.marker, "x").close()
 
     def take_marker(self) -> bool:
-        """Remove the marker file. Returns True in the first process if another process has trained a model."""
+        """Delete the marker file. Returns True in the first process if another process has trained a model."""
         with suppress(OSError):
             if self.is_first:
                 os.unlink(self.marker)
                 return True
         return False
 
-    def report_no_model(self, elsewhere: bool) -> None:
-        """Print, in the first process of ``ace-patch run``, that it attached no model.
-
-        ``elsewhere`` is True if another process of the run has trained one: then only JSON output is printed."""
+    def report_no_model(self) -> None:
+        """Print, in the first process of ``ace-patch run``, that this process attached no model."""
+        elsewhere = self.take_marker()
         if not self.is_first or not self.by_command:
             return
         if self.as_json:
@@ -113,31 +110,60 @@ def had_traceback() -> bool:
 def inherit() -> None:
     """Join the run that is described in the environment, if any."""
     if SHIFT in os.environ:
-        from .seeds import shift_seeds
-
-        shift_seeds()
+        shift = SeedShift(int(os.environ[SHIFT]))
+        shift.patch(random, "seed")
+        whenever_imported(lambda numpy: shift.patch(numpy.random, "seed"), name="numpy")
+        whenever_imported(shift.patch_torch, name="torch")
     request = RunRequest.from_environment()
     if request is not None:
         if request.is_first:
-            request.attended = True
-            request.write_to(os.environ)
+            request.choose_marker()
         Activation(request)
+
+
+class SeedShift:
+    """Adds a number to every seed that a script sets, for comparisons of scripts that have no option for the seed.
+
+    A script that sets no seed is seeded with the number, so that it is reproducible too."""
+
+    def __init__(self, by: int) -> None:
+        self.by = by
+        self.inside = False  # True during a call to a seed function: functions that it calls must not shift again
+
+    def patch(self, module: Any, *names: str) -> None:
+        """Seed a module with the shift, and replace its seed functions by ones that add the shift."""
+        for name in names:
+            seed = getattr(module, name)
+            seed(self.by % SEEDS)
+            setattr(module, name, partial(self._call, seed))
+
+    def patch_torch(self, torch: ModuleType) -> None:
+        self.patch(torch, "manual_seed")
+        torch.random.manual_seed = torch.manual_seed
+        self.patch(torch.cuda, "manual_seed", "manual_seed_all")
+
+    def _call(self, seed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        value, *more = (*args, *kwargs.values(), None)
+        if self.inside or not hasattr(value, "__index__"):
+            return seed(*args, **kwargs)
+        self.inside = True
+        try:
+            return seed((int(value) + self.by) % SEEDS, *more[:-1])
+        finally:
+            self.inside = False
 
 
 class Activation:
     """Import finder that never finds a module, but starts ACE when upstream is about to be imported.
 
-    It stays in ``sys.meta_path`` afterwards: if it were removed, the import in progress would skip the next finder.
-    """
+    It stays in ``sys.meta_path``: if it were removed, the import in progress would skip the next finder."""
 
-    current: ClassVar[Activation | None] = None
-    """The activation of this process."""
+    current: ClassVar[Activation | None] = None  # the activation of this process
 
     def __init__(self, request: RunRequest, name: str = "") -> None:
         Activation.current = self
         self.request = request
-        self.name = name
-        """``__name__`` of the patched script; empty for ``ace-patch run``."""
+        self.name = name  # ``__name__`` of the patched script; empty for ``ace-patch run``
         modules = {path.partition(":")[0] for path in request.models}
         # Files of a checkout may be imported under any package name, so only the last part of names is compared.
         last_parts = {module.rpartition(".")[2] for module in modules}
@@ -193,7 +219,7 @@ class Activation:
                 say(f"{name} was imported by another import hook before ACE's, so nothing was attached")
                 return
         if os.environ.get("RANK", "0") in ("", "0"):
-            self.request.report_no_model(self.request.take_marker())
+            self.request.report_no_model()
 
 
 def exit_with(error: AceError, name: str) -> NoReturn:

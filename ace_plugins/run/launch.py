@@ -1,8 +1,8 @@
 """Start a run: by ``ace-patch run``, or by the import line in a patched script.
 
 ``ace-patch run`` checks the settings and then replaces itself by the command (exec), so that the script has the same
-arguments, tracebacks, exit code and signals as without ACE. Python processes of the command then import
-``startup/sitecustomize.py`` when they start.
+arguments, tracebacks, exit code and signals as without ACE. The command's Python processes import
+``startup/sitecustomize.py`` at start-up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,9 +47,9 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
     os.environ.pop(VARIABLE, None)  # set if this process is itself part of a run
     root = find_checkout(plugin, words)
     file = read(root / NAME) if root and (root / NAME).is_file() else None
-    if file is not None and file.adapter != plugin.name:
-        file = None
-    request = make_request(plugin, file, options=options, root=root, as_json=as_json, by_command=True)
+    file = None if file is None or file.adapter != plugin.name else file
+    request = make_request(plugin, file, root, options)
+    request.as_json, request.by_command = as_json, True
     environment = dict(os.environ)
     request.write_to(environment)
     folders = environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -81,21 +80,15 @@ def activate() -> None:
         if file.adapter not in registry().plugins:
             do = "install it or run 'ace-patch revert'; 'ace-patch list' shows the installed adapters"
             raise AceError(f"{file.where('adapter')}: adapter {file.adapter!r} is not installed: {do}")
-        request = make_request(registry().adapter(file.adapter), file, root=file.path.parent)
+        request = make_request(registry().adapter(file.adapter), file, file.path.parent)
     except AceError as error:
         exit_with(error, name)
-    request.write_to(os.environ)  # for multiprocessing children of the script
+    request.choose_marker()
     Activation(request, name)
 
 
 def make_request(
-    plugin: Plugin,
-    file: SettingsFile | None,
-    *,
-    root: Path | None,
-    options: Mapping[str, Any] | None = None,
-    as_json: bool = False,
-    by_command: bool = False,
+    plugin: Plugin, file: SettingsFile | None, root: Path | None, options: Mapping[str, Any] | None = None
 ) -> RunRequest:
     """Resolve and check the settings of a run that starts in this process."""
     models = plugin.patches.models
@@ -119,11 +112,7 @@ def make_request(
         packages=sorted({path.partition(":")[0].partition(".")[0] for path in models}) if shims_first else [],
         cloned=plugin.patches.checkout is not None,
         root=None if root is None else str(root),
-        as_json=as_json,
-        by_command=by_command,
         process=os.getpid(),
-        marker=os.path.join(tempfile.gettempdir(), f"ace-{os.getpid()}-{os.urandom(8).hex()}"),
-        attended=not by_command,
     )
 
 

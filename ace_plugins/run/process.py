@@ -12,11 +12,9 @@ import os
 import signal
 import sys
 import threading
-import traceback
 import warnings
-from functools import cached_property
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -24,11 +22,11 @@ from torch import nn
 from ..checkout.layout import read_layout
 from ..contract.hookspecs import hookimpl
 from ..engine.distributed import rank
-from ..errors import AceError, AceWarning
+from ..errors import AceWarning
 from ..output import quiet, say
 from ..patch.constructors import patch_models
 from ..plugins.registry import registry
-from ..report.observers import ANNOUNCER, describe_attachment
+from ..report.observers import ANNOUNCER
 from ..report.record import RECORDER, Record
 from ..report.terminal import print_summary  # here: an import at exit would hide that Ctrl-C ended the process
 from ..report.trace import shorten_path
@@ -41,42 +39,34 @@ class ProcessRun:
 
     def __init__(self, request: RunRequest) -> None:
         self.request = request
-        self.root = None if request.root is None else Path(request.root)
         self.plugin = registry().adapter(request.adapter)
-        self.config = Config(**request.settings)
         self.records: list[Record] = []
+        # Id of the process that made the last training step: this process, or the process it was forked from.
         self.training_process: int | None = None
-        """Id of the process that made the last training step: this process, or the process it was forked from."""
+        # Rank at the first step. It is kept because the script may destroy its process group before the end.
         self.rank: int | None = None
-        """Rank at the first step. It is kept because the script may destroy its process group before the end."""
         self._summarised = False
-        ANNOUNCER.silent = True
-        self.patch = patch_models(self.plugin, self.config)
+        config = Config(**request.settings)
+        self.patch = patch_models(self.plugin, config)
         registry().manager.register(self, name="ace_plugins.run")
         self._show_warning = warnings.showwarning
         warnings.showwarning = self._warn
-        self._excepthook = sys.excepthook
-        sys.excepthook = self._handle_uncaught
-        if self.root is not None:
-            RECORDER.home = self.root
-        RECORDER.about = {"origins": request.origins, "upstream": f"{self.plugin.patches.title}{self._commit}"}
+        commit, checkout = "", self.plugin.patches.checkout
+        if request.root is not None:
+            RECORDER.home = Path(request.root)
+        if request.root is not None and checkout is not None:
+            layout = read_layout(Path(request.root), checkout)
+            commit = f" at commit {layout.commit[:7]}" if layout.commit else " without a git commit"
+            for difference in layout.differences:
+                say(f"this checkout has changed: {difference}")
+        RECORDER.about = {"origins": request.origins, "upstream": f"{self.plugin.patches.title}{commit}"}
+        ANNOUNCER.commit, ANNOUNCER.summarises = commit, False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is signal.SIG_DFL:  # a handler of the script stays
                     signal.signal(number, self._handle_signal)
-        if self.config.mode == "off" and rank() == 0 and request.is_first:
-            say(f"{self.plugin.name}{self._commit}: mode off, plain upstream")
-
-    @cached_property
-    def _commit(self) -> str:
-        """Commit of the checkout, as a phrase for messages; empty for an installed package."""
-        checkout = self.plugin.patches.checkout
-        if self.root is None or checkout is None:
-            return ""
-        found = read_layout(self.root, checkout)
-        for difference in found.differences:
-            say(f"this checkout has changed: {difference}")
-        return f" at commit {found.commit[:7]}" if found.commit else " without a git commit"
+        if config.mode == "off" and rank() == 0 and request.is_first:
+            say(f"{self.plugin.name}{commit}: mode off, plain upstream")
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Print the summary on SIGTERM and SIGHUP, then let the same signal end the process."""
@@ -94,39 +84,17 @@ class ProcessRun:
         else:
             self._show_warning(message, category, *where, **more)
 
-    def _handle_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Print an error of ACE in one line, with the place in the script that caused the error."""
-        if isinstance(error, AceError):
-            say(" ".join(str(error).split()) + self._locate(trace), anyway=True)
-        else:
-            self._excepthook(kind, error, trace)
-
-    def _locate(self, trace: TracebackType | None) -> str:
-        """Return the file and line of the last traceback frame in code that is neither ACE's nor in site-packages."""
-        ours = {"ace_plugins", self.plugin.target.partition(":")[0].partition(".")[0]}
-        place = ""
-        for frame, line in traceback.walk_tb(trace):
-            file = frame.f_code.co_filename
-            package = str(frame.f_globals.get("__name__")).partition(".")[0]
-            if package not in ours and "site-packages" not in file and not file.startswith("<"):
-                place = f" ({shorten_path(file)} line {line})"
-        return place
-
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:
-        if rank() == 0:
-            say(describe_attachment(model, self._commit))
         self._add_record(model)
 
     @hookimpl
-    def ace_stepped(self, model: nn.Module, step: int) -> None:
+    def ace_stepped(self, model: nn.Module) -> None:
         if self.training_process != os.getpid():
             self.training_process, self.rank = os.getpid(), rank()
             self.request.mark_training()
             if multiprocessing.parent_process() is not None:  # such a process may end without running atexit functions
                 multiprocessing.util.Finalize(None, self.summarise, exitpriority=0)
-        if self.rank == 0:
-            ANNOUNCER.announce_budget(model, step)
         self._add_record(model)  # a new record if the model was built in another process (pickle, fork)
 
     def _add_record(self, model: nn.Module) -> None:
@@ -139,12 +107,13 @@ class ProcessRun:
         if self._summarised or (rank() if self.rank is None else self.rank) != 0:
             return
         self._summarised = True
-        elsewhere = self.request.take_marker()
         # A forked process also has copies of its parent's records, which the parent prints.
         records = [record for record in self.records if record.process == os.getpid()]
         if not records:
-            self.request.report_no_model(elsewhere)
-        elif self.request.as_json and self.request.is_first:
+            self.request.report_no_model()
+            return
+        elsewhere = self.request.take_marker()
+        if self.request.as_json and self.request.is_first:
             runs = [record.to_dict() for record in records]
             summary = {"adapter": self.plugin.name, "models_attached": len(runs), "spawned": elsewhere, "runs": runs}
             print(json.dumps(summary))
@@ -153,15 +122,11 @@ class ProcessRun:
 
     def _print_tables(self, records: list[Record], elsewhere: bool) -> None:
         trained = [record for record in records if record.steps]
-        if trained and self.training_process != os.getpid():
-            return  # a checkpoint was loaded and not trained further
-        for record in trained:
-            if not record.begun:
-                continue  # a second model that only loaded a checkpoint
-            if not had_traceback():
-                if sys.stderr is not None:
-                    print_summary(record)
-            elif record.folder is not None:
+        # A model that loaded a checkpoint has steps, but it has not begun to train in this process.
+        for record in trained if self.training_process == os.getpid() else ():
+            if record.begun and not had_traceback() and sys.stderr is not None:
+                print_summary(record)
+            elif record.begun and record.folder is not None:
                 say(f"trace in {shorten_path(record.folder)}")
         if not (trained or elsewhere or had_traceback()) and self.request.is_first:
             models = ", ".join(sorted({record.model for record in records}))

@@ -25,7 +25,7 @@ from ace_plugins.checkout.marking import is_marked, mark, unmark
 from ace_plugins.plugins.plugin import EXPECTED
 from ace_plugins.plugins.registry import registry
 from ace_plugins.report.page import describe_run, render_report
-from ace_plugins.report.runs import read_run
+from ace_plugins.report.trace import read_run
 from ace_plugins.report.verdicts import judge_saved
 from ace_plugins.settings.config import SETTINGS
 from ace_plugins.settings.sources import VARIABLES, resolve

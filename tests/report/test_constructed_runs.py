@@ -17,7 +17,7 @@ from toy import Layered
 
 from ace_plugins import attach, project
 from ace_plugins.report.record import RECORDER
-from ace_plugins.report.runs import find_run, read_run
+from ace_plugins.report.trace import find_run, read_run
 from ace_plugins.report.verdicts import explain, judge_saved
 
 BROKEN, NOISE = 0.3, 0.1

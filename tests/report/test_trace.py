@@ -155,13 +155,12 @@ def test_an_error_that_cannot_be_measured_is_told_once(
     assert [line["step"] for line in read_trace(runs(tmp_path)[0])] == [1, 2, 3]
 
 
-def test_divergence_is_told(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_null(tmp_path: Path) -> None:
     model = attach(Layered())
     train(model, 1)
     with torch.no_grad():
         model.ace.gamma[1] = float("nan")
-    told = r"gamma is not finite at step 10 .*layers.1.*diverged"
-    with pytest.warns(AceWarning, match=told), pytest.warns(AceWarning, match="not finite in 9 of 10 steps"):
+    with pytest.warns(AceWarning, match="not finite in 9 of 10 steps"):
         train(model, 9)
     assert read_trace(runs(tmp_path)[0])[-1]["gamma"][1] is None
 

@@ -13,9 +13,8 @@ from rich.console import Console
 from traces import write_run
 
 from ace_plugins.report import terminal
-from ace_plugins.report.charts import sparkline
-from ace_plugins.report.runs import read_run
-from ace_plugins.report.terminal import draw_run, watch_run
+from ace_plugins.report.tables import sparkline
+from ace_plugins.report.terminal import watch_run
 
 
 def grow(folder: Path, **line: Any) -> None:
@@ -87,16 +86,6 @@ def test_a_run_that_has_only_begun_and_one_that_is_silent(tmp_path: Path, monkey
     monkeypatch.setattr(terminal.time, "time", lambda: os.stat(path).st_mtime + 420)
     (silent,) = watched(folder, monkeypatch)
     assert "no new line for 7 min" in silent
-
-
-def test_of_many_sites_those_with_the_largest_gamma_are_shown(tmp_path: Path) -> None:
-    console = Console(width=100)
-    with console.capture() as capture:
-        console.print(*draw_run(read_run(write_run(tmp_path / "a", sites=40)), most=5))
-    drawn = capture.get()
-    assert "and 35 sites with a smaller |gamma|" in drawn
-    assert "layers.19.h" in drawn
-    assert "layers.0.x" not in drawn
 
 
 def test_sparklines() -> None:

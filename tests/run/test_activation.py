@@ -167,18 +167,6 @@ def test_mistakes_end_the_script_with_one_line(clone: Clone) -> None:
     assert "there is no ace.toml" in ended(clone)
 
 
-def test_an_error_of_ace_in_a_script_is_one_line_with_its_place(clone: Clone) -> None:
-    clone.write(TRAIN + "from ace_plugins import attach\nattach(Net(), 'toy_net')\n")
-    done = clone.python("train.py")
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    line = len(clone.script.read_text().splitlines())
-    told = [each for each in done.stderr.splitlines() if "Net is attached already" in each]
-    assert len(told) == 1
-    assert told[0].startswith("ace: ")
-    assert told[0].endswith(f"(train.py line {line})")
-
-
 def test_an_error_of_the_script_is_its_own(clone: Clone) -> None:
     clone.write(TRAIN + MAIN + "    raise ValueError('mine')\n")
     done = clone.python("train.py")
