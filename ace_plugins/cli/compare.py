@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,7 @@ def compare(
     Call it from the folder where you would call the script. Each run gets a copy of the code and links to the data, so
     your files stay unchanged. Called again, it continues where it stopped.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     given: dict[str, Any] = {}
     if runs:
         given["runs"] = parse_runs(runs)
@@ -147,6 +149,6 @@ def _list(comparison: Comparison, out: Path | None, jobs: int | None) -> None:
 
 def _print(result: ComparisonResult) -> None:
     print_comparison(result)
-    for text in result.failed.values():
-        click.echo(f"ace: {text}", err=True)
+    for trial, text in result.failed.items():
+        click.echo(f"ace: {trial}: {text}", err=True)
     click.echo(f"Results: {shorten_path(result.folder)}")

@@ -37,12 +37,10 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, as_json: bool) 
     read = [read_run(folder) for folder in dict.fromkeys(folders)]
     read += [read_run(trace, label) for found in comparisons for label, trace in found.traces().items()]
     if as_json:
-        compared = [{**found.to_dict(), "missing": found.missing} for found in comparisons]
+        compared = [found.to_dict() for found in comparisons]
         print_json({"comparisons": compared, "runs": [describe_run(run) for run in read]})
     if text:
         for found in comparisons:
-            for note in found.missing:
-                click.echo(f"note: {note}")
             print_comparison(found)
         for number, run in enumerate(read):
             click.echo("\n" * bool(number or comparisons), nl=False)
