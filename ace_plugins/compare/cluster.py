@@ -62,8 +62,8 @@ def _connect(address: str, processors: int) -> Any:
         import ray
     except ImportError:
         raise AceError(f"--on {address}: ray is not installed; pip install 'ace-plugins[ray]'") from None
-    here = {"num_cpus": processors, "include_dashboard": False}
-    where: dict[str, Any] = here if address == "ray" else {"address": address}
+    started: dict[str, Any] = {"num_cpus": processors, "include_dashboard": False}
+    where = started if address == "ray" else {"address": address}
     try:
         ray.init(log_to_driver=False, logging_level="error", **where)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:

@@ -172,8 +172,7 @@ def _draw_charts(result: ComparisonResult) -> list[Chart]:
         series = []
         for run in result.comparison.runs:
             curves = [trial.curves.get(metric.name, []) for trial in result.results if trial.run == run]
-            curves = [curve for curve in curves if len(curve) > 1]
-            values = zip(*([value for _, value in curve] for curve in curves), strict=False)
+            values = zip(*([value for _, value in curve] for curve in curves if len(curve) > 1), strict=False)
             mean = [(float(n), sum(at) / len(at)) for n, at in enumerate(values, 1)]
             if any(math.isfinite(value) for _, value in mean):
                 series.append(Series(run, mean, noisy=True))

@@ -77,14 +77,12 @@ class Contents:
 
 
 def _list_tracked(root: Path) -> set[str] | None:
-    """Return the files that git tracks in a folder; None if the folder is not a git clone or git is not installed."""
-    if not (root / ".git").exists():
-        return None
+    """Return the files that git tracks in a folder; None if there are none or git is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return set(os.fsdecode(done.stdout).split("\0"))
+    return set(os.fsdecode(done.stdout).split("\0")) - {""} or None
 
 
 @dataclass(frozen=True)

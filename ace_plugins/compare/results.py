@@ -114,17 +114,14 @@ def execute(
 class Progress:
     """Shows the progress of a comparison on stderr: a live table if ``live``, else one line when a trial ends."""
 
-    def __init__(
-        self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int, *, live: bool = False
-    ) -> None:
+    def __init__(self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int, live: bool) -> None:
         self.comparison = comparison
         self.jobs = jobs
         self.done = dict(finished)
         self.failed: dict[Trial, str] = {}
         self.running: dict[Trial, MetricReader] = {}
         self.metric = comparison.metrics[0].name
-        console = Console(stderr=True)
-        self.display = Live(self.draw(), console=console, transient=True) if live else nullcontext()
+        self.display = Live(self.draw(), console=Console(stderr=True), transient=True) if live else nullcontext()
 
     def update(self, event: Event) -> None:
         """Record an event and show it."""

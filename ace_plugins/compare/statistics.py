@@ -13,9 +13,6 @@ from ..contract.upstreams import Metric
 from ..report.tables import MINUS
 from .plan import TrialResult
 
-RESAMPLES = 10_000
-COVERED = 0.95
-
 
 @dataclass(frozen=True)
 class Row:
@@ -127,24 +124,20 @@ def _over(average: Callable[[list[float]], float], values: Iterable[float | None
 
 def compare_runs(rows: Sequence[Row], base: str, metric: Metric) -> list[Difference]:
     """Compare every other run with the run ``base``, over the seeds that both have."""
-    by_run = {row.run: row for row in rows}
-    if base not in by_run:
-        return []
-    before, sign = by_run.pop(base).values, -1.0 if metric.higher else 1.0
-    differences = []
-    for run, row in by_run.items():
+    before = next((row.values for row in rows if row.run == base), {})
+    sign, differences = -1.0 if metric.higher else 1.0, []
+    for row in rows:
         pairs = [(value, before[seed]) for seed, value in row.values.items() if seed in before]
         changes = [sign * (new - old) / abs(old) if old else math.nan for new, old in pairs]
-        if changes:
+        if changes and row.run != base:
             enough = len(changes) > 1 and all(map(math.isfinite, changes))
             low, high = bootstrap_interval(changes) if enough else (None, None)
-            differences.append(Difference(run, base, tuple(changes), low, high, metric.higher))
+            differences.append(Difference(row.run, base, tuple(changes), low, high, metric.higher))
     return differences
 
 
 def bootstrap_interval(changes: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean change, by resampling seeds. The result is reproducible."""
     generator = random.Random(0)
-    means = sorted(statistics.fmean(generator.choices(changes, k=len(changes))) for _ in range(RESAMPLES))
-    outside = round((1 - COVERED) / 2 * RESAMPLES)
-    return means[outside], means[-1 - outside]
+    means = sorted(statistics.fmean(generator.choices(changes, k=len(changes))) for _ in range(10_000))
+    return means[250], means[-251]

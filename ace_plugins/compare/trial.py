@@ -70,11 +70,6 @@ class Task:
     trial: Trial
     threads: int
 
-    def command(self) -> list[str]:
-        """Return the command line, which runs the script with ``ace-patch run``."""
-        script = self.comparison.command(self.trial)
-        return [sys.executable, "-m", "ace_plugins", "run", self.comparison.adapter, "--", *script]
-
     def environment(self, traces: Path, device: str | None) -> dict[str, str]:
         """Return the environment variables of this process, with the settings of the run instead of the user's."""
         kept = {name: value for name, value in os.environ.items() if name not in VARIABLES and name != SHIFT}
@@ -106,8 +101,9 @@ def perform(
     lay_out(work)
     reader = MetricReader(task.comparison.metrics)
     began = time.monotonic()
+    script = task.comparison.command(task.trial)
     process = subprocess.Popen(
-        task.command(),
+        [sys.executable, "-m", "ace_plugins", "run", task.comparison.adapter, "--", *script],
         cwd=work / task.comparison.below,
         env=task.environment(work / "ace-runs", device),
         stdin=subprocess.DEVNULL,
@@ -179,10 +175,7 @@ def choose_jobs(given: int | None, trials: int) -> int:
 
 
 def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]:
-    """Run all tasks as processes of this machine, ``jobs`` at a time, and yield their events.
-
-    Closing the generator terminates the processes.
-    """
+    """Run tasks on this machine, ``jobs`` at a time, and yield their events. Closing the generator stops the tasks."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # devices, one for each simultaneous trial
     devices = list_devices() or (None,)

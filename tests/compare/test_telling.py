@@ -60,7 +60,7 @@ def test_the_end_is_estimated_from_the_first_epoch_on() -> None:
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Progress(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2)
+    lines = Progress(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2, live=False)
     lines.update(Event(Trial("strict", 1), result=result("strict", 1, 0.25)))
     lines.update(Event(Trial("off", 2), failed="ended with exit code 1"))
     told = capsys.readouterr().err.splitlines()
