@@ -33,7 +33,7 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
 
     Attaches ACE to the example and runs all checks of the test kit. Shows sites, branches, parameters, the equivariance
     error at gamma = 0 and gamma = 1, presets and shims. If the upstream is a cloned repository, CHECKOUT is the clone
-    (default: the current folder), and its code is run.
+    (default: the current folder), and the code of the clone is run.
     """
     from ..testing.doctor import diagnose
 
@@ -84,8 +84,8 @@ def audit(adapter: str, branches: str | None, every: bool, as_json: bool, **opti
     """Measure the equivariance error of ADAPTER's example model.
 
     Shows the error of the whole model and of each layer. If the upstream is a cloned repository, CHECKOUT is the clone
-    (default: the current folder), and its code is run. To audit your own model, or a function with your preprocessing,
-    call ace_plugins.audit(model, batch) in Python.
+    (default: the current folder), and the code of the clone is run. To audit your own model, or a function with your
+    preprocessing, call ace_plugins.audit(model, batch) in Python.
     """
     from ..testing.audit import audit_example
 

@@ -61,8 +61,8 @@ class ScriptCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            error.message += " (write '--' before the script and its options)."
-            raise
+            message = f"{error.message} (write '--' before the script and its options)."
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
         words = ctx.params["words"]
         if [*words] != script and not ctx.resilient_parsing:
             raise AceError(f"{words[0]!r}: expected '--' before the script: ace-patch {self.name} schnet -- train.py")

@@ -56,7 +56,7 @@ def _files_and_adapters(ctx: click.Context, param: Any, incomplete: str) -> Item
 @click.option("--threads", type=AT_LEAST_1, help="CPU threads of each run.  [default: an equal share]")
 @click.option("--budget-scale", type=POSITIVE, default=1.0, help="Multiply the epochs in FILE.toml by this factor.")
 @click.option(
-    "--on", default="here", metavar="here|ray|ADDRESS", help="Run on this machine, in local Ray, or on a Ray cluster."
+    "--on", default="here", metavar="here|ray|ADDRESS", help="This machine (default), local Ray, or a Ray cluster."
 )
 @click.option("--out", type=FOLDER, help="Folder for the results.  [default: a folder in .ace/compare]")
 @click.option("--dry-run", is_flag=True, help="List the runs without starting any.")

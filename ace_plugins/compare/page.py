@@ -59,7 +59,7 @@ class ComparisonResult:
 
     def traces(self) -> dict[str, Path]:
         """Return a mapping from trial names to trace folders, with one trial of each run: the first with a trace."""
-        store, traces = Store(self.comparison, self.folder), {}
+        store, traces = Store(self.comparison, self.folder), dict[str, tuple[str, Path]]()
         for trial in self.comparison.trials:
             for attempt in store.trial_folder(trial).glob("work-*/ace-runs"):
                 if trace := find_newest(attempt):
