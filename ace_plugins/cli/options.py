@@ -1,10 +1,11 @@
-"""Options and shell completions that several commands share. Nothing here imports torch: TAB must be fast."""
+"""Options and shell completions of several commands. This module does not import torch, so that TAB is fast."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,24 +18,34 @@ from ..settings.fields import Choice, Flag, Kind
 from ..settings.sources import option
 
 Items = list[CompletionItem]
+PATH = click.Path(path_type=Path)
+FILE, FOLDER = click.Path(dir_okay=False, path_type=Path), click.Path(file_okay=False, path_type=Path)
 
 
 class Commands(click.Group):
-    """A group with the whole first sentence of each command in its help, and similar names in its errors."""
+    """A group that shows the whole first sentence of each command, and suggests a similar name for an unknown one."""
 
     kind, advice = "command", ""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        alone = self.invoke_without_command or ctx.resilient_parsing
+        return super().parse_args(ctx, args or ([] if alone else ["--help"]))
+
+    def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return the name and the first sentence of each command, by the title of their section in the help."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        if found:
-            with formatter.section("Commands"):
-                formatter.write_dl([(name, command.get_short_help_str(300)) for name, command in found if command])
+        return {"Commands": [(name, command.get_short_help_str(300)) for name, command in found if command]}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in self.sections(ctx).items():
+            if commands:
+                with formatter.section(title):
+                    formatter.write_dl(commands)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        name = args[0]
         try:
-            if not (ctx.resilient_parsing or name.startswith("-")) and self.get_command(ctx, name) is None:
-                raise AceError(one_of(self.kind, name, self.list_commands(ctx), do=self.advice))
+            if self.get_command(ctx, args[0]) is None:
+                raise AceError(one_of(self.kind, args[0], self.list_commands(ctx), do=self.advice))
             return super().resolve_command(ctx, args)
         except AceError:
             if ctx.resilient_parsing:  # completion: an error would be printed into the line that the user is typing
@@ -43,9 +54,22 @@ class Commands(click.Group):
 
 
 class ScriptCommand(click.Command):
-    """A command that ends with a script and its arguments (``words``), for which the shell completes files only."""
+    """A command that takes options before '--', and a script with its arguments (``words``) after '--'."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        script = args[args.index("--") + 1 :] if "--" in args else []
+        try:
+            rest = super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            message = f"{error.message} (write '--' before the script and its options)."
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+        words = ctx.params["words"]
+        if [*words] != script and not ctx.resilient_parsing:
+            raise AceError(f"{words[0]!r}: expected '--' before the script: ace-patch {self.name} schnet -- train.py")
+        return rest
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        # After the script, the shell completes files only.
         return [] if ctx.resilient_parsing and ctx.params.get("words") else super().get_params(ctx)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
@@ -53,30 +77,21 @@ class ScriptCommand(click.Command):
 
 
 def files(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    """Let the shell complete paths."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def adapters(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    """Complete names of usable adapters."""
     return matching(((plugin.name, plugin.patches.title) for plugin in registry().adapters), incomplete)
 
 
-def adapters_or_files(ctx: click.Context, param: Any, incomplete: str) -> Items:
-    """Complete adapters and files. Files come first, because the shell drops items before a file."""
-    return [*files(ctx, param, incomplete), *adapters(ctx, param, incomplete)]
-
-
-def matching(known: Iterable[tuple[str, str]], incomplete: str) -> Items:
-    """Return the words that start with ``incomplete``. ``known`` has pairs of a word and its help text."""
-    return [CompletionItem(word, help=text or None) for word, text in known if word.startswith(incomplete)]
+def matching(words_and_help: Iterable[tuple[str, str]], incomplete: str) -> Items:
+    return [CompletionItem(word, help=text or None) for word, text in words_and_help if word.startswith(incomplete)]
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
     click.echo(json.dumps(value, indent=2))
 
 
@@ -91,7 +106,7 @@ def show(found: Any, as_json: bool, print_tables: Callable[[Any], None]) -> None
 
 
 class SettingType(click.ParamType):  # type: ignore[type-arg]
-    """Parameter type of an option that gives the value of a setting."""
+    """Type of an option that sets a setting."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -109,22 +124,19 @@ class SettingType(click.ParamType):  # type: ignore[type-arg]
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add one option for every setting. Options that are not given are left to the preset."""
+    """Add an option for every setting, without defaults: the preset has them."""
     for field in reversed(SETTINGS.values()):
         kind, name, text = KINDS[field.name], option(field.name), field.metadata["help"]
         if isinstance(kind, Flag):
             add = click.option(f"{name}/--no-{name[2:]}", field.name, default=None, help=text)
         else:
-            value = SettingType(kind)
-            add = click.option(name, field.name, type=value, metavar=value.name, default=None, help=text)
+            add = click.option(name, field.name, type=(value := SettingType(kind)), metavar=value.name, help=text)
         command = add(command)
     command = click.option("--cpu", is_flag=True, default=None, help="The same as --device cpu.")(command)
-    return click.option("--preset", default=None, help="Named settings of the adapter to start from.")(command)
+    return click.option("--preset", metavar="NAME", help="Start from the adapter's settings of this name.")(command)
 
 
 def collect_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that were given on the command line."""
+    """Return the options that were given, as settings."""
     given = {name: value for name, value in options.items() if value is not None}
-    if given.pop("cpu", False):
-        given["device"] = "cpu"
-    return given
+    return given | {"device": "cpu"} if given.pop("cpu", False) else given

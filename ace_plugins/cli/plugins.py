@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,81 +15,60 @@ from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..report.terminal import make_table, open_console
 from ..scaffold import make_adapter
-from .options import Commands, as_json, print_json
+from .main import COMMANDS
+from .options import FOLDER, Commands, as_json, print_json
 
 
 @click.command("list")
 @as_json
 def list_(as_json: bool) -> None:
-    """List adapters, with the versions they require and find."""
+    """List the installed adapters, with required and found versions."""
     plugins = list(registry())
     if as_json:
         print_json([_describe(plugin) for plugin in plugins])
         return
-    if not plugins and "ACE_LOAD_PLUGINS" not in os.environ:
+    if not plugins and not registry().left_out:
         example = "pip install './adapters/schnet[upstream]' in a clone of ace-plugins"
         click.echo(f"no plugins found: install an adapter, for example {example}")
         return
-    _print_plugins(plugins)
+    table = make_table("name", "state", "upstream, distribution and required versions")
+    for plugin in plugins:
+        state = "[yellow]upstream not installed[/]" if plugin.missing_upstream else "[red]not usable[/]"
+        title = plugin.upstream.title if plugin.upstream else "observer" if plugin.problem is None else "?"
+        lines = [f"{title}, from {plugin.distribution} {plugin.version}".strip()]
+        lines += map(str, [r for r in plugin.requires if r.upstream] or [r for r in plugin.requires if not r.met])
+        shown = "[green]ready[/]" if plugin.problem is None else state
+        table.add_row(escape(plugin.name), shown, escape("\n".join(lines)))
+    open_console().print(table, soft_wrap=False)
+    for plugin in plugins:
+        if plugin.problem is not None:
+            click.echo(f"{plugin.name} ({plugin.distribution}): {plugin.problem}")
     if registry().left_out:
         click.echo(f"not loaded: {registry().left_out}")
 
 
 def _describe(plugin: Plugin) -> dict[str, Any]:
-    return {
-        "name": plugin.name,
+    same = ("name", "distribution", "version", "target", "problem", "hooks")
+    return {name: getattr(plugin, name) for name in same} | {
         "kind": "adapter" if plugin.upstream else "observer" if plugin.problem is None else "unknown",
         "upstream": plugin.upstream.title if plugin.upstream else None,
-        "models": list(plugin.upstream.models) if plugin.upstream else [],
-        "distribution": plugin.distribution,
-        "version": plugin.version,
-        "target": plugin.target,
-        "requires": [
-            {"requirement": r.requirement, "found": r.found, "met": r.met, "upstream": r.upstream}
-            for r in plugin.requires
-        ],
+        "models": plugin.upstream.models if plugin.upstream else [],
+        "requires": [vars(requirement) | {"met": requirement.met} for requirement in plugin.requires],
         "healthy": plugin.problem is None,
-        "problem": plugin.problem,
-        "hooks": list(plugin.hooks),
     }
-
-
-def _print_plugins(plugins: Sequence[Plugin]) -> None:
-    out = open_console()
-    table = make_table("name", "state", "upstream, distribution and required versions")
-    for plugin in plugins:
-        if plugin.problem is None:
-            state = "[green]ready[/]"
-        else:
-            state = "[yellow]upstream not installed[/]" if plugin.missing_upstream else "[red]not usable[/]"
-        title = plugin.upstream.title if plugin.upstream else "observer" if plugin.problem is None else "?"
-        lines = [f"{title}, from {plugin.distribution} {plugin.version}".strip()]
-        required = [r for r in plugin.requires if r.upstream] or [r for r in plugin.requires if not r.met]
-        lines += [f"requires {r.requirement}, found {r.found or 'none installed'}" for r in required]
-        table.add_row(escape(plugin.name), state, escape("\n".join(lines)))
-    out.print(table, soft_wrap=False)
-    for plugin in plugins:
-        if plugin.problem is not None:
-            out.print(escape(f"{plugin.name} ({plugin.distribution}): {plugin.problem}"))
 
 
 @click.command("new-adapter")
 @click.argument("name")
-@click.option(
-    "--into", type=click.Path(path_type=Path, file_okay=False), default=".", help="Parent folder.  [default: this one]"
-)
+@click.option("--into", type=FOLDER, default=".", help="Folder for the package.  [default: the current folder]")
 @as_json
-@click.pass_context
-def new_adapter(ctx: click.Context, name: str, into: Path, as_json: bool) -> None:
+def new_adapter(name: str, into: Path, as_json: bool) -> None:
     """Create the package ace-NAME: a new adapter with tests.
 
-    It patches a small network in place of yours, can be installed and passes its tests at once. Its README says what to
-    change.
+    The package can be installed, and its tests pass. It patches a small example network. Its README explains how to
+    change it for your model.
     """
-    taken = {}
-    ace_patch = ctx.find_root().command
-    if isinstance(ace_patch, click.Group):
-        taken = {command: f"'ace-patch {command}' is a command" for command in ace_patch.list_commands(ctx)}
+    taken = {command: f"'ace-patch {command}' is a command" for command in COMMANDS}
     taken |= {plugin.name: f"{plugin.distribution} has an adapter with this name" for plugin in registry()}
     folder, written = make_adapter(name, into, taken)
     if as_json:
@@ -102,15 +80,13 @@ def new_adapter(ctx: click.Context, name: str, into: Path, as_json: bool) -> Non
 
 
 def _call_hook(hook: str) -> Iterator[tuple[Plugin, Any]]:
-    """Call a hook of every adapter that implements it and yield the results; warn about adapters that fail."""
+    """Call a hook of every adapter that implements it and yield the results. Warn about adapters that fail."""
     for plugin in registry().adapters:
         if plugin.has(hook):
             try:
-                answer = plugin.call(hook)
+                yield plugin, plugin.call(hook)
             except AceError as error:
                 warnings.warn(f"left out: {error}", AceWarning, stacklevel=2)
-            else:
-                yield plugin, answer
 
 
 class Demos(Commands):
@@ -128,9 +104,9 @@ class Demos(Commands):
 @click.group("demo", cls=Demos, invoke_without_command=True)
 @click.pass_context
 def demo(ctx: click.Context) -> None:
-    """Show ACE on small examples, in a few minutes.
+    """Train small examples with and without ACE, in a few minutes.
 
-    Without a name, all demos run. Options of a demo follow its name.
+    Without COMMAND, all demos run. Options of a demo follow its name.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -148,26 +124,17 @@ def demo(ctx: click.Context) -> None:
 
 
 class Datasets(Commands):
-    """Data sets that adapters generate. Of two data sets with the same name, the first one is used."""
+    """Data sets that adapters generate."""
 
     kind, advice = "data set", "installed adapters provide these"
 
-    def _commands(self) -> dict[str, click.Command]:
-        found: dict[str, click.Command] = {}
-        for _, commands in _call_hook("ace_datasets"):
-            found = {**commands, **found}
-        return found
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self._commands())
+        return sorted({name for _, commands in _call_hook("ace_datasets") for name in commands})
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return self._commands().get(name)
+        return next((commands[name] for _, commands in _call_hook("ace_datasets") if name in commands), None)
 
 
-@click.group("data", cls=Datasets, invoke_without_command=True)
-@click.pass_context
-def data(ctx: click.Context) -> None:
-    """Generate a data set for an upstream."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+@click.group("data", cls=Datasets)
+def data() -> None:
+    """Generate a data set that the scripts of an upstream can read."""

@@ -1,4 +1,4 @@
-"""Commands with which scripts train with ACE: ``run``, and for checkouts ``status``, ``revert`` and one per adapter."""
+"""Commands that make scripts train with ACE: ``run``, ``status``, ``revert``, and one for each kind of checkout."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from ..checkout.changes import Plan
 from ..checkout.patching import PatchPlan, State, plan_patch, plan_revert, read_state, require_checkout
@@ -15,13 +13,12 @@ from ..contract.upstreams import StandIn
 from ..patch.shims import has_effect
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..report.terminal import open_console
 from ..run.launch import launch
 from ..settings.config import Config
 from ..settings.toml_file import SettingsFile, is_as_written
-from .options import ScriptCommand, adapters, as_json, collect_settings, config_options, print_json, show
+from .options import PATH, ScriptCommand, adapters, as_json, collect_settings, config_options, print_json, show
 
-CHECKOUT = click.argument("checkout", type=click.Path(path_type=Path), default=".")
+CHECKOUT = click.argument("checkout", type=PATH, default=".")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the changes as a diff, without making them.")
 
 
@@ -35,7 +32,7 @@ def patch_command(name: str) -> click.Command:
         short_help=f"Patch a checkout of {adapter.patches.title}.",
         help=f"Patch CHECKOUT, a clone of {clone.repository}, so that its scripts train with ACE.\n\nAdds one marked "
         f"line to {', '.join(clone.scripts)} and writes the settings to ace.toml. CHECKOUT is the current folder by "
-        "default. Call the command again with options to change settings.",
+        "default. To change settings, call the command again with other options.",
     )
     @CHECKOUT
     @config_options
@@ -43,16 +40,15 @@ def patch_command(name: str) -> click.Command:
     @as_json
     def patch(checkout: Path, dry_run: bool, as_json: bool, **options: Any) -> None:
         plan = plan_patch(checkout, adapter, collect_settings(options))
-        if dry_run and not as_json:
-            click.echo(plan.diff(), nl=False)
-            if not plan.changed:
-                click.echo(f"nothing to change: {plan.root} is already patched", err=True)
-            return
         if not dry_run:
             plan.apply()
         if as_json:
             about = {"commit": plan.layout.commit, "tried": plan.layout.tried, "warnings": list(plan.config.cautions)}
             print_json(_describe(plan, dry_run) | about)
+        elif dry_run and not plan.changed:
+            click.echo(f"nothing to change: {plan.root} is already patched", err=True)
+        elif dry_run:
+            click.echo(plan.diff(), nl=False)
         else:
             _print_patching(adapter, plan)
 
@@ -60,14 +56,12 @@ def patch_command(name: str) -> click.Command:
 
 
 def _describe(plan: Plan, dry_run: bool) -> dict[str, Any]:
-    changed = [plan.name(change) for change in plan.changed]
-    about = {"checkout": str(plan.root), "changed": changed, "kept": list(plan.kept)}
-    return {**about, "diff": plan.diff(), "dry_run": dry_run}
+    files = {"changed": [plan.name(change) for change in plan.changed], "kept": list(plan.kept)}
+    return {"checkout": str(plan.root), **files, "diff": plan.diff(), "dry_run": dry_run}
 
 
 def _print_patching(adapter: Plugin, plan: PatchPlan) -> None:
-    out = open_console()
-    out.print(escape(f"{adapter.patches.title} {plan.layout}"))
+    click.echo(f"{adapter.patches.title} {plan.layout}")
     for change in plan.changes:
         name, same = plan.name(change), change.before == change.after
         if name == plan.settings.path.name:
@@ -75,35 +69,30 @@ def _print_patching(adapter: Plugin, plan: PatchPlan) -> None:
             what = _format_settings(plan.settings, plan.config)
         else:
             done, what = "already marked" if same else "marked", "one line"
-        out.print(escape(f"  {name}: {done} ({what})"))
+        click.echo(f"  {name}: {done} ({what})")
     missing = [shim.name for shim in adapter.shims if isinstance(shim, StandIn) and has_effect(adapter, shim)]
     if missing and plan.config.shims:
-        out.print(f"not installed, replaced by a stub: {', '.join(missing)}")
-    _print_cautions(out, plan.config)
-    scripts = ", ".join(adapter.patches.checkout.scripts) if adapter.patches.checkout else ""
-    out.print(f"Now run {scripts} as its README says. 'ace-patch revert' undoes the patch.")
+        click.echo(f"not installed, replaced by a stub: {', '.join(missing)}")
+    for caution in plan.config.cautions:
+        click.echo(f"{click.style('warning', fg='yellow')}: {caution}")
+    scripts = ", ".join(require_checkout(adapter).scripts)
+    click.echo(f"Now run {scripts} as its README says. 'ace-patch revert' undoes the patch.")
 
 
 def _format_settings(file: SettingsFile, config: Config) -> str:
-    """Format the preset, the summary of the settings, and settings in the file that the summary leaves out."""
-    preset = [f"preset {file.settings['preset']}"] if "preset" in file.settings else []
-    in_summary = ("preset", "mode", "budget", "dual_lr", "dual_optimizer")
+    """Format the summary of the settings, and those settings in the file that the summary leaves out."""
+    in_summary = ("mode", "budget", "dual_lr", "dual_optimizer")
     others = [f"{key} {value}" for key, value in file.settings.items() if key not in in_summary]
-    return ", ".join([*preset, config.summary, *others])
-
-
-def _print_cautions(out: Console, config: Config) -> None:
-    for caution in config.cautions:
-        out.print(f"[yellow]warning[/]: {escape(caution)}")
+    return ", ".join([config.summary, *others])
 
 
 @click.command()
 @CHECKOUT
-@click.option("--purge", is_flag=True, help="Remove ace.toml even if it was edited.")
+@click.option("--purge", is_flag=True, help="Remove ace.toml even if you have edited it.")
 @DRY_RUN
 @as_json
 def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove ACE from CHECKOUT: the marked lines and ace.toml. Your own edits stay."""
+    """Remove ACE from CHECKOUT: the marked lines and ace.toml. Your own edits are kept."""
     plan = plan_revert(checkout, purge=purge)
     if not dry_run:
         plan.apply()
@@ -112,8 +101,9 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
         return
     if dry_run:
         click.echo(plan.diff(), nl=False)
-    for change in () if dry_run else plan.changed:
-        click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'marked line removed'}")
+    else:
+        for change in plan.changed:
+            click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'marked line removed'}")
     if not plan.changed:
         if not plan.kept:
             read_state(checkout)  # raises an error if this is not a checkout
@@ -131,45 +121,25 @@ def status(checkout: Path, as_json: bool) -> None:
 
 
 def _print_state(found: State) -> None:
-    out = open_console()
-    out.print(escape(f"{found.adapter.patches.title} {found.layout}"))
+    click.echo(f"{found.adapter.patches.title} {found.layout}")
     for script, how in found.scripts.items():
-        out.print(escape(f"  {script}: {how}"))
+        click.echo(f"  {script}: {how}")
     if found.settings is not None and found.config is not None:
         edited = "not edited" if is_as_written(found.settings.text) else "edited"
-        what = _format_settings(found.settings, found.config)
-        out.print(escape(f"  {found.settings.path.name}: {edited} ({what})"))
-        _print_cautions(out, found.config)
+        click.echo(f"  {found.settings.path.name}: {edited} ({_format_settings(found.settings, found.config)})")
+        for caution in found.config.cautions:
+            click.echo(f"{click.style('warning', fg='yellow')}: {caution}")
     for name, value in found.environment.items():
-        out.print(escape(f"  {name}={value} in this shell overrides ace.toml"))
+        click.echo(f"  {name}={value} in this shell overrides ace.toml")
     if found.runs:
-        out.print(escape(f"  .ace/runs: {len(found.runs)}, the last {found.runs[-1]}"))
+        click.echo(f"  .ace/runs: {len(found.runs)}, the last {found.runs[-1]}")
     for problem in found.problems:
-        out.print(f"[red]problem[/]: {escape(problem)}")
+        click.echo(f"{click.style('problem', fg='red')}: {problem}")
     if not found.patched and not found.problems:
-        out.print(f"'ace-patch {found.adapter.name}' patches it.")
+        click.echo(f"'ace-patch {found.adapter.name}' patches it.")
 
 
-class RunCommand(ScriptCommand):
-    """A command with ADAPTER and options in any order. The next word, or the one after '--', begins the script."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ctx.allow_interspersed_args = False  # options of the script may have the same names
-        options, words = self._split(ctx, args)
-        adapter, script = words[:1], words[1:]
-        if script[:1] not in (["-m"], ["-c"]):
-            more, script = self._split(ctx, script)
-            options += more
-        return super().parse_args(ctx, [*options, *adapter, *script])
-
-    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
-        """Return the options at the beginning, with a '--' that follows them, and the other words."""
-        options = [param for param in self.params if isinstance(param, click.Option)]
-        _, words, _ = click.Command(self.name, params=[*options]).make_parser(ctx).parse_args(list(args))
-        return args[: len(args) - len(words)], words
-
-
-@click.command(cls=RunCommand)
+@click.command(cls=ScriptCommand)
 @click.argument("adapter", shell_complete=adapters)
 @click.argument("words", nargs=-1, type=click.Path(), metavar="-- SCRIPT [ARGS]...")
 @config_options
@@ -177,12 +147,12 @@ class RunCommand(ScriptCommand):
 def run(adapter: str, words: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run a script with ACE, without changing any file.
 
-    ACE is attached to every model of ADAPTER that the script builds.
+    ACE is attached to every model that the script builds and ADAPTER supports.
 
     \b
     ace-patch run schnet --mode resilient -- train.py --epochs 10
 
-    SCRIPT is script.py, -m module, -c code or a program such as torchrun. It replaces the ace-patch process, and
-    processes that it starts train with ACE too.
+    SCRIPT is a file such as train.py, -m MODULE, -c CODE, or a program such as torchrun. Processes that the script
+    starts train with ACE too.
     """
     launch(adapter, collect_settings(options), words, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The outcome of a comparison: as an object, in the terminal, and as a section of the HTML report."""
+"""The outcome of a comparison, and how the terminal and the HTML report show it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .statistics import Difference, Row, compare_runs, summarise
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """Outcome of a comparison, as returned by `run_comparison`."""
+    """Outcome of a comparison, which `run_comparison` returns."""
 
     comparison: Comparison
     """The script, runs, seeds and metrics that were compared."""
@@ -44,57 +44,47 @@ class ComparisonResult:
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """Change of each run compared with the first run, with a bootstrap interval over seeds."""
+        """Difference between each other run and the first run, with a bootstrap interval over seeds."""
         return compare_runs(self.rows, next(iter(self.comparison.runs)), self.comparison.metrics[0])
 
     @property
     def sentences(self) -> list[str]:
         """The conclusions in words, one sentence per run."""
         sentences = [difference.sentence() + "." for difference in self.differences]
-        if self.failed:
-            total = len(self.comparison.trials)
-            sentences.append(f"{len(self.failed)} of {total} runs failed and are not in the table.")
+        total = len(self.comparison.trials)
+        if missing := total - len(self.results):
+            sentences.append(f"{missing} of {total} runs have no result: they failed or have not finished.")
         return sentences
 
-    @property
-    def missing(self) -> list[str]:
-        """Notes on trials without a result."""
-        total = len(self.comparison.trials)
-        missing = total - len(self.results)
-        return [f"{missing} of {total} runs have no result: they failed or have not finished"] if missing else []
-
     def traces(self) -> dict[str, Path]:
-        """Return a mapping from trial names to trace folders, with one trial per run: the first that has a trace."""
-        store, traces = Store(self.comparison, self.folder), {}
-        for trial in reversed(self.comparison.trials):
-            attempts = sorted(store.trial_folder(trial).glob("work-*/ace-runs"), key=lambda path: path.stat().st_mtime)
-            found = [trace for attempt in attempts if (trace := find_newest(attempt))]
-            if found:
-                traces[trial.run] = (str(trial), found[-1])
-        return dict(traces[run] for run in self.comparison.runs if run in traces)
+        """Return a mapping from trial names to trace folders, with one trial of each run: the first with a trace."""
+        store, traces = Store(self.comparison, self.folder), dict[str, tuple[str, Path]]()
+        for trial in self.comparison.trials:
+            for attempt in store.trial_folder(trial).glob("work-*/ace-runs"):
+                if trace := find_newest(attempt):
+                    traces.setdefault(trial.run, (str(trial), trace))
+        return dict(traces.values())
 
     def table(self, *, by_seed: bool = False) -> TableData:
-        """Return the table as text, optionally with a column per seed. ``print(result.table())`` prints it."""
+        """Return the table, optionally with a column for each seed. ``print(result.table())`` prints the table."""
         first, *others = self.comparison.metrics
         rows, paper = self.rows, self.comparison.about.get("paper", {})
-        changes = {difference.run: difference.cell() for difference in self.differences}
+        changes = {difference.run: difference.format(difference.mean) for difference in self.differences}
         spreads = ["" if row.spread is None else f" ± {format_number(row.spread, 2)}" for row in rows]
         columns = [
             ("run", [row.run for row in rows]),
             ("seeds", [str(len(row.values)) for row in rows]),
             (first.name, [format_number(row.mean) + spread for row, spread in zip(rows, spreads, strict=True)]),
             ("change", [changes.get(row.run, "") for row in rows]),
+            *((f"seed {n}", [_format(row.values.get(n)) for row in rows]) for n in self.comparison.seeds if by_seed),
+            *((metric.name, [format_number(row.others[metric.name]) for row in rows]) for metric in others),
+            ("time", ["" if row.time is None else f"× {row.time:.2f}" for row in rows]),
+            ("equiv. error", [_format(row.equivariance_error, 2) for row in rows]),
+            ("paper", [str(paper.get(row.run, "")) for row in rows]),
         ]
-        for seed in self.comparison.seeds if by_seed else ():
-            columns.append((f"seed {seed}", [_format(row.values.get(seed)) for row in rows]))
-        columns += [(metric.name, [format_number(row.others[metric.name]) for row in rows]) for metric in others]
-        columns.append(("time", ["" if row.time is None else f"× {row.time:.2f}" for row in rows]))
-        columns.append(("equiv. error", [_format(row.equivariance_error, 2) for row in rows]))
-        columns.append(("paper", [str(paper.get(row.run, "")) for row in rows]))
-        columns = [(name, cells) for name, cells in columns if any(cells) or name == "change"]
-        headers = [name for name, _ in columns]
-        cells = list(zip(*(cells for _, cells in columns), strict=True))
-        return TableData(headers, cells, numbers=headers[1:], optional=[h for h in headers if h.startswith("seed ")])
+        headers, cells = zip(*((name, each) for name, each in columns if any(each) or name == "change"), strict=True)
+        seeds = [header for header in headers if header.startswith("seed ")]
+        return TableData(headers, list(zip(*cells, strict=True)), numbers=headers[1:], optional=seeds)
 
     @property
     def caption(self) -> str:
@@ -114,7 +104,7 @@ class ComparisonResult:
             "sentences": self.sentences,
             "failed": dict(self.failed),
             "folder": str(self.folder),
-            **({"label": self.comparison.label} if self.comparison.label else {}),
+            "label": self.comparison.label,
         }
 
 
@@ -128,25 +118,18 @@ def is_comparison(folder: Path) -> bool:
 
 
 def read_comparison(folder: Path) -> ComparisonResult:
-    """Read the results in a folder. Neither the script nor the adapter is needed.
-
-    Raises:
-        AceError: If the folder's description is missing or invalid.
-    """
+    """Read the results in a folder. Neither the script nor the adapter is needed."""
     path = folder / DESCRIPTION
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
-        comparison = Comparison(
-            str(described.get("adapter") or ""),
-            tuple(str(word) for word in described["command"]),
-            {str(name): dict(settings) for name, settings in described["runs"].items()},
-            tuple(int(seed) for seed in described["seeds"]),
-            tuple(Metric(str(each["name"]), "", higher=bool(each["higher"])) for each in described["metrics"]),
-        )
+        metrics = tuple(Metric(each["name"], "", higher=each["higher"]) for each in described["metrics"])
+        runs = {name: dict(settings) for name, settings in described["runs"].items()}
+        if not (runs and metrics):
+            raise ValueError("no runs or no metrics")
+        words, seeds = tuple(described["command"]), tuple(described["seeds"])
+        comparison = Comparison(described["adapter"], words, runs, seeds, metrics)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AceError(f"{path} is invalid ({type(error).__name__}: {error}): run 'ace-patch compare' again") from None
-    if not (comparison.runs and comparison.metrics):
-        raise AceError(f"{path} is invalid (no runs or no metrics): run 'ace-patch compare' again")
     return ComparisonResult(comparison, list(Store(comparison, folder).load().values()), folder=folder)
 
 
@@ -156,48 +139,42 @@ def print_comparison(result: ComparisonResult) -> None:
     if result.rows:
         console.print(render_table(result.table()))
         console.print(result.caption, markup=False)
-    for sentence in result.sentences:
-        console.print(sentence, markup=False)
+    console.print(*result.sentences, sep="\n", markup=False)
 
 
 def render_comparison(result: ComparisonResult) -> Markup:
-    """Render a comparison as a section of the report's page."""
+    """Render a comparison as a section of the HTML report."""
     comparison = result.comparison
-    settings = [
-        (f"run {name}", "; ".join(f"{key} = {value}" for key, value in settings.items()))
-        for name, settings in comparison.runs.items()
-    ]
+    properties = {
+        "adapter": comparison.adapter,
+        "command": shlex.join(comparison.words),
+        "seeds": ", ".join(map(str, comparison.seeds)),
+    }
+    for name, settings in comparison.runs.items():
+        properties[f"run {name}"] = "; ".join(f"{key} = {value}" for key, value in settings.items())
     return render_template(
         Path(__file__).parent / "templates" / "comparison.html",
         heading=f"{comparison.adapter}: {', '.join(comparison.runs)}",
         folder=shorten_path(result.folder),
-        missing=result.missing,
         sentences=result.sentences,
         table=result.table(by_seed=True) if result.rows else None,
         caption=result.caption,
         charts=_draw_charts(result),
-        properties=[
-            ("adapter", comparison.adapter),
-            ("command", shlex.join(comparison.words)),
-            ("seeds", ", ".join(map(str, comparison.seeds))),
-            *settings,
-        ],
+        properties=properties.items(),
     )
 
 
 def _draw_charts(result: ComparisonResult) -> list[Chart]:
-    """Draw one chart per metric: the mean over seeds at each evaluation, up to the end of the shortest curve."""
+    """Draw a chart for each metric: the mean over seeds at each evaluation, up to the end of the shortest curve."""
     charts = []
     for metric in result.comparison.metrics:
         series = []
         for run in result.comparison.runs:
             curves = [trial.curves.get(metric.name, []) for trial in result.results if trial.run == run]
-            curves = [curve for curve in curves if len(curve) > 1]
-            values = zip(*([value for _, value in curve] for curve in curves), strict=False)
+            values = zip(*([value for _, value in curve] for curve in curves if len(curve) > 1), strict=False)
             mean = [(float(n), sum(at) / len(at)) for n, at in enumerate(values, 1)]
             if any(math.isfinite(value) for _, value in mean):
                 series.append(Series(run, mean, noisy=True))
         if series and len(series) <= LINES_AT_MOST:
-            svg = draw_lines(metric.name, series, unit="evaluation")
-            charts.append(Chart(metric.name, "mean over seeds", svg))
+            charts.append(Chart(metric.name, "mean over seeds", draw_lines(metric.name, series, unit="evaluation")))
     return charts

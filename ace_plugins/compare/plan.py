@@ -1,17 +1,19 @@
-"""Plan a comparison: the script's files, the runs with their settings, the seeds, the metrics and the result folder.
+"""Plans a comparison: lists the script's files, checks runs, seeds and metrics, and manages the folder of results.
 
-Each trial runs in a fresh folder with a copy of the code, so that scripts cannot overwrite each other's files. Large
-files are linked instead of copied, except types that scripts tend to write again, such as checkpoints.
+A trial is one run with one seed. Each trial gets a new folder with a copy of the code, so that trials cannot overwrite
+each other's files. Large files are linked instead of copied, except checkpoints and logs, which scripts may overwrite.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
+import statistics
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,13 +27,10 @@ from ..plugins.registry import registry
 from ..run.launch import find_checkout
 from .experiment import Experiment, compile_pattern
 
-LARGE = 2**20
-"""Smallest size in bytes of a file that counts as data and is linked instead of copied."""
-WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")
-"""File types that are copied whatever their size, because scripts tend to write such files again."""
+LARGE = 2**20  # size in bytes from which a file counts as data
+WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")  # types that are never linked
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
-DESCRIPTION = "comparison.json"
-"""File that describes a comparison. Folders that contain it hold results and are not copied."""
+DESCRIPTION = "comparison.json"  # folders with this file hold results and are not copied
 SEED = "{seed}"
 FOLDER = Path(".ace/compare")
 RESULT, LOG = "result.json", "log.txt"
@@ -39,7 +38,7 @@ RESULT, LOG = "result.json", "log.txt"
 
 @dataclass
 class Contents:
-    """Files that each trial gets, as paths relative to a root."""
+    """Files that each trial gets, as paths relative to ``root``."""
 
     root: Path
     copied: list[str] = field(default_factory=list)
@@ -47,73 +46,43 @@ class Contents:
 
     @classmethod
     def of(cls, root: Path) -> Contents:
-        """List the files below a folder."""
-        contents = cls(root)
-        for path in _walk(root):
-            linked = path.stat().st_size >= LARGE and path.suffix not in WRITTEN
-            (contents.linked if linked else contents.copied).append(path.relative_to(root).as_posix())
+        """List the files below a folder. Links to folders are followed, but no folder is visited twice."""
+        contents, seen = cls(root), set()
+        for folder, folders, names in os.walk(root, followlinks=True):
+            real = os.path.realpath(folder)
+            if real in seen or DESCRIPTION in names:
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if name not in SKIPPED)
+            for path in sorted(Path(folder, name) for name in names):
+                if path.is_file() and path.suffix != ".pyc":
+                    linked = path.stat().st_size >= LARGE and path.suffix not in WRITTEN
+                    (contents.linked if linked else contents.copied).append(path.relative_to(root).as_posix())
         return contents
-
-    def fingerprint(self) -> str:
-        """Hash the content of the copied files, and the sizes and modification times of the linked files.
-
-        Copied files in a git clone are left out if they are neither tracked nor ``.py`` or ``.toml`` files: they may be
-        output of earlier runs.
-        """
-        digest = hashlib.sha256()
-        tracked = _list_tracked(self.root)
-        for name in sorted(n for n in self.copied if tracked is None or n in tracked or n.endswith((".py", ".toml"))):
-            digest.update(name.encode() + b"\0" + (self.root / name).read_bytes() + b"\0")
-        digest.update(repr(self.data_state()).encode())
-        return digest.hexdigest()
 
     def data_state(self) -> list[tuple[str, int, int]]:
         """Return name, size and modification time of every linked file."""
-        stats = [(name, os.stat(self.root / name)) for name in sorted(self.linked)]
+        stats = [(name, os.stat(self.root / name)) for name in self.linked]
         return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
     def lay_out(self, target: Path) -> None:
-        """Create the folder of a run, with copies of the code and links to the data."""
-        try:
-            for name in (*self.copied, *self.linked):
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-            for name in self.copied:
-                shutil.copy2(self.root / name, target / name)
-            for name in self.linked:
-                (target / name).symlink_to((self.root / name).resolve())
-        except OSError as error:
-            shutil.rmtree(target, ignore_errors=True)
-            why = error.strerror or error
-            raise AceError(
-                f"{self.root} cannot be copied to {target}: {why}; choose another folder with --out"
-            ) from None
+        """Create the folder of a trial, with copies of the code and links to the data."""
+        for name in (*self.copied, *self.linked):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+        for name in self.copied:
+            shutil.copy2(self.root / name, target / name)
+        for name in self.linked:
+            (target / name).symlink_to((self.root / name).resolve())
 
 
 def _list_tracked(root: Path) -> set[str] | None:
-    """Return the files that git tracks in this folder, or None if it is no git clone or git cannot be run."""
-    if not (root / ".git").exists():
-        return None
+    """Return the files that git tracks in a folder; None if there are none or git is not installed."""
     try:
         done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return set(os.fsdecode(done.stdout).split("\0"))
-
-
-def _walk(root: Path) -> Iterator[Path]:
-    """Yield all files below a folder. Links to folders are followed, but no folder is visited twice."""
-    seen: set[str] = set()
-    for folder, folders, names in os.walk(root, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in seen or DESCRIPTION in names:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = sorted(name for name in folders if name not in SKIPPED)
-        for name in sorted(names):
-            path = Path(folder, name)
-            if path.is_file() and not name.endswith(".pyc"):
-                yield path
+    return set(os.fsdecode(done.stdout).split("\0")) - {""} or None
 
 
 @dataclass(frozen=True)
@@ -139,36 +108,36 @@ class Comparison(Experiment):
 
     @property
     def trials(self) -> list[Trial]:
-        """All trials, ordered by seed, so that an interrupted comparison has all runs of its first seeds."""
+        """All trials, ordered by seed: an interrupted comparison then has every run for the first seeds."""
         return [Trial(run, seed) for seed in self.seeds for run in self.runs]
 
     def command(self, trial: Trial) -> list[str]:
         """Return the script's command, with the trial's seed if the command takes a seed."""
         words = [word.replace(SEED, str(trial.seed)) for word in self.words]
-        if self.script.seed and not self._has_seed:
+        if self.script.seed and words == [*self.words]:
             words += [self.script.seed, str(trial.seed)]
         return words
 
-    @property
-    def _has_seed(self) -> bool:
-        return any(SEED in word for word in self.words)
-
     def seed_shift(self, trial: Trial) -> int | None:
-        """Return the number to add to every seed the script sets, or None if the command contains the seed.
+        """Return the number to add to every seed that the script sets; None if the command contains the seed.
 
-        Seed 1 leaves the script's own seeds unchanged.
+        Seed 1 leaves the script's seeds unchanged.
         """
-        return None if self._has_seed or self.script.seed else trial.seed - 1
+        return trial.seed - 1 if self.command(trial) == [*self.words] else None
 
     def fingerprint(self) -> str:
-        """Hash the script and its command. The hash ignores runs and seeds, so that these can be added later."""
-        parts = [self.adapter, list(self.words), self.below, self.contents.fingerprint()]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:10]
+        """Hash the command, the content of the copied files, and sizes and modification times of the linked files.
 
-    def settings_key(self, trial: Trial) -> str:
-        """Hash a run's settings, so that results are not reused for a run with the same name but other settings."""
-        settings = json.dumps(self.runs[trial.run], sort_keys=True, default=str)
-        return hashlib.sha256(settings.encode()).hexdigest()[:6]
+        Runs and seeds are not hashed, so that they can be added later. In a git clone, untracked files other than
+        ``.py`` and ``.toml`` are ignored, because earlier runs may have written them.
+        """
+        parts = [self.adapter, self.words, self.below, self.contents.data_state()]
+        digest = hashlib.sha256(json.dumps(parts).encode())
+        tracked = _list_tracked(self.contents.root)
+        for name in self.contents.copied:
+            if tracked is None or name in tracked or name.endswith((".py", ".toml")):
+                digest.update(name.encode() + b"\0" + (self.contents.root / name).read_bytes() + b"\0")
+        return digest.hexdigest()[:10]
 
 
 @dataclass(frozen=True)
@@ -189,8 +158,8 @@ class TrialResult:
     def seconds_per_evaluation(self) -> float | None:
         """Median number of seconds between two evaluations, or None with fewer than three evaluations."""
         times = [point[0] for point in max(self.curves.values(), key=len, default=[])]
-        gaps = sorted(after - before for before, after in pairwise(times))
-        return gaps[len(gaps) // 2] if len(gaps) > 1 else None
+        gaps = [after - before for before, after in pairwise(times)]
+        return statistics.median(gaps) if len(gaps) > 1 else None
 
 
 class Store:
@@ -201,33 +170,32 @@ class Store:
         self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute()
 
     def trial_folder(self, trial: Trial) -> Path:
-        return self.folder / f"{trial.run}-{self.comparison.settings_key(trial)}" / f"seed-{trial.seed}"
+        """Return the folder of a trial. Its name has a hash of the settings, because a run's name may be reused."""
+        settings = json.dumps(self.comparison.runs[trial.run], sort_keys=True, default=str)
+        key = hashlib.sha256(settings.encode()).hexdigest()[:6]
+        return self.folder / f"{trial.run}-{key}" / f"seed-{trial.seed}"
 
     def load(self) -> dict[Trial, TrialResult]:
-        """Return the results of all finished trials."""
-        loaded = {trial: self._load(trial) for trial in self.comparison.trials}
-        return {trial: result for trial, result in loaded.items() if result is not None}
-
-    def _load(self, trial: Trial) -> TrialResult | None:
-        try:
-            result = TrialResult(**json.loads((self.trial_folder(trial) / RESULT).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            return None
-        return result if {metric.name for metric in self.comparison.metrics} <= result.metrics.keys() else None
+        """Return the results of all finished trials. A result without one of the metrics does not count."""
+        results, names = {}, {metric.name for metric in self.comparison.metrics}
+        for trial in self.comparison.trials:
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                result = TrialResult(**json.loads((self.trial_folder(trial) / RESULT).read_text(encoding="utf-8")))
+                if names <= result.metrics.keys():
+                    results[trial] = result
+        return results
 
     def save(self, trial: Trial, result: TrialResult) -> None:
-        publish(self.trial_folder(trial) / RESULT, _encode(vars(result)))
+        _write(self.trial_folder(trial) / RESULT, vars(result))
 
     def describe(self, threads: int) -> int:
-        """Write the description of the comparison.
+        """Write the description of the comparison, and return the number of threads of each trial.
 
-        Returns the number of threads per trial. It stays that of the first call, since it affects floating-point sums.
+        The number stays that of the first call, because it affects the rounding of sums.
         """
-        path = self.folder / DESCRIPTION
-        try:
-            described: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            described = {"threads": threads}
+        described: dict[str, Any] = {"threads": threads}
+        with contextlib.suppress(OSError, ValueError):
+            described = json.loads((self.folder / DESCRIPTION).read_text(encoding="utf-8"))
         described |= {
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
@@ -236,16 +204,16 @@ class Store:
             "metrics": [{"name": metric.name, "higher": metric.higher} for metric in self.comparison.metrics],
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        publish(path, _encode(described))
+        _write(self.folder / DESCRIPTION, described)
         return int(described["threads"])
 
 
-def _encode(value: dict[str, Any]) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+def _write(path: Path, content: dict[str, Any]) -> None:
+    publish(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def plan_comparison(experiment: Experiment) -> Comparison:
-    """Check everything that can be checked before training, and list the files of the script."""
+    """List the files of the script, and check everything that can be checked before training."""
     plugin, words = registry().adapter(experiment.adapter), experiment.words
     if not words:
         raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
@@ -260,16 +228,14 @@ def plan_comparison(experiment: Experiment) -> Comparison:
     script: Script = (plugin.call("ace_script", argv=words) if plugin.has("ace_script") else None) or Script()
     metrics = experiment.metrics or script.metrics
     if not metrics:
-        raise AceError(
-            f"adapter {plugin.name!r} has no metrics for {words[0]}: add one, as in "
-            "--metric 'test=Test MAE: {number}'"
-        )
+        add = "add one, as in --metric 'test=Test MAE: {number}'"
+        raise AceError(f"adapter {plugin.name!r} has no metrics for {words[0]}: {add}")
     names = [metric.name for metric in metrics]
     if len(set(names)) < len(names):
         raise AceError(f"metrics {', '.join(names)}: expected different names")
     for metric in metrics:
-        for pattern in filter(None, (metric.pattern, metric.curve)):
-            compile_pattern(pattern, metric.name)
+        compile_pattern(metric, metric.pattern)
+        compile_pattern(metric, metric.curve or metric.pattern)
     fields = vars(experiment) | {"words": words, "metrics": metrics}
     return Comparison(**fields, contents=Contents.of(root), below=below, script=script)
 
@@ -280,7 +246,7 @@ def _find_root(plugin: Plugin, words: Sequence[str]) -> tuple[Path, str]:
     name = next((word for word in words if word.endswith(".py")), None)
     script = (here / name).resolve() if name else None
     if script is not None and not script.is_file():
-        raise AceError(f"no script {name!r} in {here}: give the command as you would type it in that folder")
+        raise AceError(f"no script {name!r} in {here}: give its path relative to this folder")
     root = find_checkout(plugin, words) or here
     if script is not None and root not in script.parents:
         raise AceError(f"{name} is not in {root}: expected a script below the current folder")

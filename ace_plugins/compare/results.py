@@ -1,26 +1,28 @@
-"""Run a comparison and return its outcome, as ``ace-patch compare`` does."""
+"""Runs a comparison, shows its progress and returns its outcome."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any
+from contextlib import closing, nullcontext, redirect_stdout
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 
 from ..contract.upstreams import Metric
 from ..output import say
+from ..report.tables import format_duration
 from ..report.trace import shorten_path
-from .experiment import Experiment, check_runs, parse_metric, parse_runs, parse_seeds
-from .live import Progress
+from .cluster import run_on_ray
+from .experiment import Experiment, parse_metric, parse_runs, parse_seeds
 from .page import ComparisonResult
-from .plan import Comparison, Store, plan_comparison
-from .trial import LocalBackend, Task, choose_jobs, count_processors, list_devices
-
-if TYPE_CHECKING:
-    from .cluster import RayBackend
+from .plan import Comparison, Store, Trial, TrialResult, plan_comparison
+from .trial import Event, MetricReader, Task, choose_jobs, count_processors, run_here
 
 RUNS = "off,auto"
 
@@ -39,15 +41,11 @@ def run_comparison(
 ) -> ComparisonResult:
     """Train a script with several settings and seeds, and compare the results it prints.
 
-    Each trial is a process in its own copy of the current folder (or of the script's checkout). Finished trials are
-    reused when the function is called again. Progress is printed on stderr. ``ace-patch compare`` does the same::
+    A trial is one run with one seed. Each trial is a process in a separate copy of the current folder, or of the
+    script's checkout. Progress is printed on stderr. If the function is called again, it reuses finished trials::
 
-        result = run_comparison(
-            "schnet", ["train.py", "--epochs=20"], runs="off,auto", metrics=["test=test MAE {number}"]
-        )
-        for row in result.rows:
-            print(row.run, row.mean, row.spread)
-        print(*result.sentences, sep="\\n")
+        result = run_comparison("schnet", ["train.py", "--epochs=20"], metrics=["test=test MAE {number}"])
+        print(result.table(), *result.sentences, sep="\\n")
 
     Args:
         adapter: Name of an installed adapter.
@@ -72,7 +70,7 @@ def run_comparison(
     experiment = Experiment(
         adapter,
         tuple(command),
-        parse_runs(runs) if isinstance(runs, str) else check_runs(runs),
+        parse_runs(runs),
         parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","),
         tuple(parse_metric(metric) if isinstance(metric, str) else metric for metric in metrics),
     )
@@ -88,44 +86,98 @@ def execute(
     out: str | os.PathLike[str] | None = None,
 ) -> ComparisonResult:
     """Run the trials of a comparison that have no result yet, and return its outcome."""
-    store = Store(comparison, out)
-    jobs = choose_jobs(jobs, len(comparison.trials))
+    store, total = Store(comparison, out), len(comparison.trials)
+    jobs = choose_jobs(jobs, total)
     finished = store.load()
-    missing = [trial for trial in comparison.trials if trial not in finished]
     first_threads = store.describe(threads or max(1, count_processors() // jobs))
-    tasks = [Task(comparison, trial, threads or first_threads) for trial in missing]
+    tasks = [Task(comparison, trial, threads or first_threads) for trial in comparison.trials if trial not in finished]
     if finished:
-        total = len(comparison.trials)
         say(f"{len(finished)} of {total} runs were finished before, in {shorten_path(store.folder)}", anyway=True)
-    before = comparison.contents.data_state()
+    data_before = comparison.contents.data_state()
     progress = Progress(comparison, finished, jobs, live=sys.stderr.isatty())
-    _run_tasks(store, tasks, progress, on)
-    if comparison.contents.data_state() != before:
-        say(f"a run changed data in {comparison.contents.root}, which all runs share: check it", anyway=True)
-    results = list(progress.done.values())
-    failed = {str(trial): text for trial, text in progress.failed.items()}
-    return ComparisonResult(comparison, results, failed, store.folder)
-
-
-def _run_tasks(store: Store, tasks: Sequence[Task], progress: Progress, on: str) -> None:
-    backend: LocalBackend | RayBackend = LocalBackend(progress.jobs, list_devices())
-    if on != "here":
-        from .cluster import RayBackend
-
-        backend = RayBackend(on, progress.jobs)
-    events = backend.run(store, tasks)
-    before = None
-    if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    events = run_here(store, tasks, jobs) if on == "here" else run_on_ray(store, tasks, jobs, on)
     try:
-        with progress, redirect_stdout(sys.stderr):  # Ray prints on stdout, which is reserved for the result
+        # Ray prints on stdout, which is reserved for the result.
+        with closing(events), progress.display, redirect_stdout(sys.stderr):
             for event in events:
                 progress.update(event)
     except KeyboardInterrupt:
-        events.close()
-        done, total = len(store.load()), len(store.comparison.trials)
+        done = len(store.load())
         say(f"stopped; {done} of {total} runs are finished: run the same command again to continue", anyway=True)
         raise
-    finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+    if comparison.contents.data_state() != data_before:
+        say(f"a run changed data in {comparison.contents.root}, which all runs share: check it", anyway=True)
+    failed = {str(trial): text for trial, text in progress.failed.items()}
+    return ComparisonResult(comparison, list(progress.done.values()), failed, store.folder)
+
+
+class Progress:
+    """Shows the progress of a comparison on stderr: a live table if ``live``, else one line when a trial ends."""
+
+    def __init__(self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int, live: bool) -> None:
+        self.comparison = comparison
+        self.jobs = jobs
+        self.done = dict(finished)
+        self.failed: dict[Trial, str] = {}
+        self.running: dict[Trial, MetricReader] = {}
+        self.metric = comparison.metrics[0].name
+        self.display = Live(self.draw(), console=Console(stderr=True), transient=True) if live else nullcontext()
+
+    def update(self, event: Event) -> None:
+        """Record an event and show it."""
+        self.running.pop(event.trial, None)
+        if event.reader is not None:
+            self.running[event.trial] = event.reader
+        elif event.result is not None:
+            self.done[event.trial] = event.result
+        else:
+            self.failed[event.trial] = event.failed
+        if isinstance(self.display, Live):
+            self.display.update(self.draw())
+        elif event.reader is None:
+            text = event.failed
+            if event.result is not None:
+                value = f"{event.result.metrics[self.metric]:.4g}"
+                text = f"{self.metric} {value} after {format_duration(event.result.seconds)}"
+            say(f"{event.trial}: {text} ({self.summary()})", anyway=True)
+
+    def share(self, trial: Trial) -> float:
+        """Return the finished share of a running trial, from 0 to 1; 0 if it is unknown."""
+        epochs = self.comparison.script.epochs
+        return min(1.0, self.running[trial].epoch / epochs) if epochs else 0.0
+
+    def seconds_left(self) -> float | None:
+        """Estimate the seconds until all trials have ended. Returns None before the first epoch."""
+        lengths = [result.seconds for result in self.done.values()]
+        lengths += [reader.seconds / share for trial, reader in self.running.items() if (share := self.share(trial))]
+        left = len(self.comparison.trials) - len(self.done) - len(self.failed)
+        work = max(0.0, left - sum(map(self.share, self.running)))
+        return work * sum(lengths) / len(lengths) / max(1, min(self.jobs, left)) if lengths else None
+
+    def summary(self) -> str:
+        left = self.seconds_left()
+        until = f"; about {format_duration(left)} to go" if left else ""
+        return f"{len(self.done) + len(self.failed)} of {len(self.comparison.trials)} runs{until}"
+
+    def draw(self) -> Group:
+        """Return a table of results or progress, with a row for each run and a column for each seed, and a bar."""
+        table = Table(self.metric, box=box.SIMPLE_HEAD)
+        for seed in self.comparison.seeds:
+            table.add_column(f"seed {seed}", justify="right")
+        for run in self.comparison.runs:
+            table.add_row(run, *(self._cell(Trial(run, seed)) for seed in self.comparison.seeds))
+        done = len(self.done) + len(self.failed) + sum(map(self.share, self.running))
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=len(self.comparison.trials), completed=done, width=40), self.summary())
+        return Group(table, bar)
+
+    def _cell(self, trial: Trial) -> str:
+        if trial in self.done:
+            return f"[bold]{self.done[trial].metrics[self.metric]:.4g}[/]"
+        if trial in self.failed:
+            return "[red]failed[/]"
+        if trial not in self.running:
+            return ""
+        values, share = self.running[trial].values, self.share(trial)
+        so_far = f"{values[self.metric]:.4g} " if self.metric in values else ""
+        return so_far + (f"{100 * share:.0f} %" if share else "...")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..contract.upstreams import Metric
 from ..report.tables import MINUS
 from .plan import TrialResult
-
-RESAMPLES = 10_000
-COVERED = 0.95
 
 
 @dataclass(frozen=True)
@@ -47,17 +44,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """Change of the first metric from the first run to another run, over the seeds that both have."""
+    """Relative change of the first metric from the first run to another run, over the seeds that both have."""
 
     run: str
     base: str
     changes: tuple[float, ...]
-    """Change for each seed. A negative change means better, also for metrics where higher is better."""
+    """Relative change for each seed. Negative means better, also for metrics where higher is better."""
     low: float | None
     """Lower end of the bootstrap interval of the mean change; None for a single seed."""
     high: float | None
-    proportional: bool = True
-    """True if changes are relative to the first run's values; False if one of these is 0 and changes are absolute."""
     higher: bool = False
     """True if higher values of the metric are better."""
 
@@ -78,92 +73,71 @@ class Difference:
         """Describe the difference without claiming more than the seeds show."""
         count, finite = len(self.changes), sum(map(math.isfinite, self.changes))
         if finite < count:
-            return (
-                f"{self.run}: no conclusion, since {count - finite} of {count} seeds have a result that is not finite"
-            )
-        size = self._format(abs(self.mean))
+            why = f"the results of {count - finite} of {count} seeds are not finite, or 0 for {self.base}"
+            return f"{self.run}: no conclusion, because {why}"
+        size = self.format(self.mean, sign=False)
         if self.low is None or self.high is None:
             how = f"{'better' if self.mean < 0 else 'worse'} by {size} than" if self.mean else "as good as"
             return f"{self.run} is {how} {self.base} in one seed, and one seed proves nothing"
         if not any(self.changes):
             return f"{self.run} and {self.base} are the same in {count} of {count} seeds"
-        ends = sorted((abs(self.low), abs(self.high)))
-        within = f"({self._format(ends[0]).removesuffix(' %')} to {self._format(ends[1])})"
-        if self.high < 0 and self.better == count:
-            return f"{self.run} is better than {self.base} in {count} of {count} seeds, by {size} {within}"
-        if self.low > 0 and not self.better:
-            return f"{self.run} is worse than {self.base} in {count} of {count} seeds, by {size} {within}"
-        mean, low, high = (self._format_signed(change) for change in (self.mean, self.low, self.high))
-        low, high = (high, low) if self.higher else (low, high)
+        if (self.high < 0 and self.better == count) or (self.low > 0 and not self.better):
+            least, most = (self.format(end, sign=False) for end in sorted((self.low, self.high), key=abs))
+            how = f"{'better' if self.high < 0 else 'worse'} than {self.base} in {count} of {count} seeds"
+            return f"{self.run} is {how}, by {size} ({least.removesuffix(' %')} to {most})"
+        ends = [self.format(end) for end in (self.low, self.high)]
         return (
             f"no clear difference between {self.run} and {self.base}: better in {self.better} of {count} seeds, "
-            f"mean change {mean} ({low} to {high})"
+            f"mean change {self.format(self.mean)} ({' to '.join(reversed(ends) if self.higher else ends)})"
         )
 
-    def cell(self) -> str:
-        """Format the mean change for a table. Its sign is that of the metric: plus means a higher value."""
-        mean = -self.mean if self.higher else self.mean
-        return (f"{100 * mean:+.1f} %" if self.proportional else f"{mean:+.3g}").replace("-", MINUS)
-
-    def _format(self, value: float) -> str:
-        if not self.proportional:
-            return f"{value:.3g}"
-        return f"{100 * value:.1f} %" if value < 0.0995 else f"{100 * value:.0f} %"
-
-    def _format_signed(self, change: float) -> str:
-        value = -change if self.higher else change
-        return ("-" if value < 0 else "+") + self._format(abs(value))
+    def format(self, change: float, *, sign: bool = True) -> str:
+        """Format a change in percent. Its sign is that of the metric: plus means a higher value."""
+        size, value = abs(change), -change if self.higher else change
+        text = f"{100 * size:.1f} %" if size < 0.0995 else f"{100 * size:.0f} %"
+        return f"{MINUS if value < 0 else '+'}{text}" if sign else text
 
 
 def summarise(results: Sequence[TrialResult], runs: Sequence[str], metrics: Sequence[Metric]) -> list[Row]:
     """Return a row for each run with at least one finished seed."""
     first, *others = metrics
     by_run = {run: sorted((r for r in results if r.run == run), key=lambda result: result.seed) for run in runs}
-    times = {run: _median_time(by_run[run]) for run in runs}
+    times = {run: _over(statistics.median, (r.seconds_per_evaluation for r in found)) for run, found in by_run.items()}
     base = times[runs[0]]
-    rows = []
-    for run, found in by_run.items():
-        if found:
-            own = times[run]
-            errors = [result.error for result in found if result.error is not None]
-            rows.append(
-                Row(
-                    run,
-                    {result.seed: result.metrics[first.name] for result in found},
-                    {m.name: statistics.fmean(result.metrics[m.name] for result in found) for m in others},
-                    own / base if own and base else None,
-                    statistics.fmean(errors) if errors else None,
-                )
-            )
-    return rows
+    return [
+        Row(
+            run,
+            {result.seed: result.metrics[first.name] for result in found},
+            {metric.name: statistics.fmean(result.metrics[metric.name] for result in found) for metric in others},
+            time / base if (time := times[run]) and base else None,
+            _over(statistics.fmean, (result.error for result in found)),
+        )
+        for run, found in by_run.items()
+        if found
+    ]
 
 
-def _median_time(results: Sequence[TrialResult]) -> float | None:
-    times = [time for result in results if (time := result.seconds_per_evaluation)]
-    return statistics.median(times) if times else None
+def _over(average: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return average(known) if known else None
 
 
 def compare_runs(rows: Sequence[Row], base: str, metric: Metric) -> list[Difference]:
     """Compare every other run with the run ``base``, over the seeds that both have."""
-    by_run = {row.run: row for row in rows}
-    if base not in by_run:
-        return []
-    before, sign = by_run.pop(base).values, -1.0 if metric.higher else 1.0
-    differences = []
-    for run, row in by_run.items():
+    before = next((row.values for row in rows if row.run == base), {})
+    sign, differences = -1.0 if metric.higher else 1.0, []
+    for row in rows:
         pairs = [(value, before[seed]) for seed, value in row.values.items() if seed in before]
-        if pairs:
-            proportional = all(value for _, value in pairs)
-            changes = [sign * (new - old) / (abs(old) if proportional else 1.0) for new, old in pairs]
+        changes = [sign * (new - old) / abs(old) if old else math.nan for new, old in pairs]
+        if changes and row.run != base:
             enough = len(changes) > 1 and all(map(math.isfinite, changes))
             low, high = bootstrap_interval(changes) if enough else (None, None)
-            differences.append(Difference(run, base, tuple(changes), low, high, proportional, metric.higher))
+            differences.append(Difference(row.run, base, tuple(changes), low, high, metric.higher))
     return differences
 
 
 def bootstrap_interval(changes: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of the mean change, by resampling seeds. The result is reproducible."""
     generator = random.Random(0)
-    means = sorted(statistics.fmean(generator.choices(changes, k=len(changes))) for _ in range(RESAMPLES))
-    outside = round((1 - COVERED) / 2 * RESAMPLES)
-    return means[outside], means[-1 - outside]
+    means = sorted(statistics.fmean(generator.choices(changes, k=len(changes))) for _ in range(10_000))
+    return means[250], means[-251]

@@ -1,4 +1,4 @@
-"""Run trials on this machine: each a process in a separate folder, with metrics read from its output."""
+"""Runs trials on this machine: each is a process in a separate folder, and its output contains the metrics."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -19,87 +20,62 @@ from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..report.trace import LINES, read_trace
 from ..run.activation import SHIFT
-from ..settings.sources import VARIABLES, option
+from ..settings.sources import VARIABLES, variable
 from .experiment import compile_pattern
 from .plan import LOG, Comparison, Store, Trial, TrialResult
 
 _EPOCH = re.compile(r"epoch\D{0,3}(\d+)", re.IGNORECASE)
-LAST_LINES = 8
-"""Number of lines at the end of a log that an error message quotes."""
-TICK = 0.5
-"""Seconds between two checks of the running trials."""
+LAST_LINES = 8  # number of lines at the end of a log that an error message quotes
+TICK = 0.5  # seconds between two checks of the running trials
 
 
 class MetricReader:
-    """Reads the metrics of one trial from the lines its script prints."""
+    """Reads the metrics of one trial from the lines that its script prints."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.metrics = tuple(metrics)
         self.values: dict[str, float] = {}
         """Mapping from each metric to its last printed value."""
-        self.curves: dict[str, list[tuple[float, float]]] = {metric.name: [] for metric in metrics}
-        """Mapping from each metric to its evaluations, each as (seconds since the start, value)."""
+        self.curves: dict[str, list[list[float]]] = {metric.name: [] for metric in metrics}
+        """Mapping from each metric to its evaluations, each as [seconds since the start, value]."""
         self.epoch = 0
         """Last epoch number in the output, from which the progress is estimated."""
         self.seconds = 0.0
         """Time of the last line, in seconds since the start."""
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
-        self._patterns = [
-            (m.name, compile_pattern(m.pattern, m.name), compile_pattern(m.curve or m.pattern, m.name)) for m in metrics
-        ]
+        self._patterns = [(m, compile_pattern(m, m.pattern), compile_pattern(m, m.curve or m.pattern)) for m in metrics]
 
     def feed(self, line: str, seconds: float) -> None:
-        """Read a line printed ``seconds`` after the start."""
+        """Read a line that was printed ``seconds`` after the start."""
         self.seconds = seconds
         if line.strip():
             self.last_lines.append(line.rstrip())
         if epoch := _EPOCH.search(line):
             self.epoch = int(epoch[1])
-        for name, result, point in self._patterns:
-            for match in result.finditer(line):
-                self.values[name] = _parse_number(match[1], name, line)
-            for match in point.finditer(line):
-                self.curves[name].append((round(seconds, 3), _parse_number(match[1], name, line)))
-
-    def find_missing(self) -> str:
-        """Return an error message if the script did not print every metric, else an empty string."""
-        last = f"the last line is {self.last_lines[-1]!r}" if self.last_lines else "it printed nothing"
-        missing = [metric for metric in self.metrics if metric.name not in self.values]
-        return f"no match for metric {missing[0].name!r} ({missing[0].pattern!r}): {last}" if missing else ""
-
-
-def _parse_number(text: str, name: str, line: str) -> float:
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        raise AceError(f"metric {name!r}: expected a number, found {text!r} in {line.strip()!r}") from None
+        for metric, result, point in self._patterns:
+            try:
+                for match in result.finditer(line):
+                    self.values[metric.name] = float(match[1])
+                for match in point.finditer(line):
+                    self.curves[metric.name].append([round(seconds, 3), float(match[1])])
+            except (TypeError, ValueError):
+                found = f"found {match[1]!r} in {line.strip()!r}"
+                raise AceError(f"metric {metric.name!r}: expected a number, {found}") from None
 
 
 @dataclass(frozen=True)
 class Task:
-    """A trial to run, here or on another machine."""
+    """A trial to run, on this or another machine."""
 
     comparison: Comparison
     trial: Trial
     threads: int
 
-    def command(self) -> list[str]:
-        """Return the command line of ``ace-patch run`` with the run's settings."""
-        options: list[str] = []
-        for name, value in self.comparison.runs[self.trial.run].items():
-            if isinstance(value, bool):
-                options.append(option(name) if value else f"--no-{option(name)[2:]}")
-            else:
-                options += [option(name), str(value)]
-        ace_patch = [sys.executable, "-m", "ace_plugins", "run", self.comparison.adapter, *options]
-        return [*ace_patch, "--", *self.comparison.command(self.trial)]
-
     def environment(self, traces: Path, device: str | None) -> dict[str, str]:
-        """Return the environment of this process, with the user's variables of ACE replaced by those of the trial."""
+        """Return the environment variables of this process, with the settings of the run instead of the user's."""
         kept = {name: value for name, value in os.environ.items() if name not in VARIABLES and name != SHIFT}
         kept |= {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1", "ACE_RUNS": str(traces)}
-        shift = self.comparison.seed_shift(self.trial)
-        if shift is not None:
+        kept |= {variable(name): str(value) for name, value in self.comparison.runs[self.trial.run].items()}
+        if (shift := self.comparison.seed_shift(self.trial)) is not None:
             kept[SHIFT] = str(shift)
         if device is not None:
             kept["CUDA_VISIBLE_DEVICES"] = device
@@ -110,22 +86,24 @@ def perform(
     task: Task,
     folder: Path,
     lay_out: Callable[[Path], None],
-    *,
-    on_start: Callable[[subprocess.Popen[str]], None] = lambda process: None,
-    on_line: Callable[[MetricReader], None] = lambda reader: None,
+    follow: Callable[[subprocess.Popen[str], MetricReader], None] = lambda process, reader: None,
     device: str | None = None,
 ) -> TrialResult:
-    """Run a trial in ``folder`` until it ends. ``lay_out`` copies the script's files into a new working directory."""
+    """Run a trial in ``folder`` until it ends.
+
+    ``lay_out`` copies the script's files into a new folder. ``follow`` is called at the start and after each line.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     # A process of an earlier attempt may still be writing, so each attempt gets a new folder.
     for old in folder.glob("work-*"):
         shutil.rmtree(old, ignore_errors=True)
-    work = folder / f"work-{os.getpid()}-{time.time_ns():x}"
+    work, log = folder / f"work-{os.getpid()}-{time.time_ns():x}", folder / LOG
     lay_out(work)
     reader = MetricReader(task.comparison.metrics)
     began = time.monotonic()
+    script = task.comparison.command(task.trial)
     process = subprocess.Popen(
-        task.command(),
+        [sys.executable, "-m", "ace_plugins", "run", task.comparison.adapter, "--", *script],
         cwd=work / task.comparison.below,
         env=task.environment(work / "ace-runs", device),
         stdin=subprocess.DEVNULL,
@@ -135,15 +113,14 @@ def perform(
         errors="replace",
         bufsize=1,
     )
-    on_start(process)
     try:
+        follow(process, reader)
         assert process.stdout is not None
-        with process.stdout, (folder / LOG).open("w", encoding="utf-8") as log:
+        with process.stdout, log.open("w", encoding="utf-8", buffering=1) as copy:
             for line in process.stdout:
-                log.write(line)
-                log.flush()
+                copy.write(line)
                 reader.feed(line, time.monotonic() - began)
-                on_line(reader)
+                follow(process, reader)
         code = process.wait()
     finally:
         if process.poll() is None:
@@ -151,31 +128,27 @@ def perform(
             process.wait()
     if code:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise AceError("\n".join([f"{task.trial} ended with {how}; the end of {folder / LOG}:", *reader.last_lines]))
-    if problem := reader.find_missing():
-        raise AceError(f"{task.trial}: {problem}; its log is {folder / LOG}")
-    curves = {name: [list(point) for point in points] for name, points in reader.curves.items() if points}
-    seconds = round(time.monotonic() - began, 3)
-    error = _read_last_error(work / "ace-runs")
-    return TrialResult(task.trial.run, task.trial.seed, dict(reader.values), curves, seconds, error)
-
-
-def _read_last_error(runs: Path) -> float | None:
-    """Return the relative equivariance error that the trial measured last, if any."""
-    traces = [read_trace(path.parent) for path in sorted(runs.glob(f"*/{LINES}"))]
+        raise AceError("\n".join([f"ended with {how}; the end of {log}:", *reader.last_lines]))
+    for metric in task.comparison.metrics:
+        if metric.name not in reader.values:
+            last = f"the last line of {log} is {reader.last_lines[-1]!r}" if reader.last_lines else f"{log} is empty"
+            raise AceError(f"no line matches {metric.pattern!r} of metric {metric.name!r}; {last}")
+    curves = {name: points for name, points in reader.curves.items() if points}
+    traces = [read_trace(path.parent) for path in sorted((work / "ace-runs").glob(f"*/{LINES}"))]
     errors = [line["error"]["relative"] for trace in traces for line in trace if "error" in line]
-    return errors[-1] if errors else None
+    seconds = round(time.monotonic() - began, 3)
+    error = errors[-1] if errors else None
+    return TrialResult(task.trial.run, task.trial.seed, reader.values, curves, seconds, error)
 
 
 @dataclass
 class Event:
-    """A change in a trial: it printed a line, ended, or failed."""
+    """A change in a trial: it printed a line (``reader``), ended (``result``) or failed (``failed``, the message)."""
 
     trial: Trial
     reader: MetricReader | None = None
     result: TrialResult | None = None
     failed: str = ""
-    """Error message; empty if the trial did not fail."""
 
 
 def count_processors() -> int:
@@ -201,59 +174,48 @@ def choose_jobs(given: int | None, trials: int) -> int:
     return min(trials, given or len(list_devices()) or max(1, count_processors() // 2))
 
 
-class LocalBackend:
-    """Runs trials on this machine as child processes. One thread per simultaneous trial reads its output."""
+def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]:
+    """Run tasks on this machine, ``jobs`` at a time, and yield their events. Closing the generator stops the tasks."""
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # devices, one for each simultaneous trial
+    devices = list_devices() or (None,)
+    for number in range(jobs):
+        free.put(devices[number % len(devices)])
+    processes: set[subprocess.Popen[str]] = set()
+    stopped = threading.Event()
 
-    def __init__(self, jobs: int, devices: Sequence[str] = ()) -> None:
-        self.jobs = jobs
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._devices: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        for number in range(jobs):
-            self._devices.put(devices[number % len(devices)] if devices else None)
-        self._processes: set[subprocess.Popen[str]] = set()
-        self._stopped = False
-
-    def run(self, store: Store, tasks: Sequence[Task]) -> Generator[Event]:
-        """Run all tasks and yield their events. Closing the generator terminates the trials' processes."""
-        with ThreadPoolExecutor(self.jobs) as pool:
-            waiting = {pool.submit(self._work, store, task) for task in tasks}
-            try:
-                while waiting:
-                    done, waiting = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        future.result()
-                    while not self._events.empty():
-                        yield self._events.get()
-            finally:
-                self._stopped = True
-                for process in list(self._processes):
-                    process.terminate()
-                pool.shutdown(wait=False, cancel_futures=True)
-
-    def _work(self, store: Store, task: Task) -> None:
-        if self._stopped:
+    def work(task: Task) -> None:
+        if stopped.is_set():
             return
-        trial, device = task.trial, self._devices.get()
-        try:
-            result = perform(
-                task,
-                store.trial_folder(trial),
-                store.comparison.contents.lay_out,
-                on_start=self._register,
-                on_line=lambda reader: self._events.put(Event(trial, reader)),
-                device=device,
-            )
-            if not self._stopped:
-                store.save(trial, result)
-                self._events.put(Event(trial, result=result))
-        except AceError as error:
-            self._events.put(Event(trial, failed=str(error)))
-        except OSError as error:
-            self._events.put(Event(trial, failed=f"{trial}: {error.strerror or error}"))
-        finally:
-            self._devices.put(device)
+        trial, device = task.trial, free.get()
 
-    def _register(self, process: subprocess.Popen[str]) -> None:
-        self._processes.add(process)
-        if self._stopped:
-            process.terminate()
+        def follow(process: subprocess.Popen[str], reader: MetricReader) -> None:
+            processes.add(process)
+            if stopped.is_set():
+                process.terminate()
+            events.put(Event(trial, reader))
+
+        try:
+            result = perform(task, store.trial_folder(trial), store.comparison.contents.lay_out, follow, device)
+            if not stopped.is_set():
+                store.save(trial, result)
+                events.put(Event(trial, result=result))
+        except (AceError, OSError) as error:
+            events.put(Event(trial, failed=str(error)))
+        finally:
+            free.put(device)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(work, task) for task in tasks}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                while not events.empty():
+                    yield events.get()
+        finally:
+            stopped.set()
+            for process in list(processes):
+                process.terminate()
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from traces import write_run
 
-from ace_plugins.cli import reports
+from ace_plugins.cli import runs
 from ace_plugins.cli.main import cli
 
 
@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_quietly(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def stop(folder: Path, *, seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reports, "watch_run", stop)
+    monkeypatch.setattr(runs, "watch_run", stop)
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda stream: True)
     write_run(here / "a")
     done = call("watch", "a")
@@ -100,6 +100,6 @@ def test_ctrl_c_leaves_quietly(here: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_neither_needs_torch(here: Path) -> None:
     write_run(here / "a")
-    code = "import sys; from ace_plugins.cli import reports; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
+    code = "import sys; from ace_plugins.cli import runs; print('torch' in sys.modules, 'matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "False"]

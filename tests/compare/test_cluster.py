@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -10,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,12 +41,13 @@ WORDS = ["--metric", r"test=test (\S+)", "--runs", "off,strict", "--seeds", "2",
 
 def test_small_data_travels_and_large_data_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.py").write_text("code")
-    for name in ("one.npy", "two.npy"):
-        (tmp_path / name).write_bytes(bytes(LARGE))
-    monkeypatch.setattr("ace_plugins.compare.cluster.SMALL", LARGE)
-    archive, links = pack(Contents.of(tmp_path))
-    assert links == {"two.npy": str((tmp_path / "two.npy").resolve())}
-    assert len(archive) > 0
+    (tmp_path / "data.npy").write_bytes(bytes(LARGE))
+    for limit, expected in ((LARGE, {}), (LARGE - 1, {"data.npy": str((tmp_path / "data.npy").resolve())})):
+        monkeypatch.setattr("ace_plugins.compare.cluster.SMALL", limit)
+        archive, links = pack(Contents.of(tmp_path))
+        assert links == expected
+        with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+            assert set(packed.getnames()) == {"a.py", "data.npy"} - set(expected)
 
 
 class RayInProcess(ModuleType):
@@ -84,7 +87,7 @@ def test_tasks_are_sent_and_results_and_logs_come_back(tmp_path: Path, monkeypat
     assert {each.seed: each.metrics for each in result.results} == {1: {"test": 1.0}}
     assert result.failed.keys() == {"off seed 2", "off seed 3"}
     assert "node lost" in result.failed["off seed 2"]
-    assert result.failed["off seed 3"].startswith("off seed 3 ended with exit code 1; the end of log.txt:")
+    assert result.failed["off seed 3"].startswith("ended with exit code 1; the end of log.txt:")
     assert len(list((tmp_path / "out").glob("*/seed-1/result.json"))) == 1
     assert [path.read_text() for path in sorted((tmp_path / "out").glob("*/*/log.txt"))] == ["test 1\n", "test 3\n"]
 

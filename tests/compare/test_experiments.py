@@ -53,7 +53,7 @@ def test_every_file_is_sound(path: Path) -> None:
         metrics = experiment.metrics or script.metrics
         assert metrics
         for metric in metrics:
-            compile_pattern(metric.pattern, metric.name)
+            compile_pattern(metric, metric.pattern)
         assert set(experiment.about["paper"]) <= set(experiment.runs)
         assert {"title", "needs", "hours"} <= experiment.about.keys()
         assert not any("{" in word.replace(SEED, "") for word in experiment.words)

@@ -39,7 +39,7 @@ def test_worse_in_all_seeds() -> None:
 def test_seeds_that_disagree_show_nothing() -> None:
     (sentence,) = told(off=[1.0, 1.0, 1.0], strict=[0.9, 1.05, 0.99])
     assert sentence.startswith(
-        "no clear difference between strict and off: better in 2 of 3 seeds, mean change -2.0 % (-"
+        "no clear difference between strict and off: better in 2 of 3 seeds, mean change −2.0 % (−"
     )
 
 
@@ -71,7 +71,9 @@ def test_without_the_first_run_there_is_nothing_to_compare_with() -> None:
 
 def test_results_that_are_no_numbers_are_told() -> None:
     (sentence,) = told(off=[1.0, 1.0], strict=[math.nan, 0.5])
-    assert sentence.startswith("strict: no conclusion, since 1 of 2 seeds")
+    assert sentence.startswith("strict: no conclusion, because the results of 1 of 2 seeds are not finite")
+    (sentence,) = told(off=[0.0, 1.0], strict=[1.0, 0.5])
+    assert sentence.endswith("1 of 2 seeds are not finite, or 0 for off")
 
 
 @settings(max_examples=25, deadline=None)
@@ -104,4 +106,4 @@ def test_time_is_a_ratio_of_gaps_between_evaluations() -> None:
 
 def test_changes_are_told_as_the_metric_shows_them() -> None:
     (sentence,) = told(Metric("test", "(x)", higher=True), off=[0.5, 0.5, 0.5], strict=[0.55, 0.49, 0.52])
-    assert "better in 2 of 3 seeds, mean change +4.0 % (-2.0 % to +10 %)" in sentence
+    assert "better in 2 of 3 seeds, mean change +4.0 % (−2.0 % to +10 %)" in sentence

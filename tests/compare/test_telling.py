@@ -7,9 +7,9 @@ from rich.console import Console
 
 from ace_plugins.adapter import Metric, Script
 from ace_plugins.compare import trial
-from ace_plugins.compare.live import Progress
 from ace_plugins.compare.page import ComparisonResult, print_comparison
 from ace_plugins.compare.plan import Comparison, Trial, TrialResult
+from ace_plugins.compare.results import Progress
 from ace_plugins.compare.trial import Event, MetricReader, choose_jobs
 from ace_plugins.report.tables import format_duration
 
@@ -41,11 +41,7 @@ def text_of(renderable: object) -> str:
 
 
 def test_the_end_is_estimated_from_the_first_epoch_on() -> None:
-    with Progress(comparison(), {}, jobs=1, live=True) as screen:
-        check_estimates(screen)
-
-
-def check_estimates(screen: Progress) -> None:
+    screen = Progress(comparison(), {}, jobs=1, live=True)
     assert screen.seconds_left() is None
     screen.update(Event(Trial("off", 1), reading(1, 6.0)))
     assert screen.seconds_left() == pytest.approx(6.0 * 10 * 4 - 6.0, rel=0.05), (
@@ -56,7 +52,7 @@ def check_estimates(screen: Progress) -> None:
     drawn = text_of(screen.draw())
     assert "1 of 4 runs" in drawn
     assert "about 3 min to go" in drawn
-    screen.update(Event(Trial("strict", 1), failed="strict seed 1: out of luck"))
+    screen.update(Event(Trial("strict", 1), failed="out of luck"))
     screen.update(Event(Trial("off", 2), reading(5, 30.0)))
     drawn = text_of(screen.draw())
     assert "failed" in drawn
@@ -64,13 +60,13 @@ def check_estimates(screen: Progress) -> None:
 
 
 def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    with Progress(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2) as lines:
-        lines.update(Event(Trial("strict", 1), result=result("strict", 1, 0.25)))
-        lines.update(Event(Trial("off", 2), failed="off seed 2 ended with exit code 1"))
+    lines = Progress(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2, live=False)
+    lines.update(Event(Trial("strict", 1), result=result("strict", 1, 0.25)))
+    lines.update(Event(Trial("off", 2), failed="ended with exit code 1"))
     told = capsys.readouterr().err.splitlines()
     assert told == [
         "ace: strict seed 1: test 0.25 after 60 s (2 of 4 runs; about 60 s to go)",
-        "ace: off seed 2 ended with exit code 1 (3 of 4 runs; about 60 s to go)",
+        "ace: off seed 2: ended with exit code 1 (3 of 4 runs; about 60 s to go)",
     ]
 
 
@@ -82,19 +78,18 @@ def test_the_table_has_what_was_measured_and_what_the_paper_says(
         result("off", 1, 0.5),
         result("off", 2, 0.7),
         result("strict", 1, 0.25, error=0.125),
-        result("strict", 2, 0.35),
     ]
-    answer = ComparisonResult(comparison(paper={"off": "0.6 ± 0.1"}), results, {"strict seed 3": "lost"})
+    answer = ComparisonResult(comparison(paper={"off": "0.6 ± 0.1"}), results, {"strict seed 2": "lost"})
     print_comparison(answer)
     drawn = capsys.readouterr().out
-    for expected in ("0.6 ± 0.14", "0.3 ± 0.071", "−50.0 %", "× 1.00", "0.12", "0.6 ± 0.1", "lower is better"):
+    for expected in ("0.6 ± 0.14", "0.25", "−50 %", "× 1.00", "0.12", "0.6 ± 0.1", "lower is better"):
         assert expected in drawn
     assert answer.sentences == [
-        "strict is better than off in 2 of 2 seeds, by 50 % (50 to 50 %).",
-        "1 of 4 runs failed and are not in the table.",
+        "strict is better by 50 % than off in one seed, and one seed proves nothing.",
+        "1 of 4 runs have no result: they failed or have not finished.",
     ]
     told = answer.to_dict()
-    assert told["differences"][0]["better"] == 2
+    assert told["differences"][0]["better"] == 1
     assert told["runs"][1]["equivariance_error"] == 0.125
 
 
@@ -105,7 +100,7 @@ def test_a_narrow_terminal_wraps_numbers_and_cuts_none_off(
     results = [result("off", 1, 0.5), result("off", 2, 0.7), result("strict", 1, 0.25), result("strict", 2, 0.35)]
     print_comparison(ComparisonResult(comparison(paper={"off": "0.6 ± 0.1"}), results, {}))
     words = capsys.readouterr().out.split()
-    assert {"strict", "0.14", "0.071", "−50.0", "1.00"} <= set(words)
+    assert {"strict", "0.14", "0.071", "−50", "1.00"} <= set(words)
 
 
 def test_the_number_of_simultaneous_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,5 +123,5 @@ def test_a_metric_may_have_the_name_of_another_column() -> None:
     metrics = (Metric("time", r"t (\S+)"), Metric("seeds", r"s (\S+)"))
     results = [TrialResult("off", seed, {"time": 0.5, "seeds": 7.0}) for seed in (1, 2)]
     table = ComparisonResult(Comparison("a", (), {"off": {}}, (1, 2), metrics), results).table()
-    assert table.headers == ["run", "seeds", "time", "change", "seeds"]
+    assert list(table.headers) == ["run", "seeds", "time", "change", "seeds"]
     assert list(table.rows) == [("off", "2", "0.5 ± 0", "", "7")]
