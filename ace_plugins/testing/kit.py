@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import copy
+import os
+import sys
 import unittest
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..checkout.layout import read_layout
+from ..checkout.layout import fits, read_layout
 from ..contract.sites import Node, Site
-from ..contract.upstreams import Example
+from ..contract.upstreams import Checkout, Example
 from ..engine.forward import select_output
-from ..errors import AdapterError
+from ..errors import AdapterError, CheckoutError
 from ..patch.constructors import attach
 from ..patch.shims import REPAIRS
+from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..symmetry.parts import iterate_tensors
-from .examples import make_importable
 
-QUIET = {"trace": False, "tell": False}
-PLAIN = {**QUIET, "frames": "off"}
+PLAIN = {"trace": False, "tell": False, "frames": "off"}
 """Settings of `attach` without trace, messages and random frames, so that runs can be compared bit for bit."""
 
 
@@ -52,6 +54,12 @@ def require(condition: object, reason: str, look_at: str) -> None:
     """Raise `CheckError` unless the condition holds."""
     if not condition:
         raise CheckError(reason, look_at)
+
+
+def refuse(names: Sequence[str], reason: str, look_at: str) -> None:
+    """Raise `CheckError` if there are any names. The first three of them replace ``{}`` in the reason."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    require(not names, reason.replace("{}", ", ".join(names[:3]) + more), look_at)
 
 
 def node_field(node: Node, name: str) -> str:
@@ -131,38 +139,43 @@ class Kit:
         """Return the loss of a model on an example: the mean squared distance from 1, summed over `run`'s tensors."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
 
+    def backward(self, model: nn.Module, example: Example) -> float:
+        """Compute the gradients of the loss, and return the loss."""
+        loss = self.loss(model, example)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.item()
+
     def train(self, model: nn.Module, example: Example) -> list[float]:
         """Train a model on an example's batch with three steps of Adam, and return the loss before each step."""
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         losses = []
         for _ in range(3):
             optimizer.zero_grad()
-            loss = self.loss(model, example)
-            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(self.backward(model, example))
             optimizer.step()
-            losses.append(loss.item())
         return losses
+
+    def trained(self) -> tuple[Any, Example]:
+        """Attach a fresh example in mode strict, train it as `train` does, and return the model and the example."""
+        model, example = self.attached(mode="strict")
+        self.train(model.train(), example)
+        return model, example
 
 
 def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
     """Return whether two lists of tensors are equal bit for bit."""
-    return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    return len(one) == len(two) and all(map(torch.equal, one, two))
 
 
-def different(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+def different(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
     """Return the names of tensors in ``one`` that are missing in ``two`` or differ there."""
     tensors = {name: value for name, value in one.items() if isinstance(value, Tensor)}
     return [name for name, value in tensors.items() if name not in two or not torch.equal(value, two[name])]
 
 
-def shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a state_dict."""
-    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
-
-
-def few(names: Sequence[str]) -> str:
-    """Return the first three names as text, with the number of the others."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in the model's state_dict."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 @contextmanager
@@ -177,3 +190,46 @@ def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Te
         for site in sites:
             hooks.enter_context(model.get_submodule(site.module).register_forward_hook(partial(keep, site)))
         yield found
+
+
+def make_importable(plugin: Plugin, checkout: Path | None = None) -> Path | None:
+    """Put the adapter's checkout on ``sys.path`` and return its folder; None for an installed upstream.
+
+    Without ``checkout`` the folder is the value of the environment variable ``ACE_UPSTREAM_<ADAPTER>``. Without that
+    variable it is the first folder with the right layout among ``sys.path``, the current folder and its parents.
+    """
+    expected = plugin.patches.checkout
+    if expected is None:
+        if checkout is not None:
+            raise AdapterError(f"adapter {plugin.name!r} patches an installed package: expected no checkout")
+        return None
+    root = _find_checkout(plugin, expected, checkout)
+    path = os.path.realpath(root)
+    if path not in map(os.path.realpath, sys.path):
+        sys.path.insert(0, path)
+    for file in plugin.patches.files:
+        module = file.removesuffix(".py").replace("/", ".")
+        origin = getattr(find_spec(module), "origin", None)
+        if os.path.realpath(origin or "") != os.path.join(path, *file.split("/")):
+            raise AdapterError(
+                f"module {module!r} is {origin}, expected the one in {path}: another package of the same name was "
+                "imported first; start a new process"
+            )
+    return root
+
+
+def _find_checkout(plugin: Plugin, expected: Checkout, given: Path | None) -> Path:
+    variable = f"ACE_UPSTREAM_{plugin.name.upper()}"
+    given = given or (Path(os.environ[variable]) if os.environ.get(variable) else None)
+    if given is not None:
+        found = read_layout(given, expected)
+        if not found.fits:
+            raise CheckoutError(f"{given} does not look like a checkout of {expected.repository}", found.differences)
+        return given
+    for folder in (*(Path(path or ".") for path in sys.path), Path.cwd(), *Path.cwd().parents):
+        if fits(folder, expected):
+            return folder
+    raise AdapterError(
+        f"adapter {plugin.name!r} patches a checkout of {expected.repository}: expected its folder, found none; "
+        f"run the command there, give its path, or set {variable}"
+    )
