@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from ..engine.measure import adapter_of, convert_to_double, get_ace, hide_from_b
 from ..engine.scheduled import PenalisedLinear
 from ..engine.spectral_norm import SNLinear
 from ..engine.state import Ace, unwrap
-from ..errors import ConfigError
+from ..errors import AdapterError, ConfigError
 from ..symmetry.measure import as_call, as_double, compare_orders, evaluate, preserve_state
 
 SLOPES: dict[type[nn.Module], float] = {
@@ -62,10 +62,7 @@ def theorem_2(gammas: Sequence[float], B: float, M: float, norm: float) -> float
 
 @torch.no_grad()
 def lipschitz(branch: Any) -> float:
-    """Return the product of the Lipschitz constants of a branch's layers in eval mode.
-
-    Raises TypeError with the class of a layer whose constant is unknown.
-    """
+    """Return the product of the Lipschitz constants of a branch's layers in eval mode."""
     kind = parametrize.type_before_parametrizations(branch)
     if kind is Flat:
         return lipschitz(branch.inner)
@@ -78,7 +75,7 @@ def lipschitz(branch: Any) -> float:
     if kind in (Norm, nn.BatchNorm1d) and branch.running_var is not None and branch.weight is not None:
         return float((branch.weight * (branch.running_var + branch.eps).rsqrt()).abs().max())
     if kind not in SLOPES:
-        raise TypeError(kind.__name__)
+        raise AdapterError(f"bounds: the Lipschitz constant of {kind.__name__} in a branch is unknown")
     return SLOPES[kind]
 
 
@@ -86,28 +83,25 @@ def lipschitz(branch: Any) -> float:
 class Bounds:
     """Both of the paper's bounds for an attached model with its branches on, and the values measured on one batch.
 
-    Norms are taken over all outputs with an action together. B, M and ||x|| are valid for this batch only. If a branch
-    does not fit the theorems, the bounds, B, M and ||x|| are None, and ``notes`` has the reason.
+    Norms are taken over all outputs with an action together. B, M and ||x|| are valid for this batch only.
     """
 
-    theorem_1: float | None
-    theorem_2: float | None
+    theorem_1: float
+    theorem_2: float
     measured_1: float
     """||f_gamma(x) - f_0(x)||: the change from dropping the branches, which ``theorem_1`` bounds."""
     measured_2: float
-    """Largest ||rho_Y(g) f(x) - f(rho_X(g) x)|| over random group elements g without translation; see ``theorem_2``."""
-    B: float | None
+    """Largest ||rho_Y(g) f(x) - f(rho_X(g) x)|| over random g without translation, which ``theorem_2`` bounds."""
+    B: float
     """Upper bound of ||f_neq(z)|| / ||z|| for every branch f_neq and the input z that it reads on this batch."""
-    M: float | None
+    M: float
     """Largest Lipschitz constant of a layer; an estimate that can be too small, but not too large."""
-    norm: float | None
+    norm: float
     """||x||: norm of the input of the first branch."""
     gammas: dict[str, float]
     """Mapping from the name of each site to its gamma, in the order of the forward pass."""
-    branches: dict[str, float | None]
-    """Mapping from the name of each site to the B of its branch; None if that is unknown."""
-    notes: tuple[str, ...]
-    """Differences between the model and the theorems' setting."""
+    branches: dict[str, float]
+    """Mapping from the name of each site to the B of its branch."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bounds as a dict for JSON; values that are not finite become None."""
@@ -122,10 +116,11 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
     the whole chain if a branch reads another branch. BatchNorm counts with its running statistics. The norm of the
     branch's output for input 0 (due to biases), divided by the norm of its input, is added.
 
-    M is estimated from below. If the branch of the k-th of L layers changes the model's output by a_k times the norm of
-    what it adds to its layer, M is at least the (L - k)-th root of a_k. M also covers the growth of the branches'
-    inputs from layer to layer, divided by 1 + |gamma|. So ``measured_1`` never exceeds ``theorem_1`` except by
-    rounding; ``theorem_2`` is an estimate. Everything after the last site counts as one more layer, with gamma = 0.
+    M is estimated from below. Let a_k be the change of the model's output due to the branch of the k-th of L layers,
+    divided by the norm of what this branch adds. Then M is at least the (L - k)-th root of a_k. M also covers the
+    growth of the branches' inputs from layer to layer, divided by 1 + |gamma|. So ``measured_1`` never exceeds
+    ``theorem_1`` except by rounding; ``theorem_2`` is an estimate. Everything after the last site counts as one more
+    layer, with gamma = 0.
 
     Args:
         model: An attached model. A copy is evaluated, in float64 and eval mode where possible.
@@ -139,13 +134,15 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
     Raises:
         ConfigError: ``samples`` is below 1.
         AttachError: The model has no ACE attached.
+        AdapterError: The theorems do not cover a branch: it does not run exactly once per forward pass, its input is 0,
+            or it contains a layer whose Lipschitz constant is unknown.
     """
     if samples < 1:
         raise ConfigError(f"samples: expected at least 1, found {samples}")
     model = unwrap(model)
     get_ace(model)  # raises AttachError
     action = adapter_of(model).action(model)
-    model, batch, as_given = convert_to_double(model, batch, copied=True)
+    model, batch, _ = convert_to_double(model, batch, copied=True)
     with torch.inference_mode(False), hide_from_budget(model), use_branches(model, True), preserve_state(model):
         ace, call = get_ace(model), as_call(batch)
 
@@ -161,35 +158,41 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
 
         with _watch(ace) as calls:
             output = evaluate(model, *call, seed)
-        every = dict(zip((site.name for site in ace.sites), ace.gamma.tolist(), strict=True))
-        gammas = {name: every[name] for name in dict.fromkeys((*calls, *every))}
-        notes = [as_given] if as_given else []
-        branches = {name: _bound_branch(ace, name, calls.get(name, ()), notes) for name in gammas}
-        known = [value for value in branches.values() if value is not None]
-        first = second = B = M = norm = None
-        if len(known) == len(branches):
-            B, norm = max(known), float(next(iter(calls.values()))[0][0].norm())
-            M = _estimate_growth(run, gammas, [made[0] for made in calls.values()])
-            layers = [*gammas.values(), 0.0]
-            first, second = theorem_1(layers, B, M, norm), theorem_2(layers, B, M, norm)
-        if chained := [site.name for site in ace.sites if len(_chain(ace, site)) > 1]:
-            notes.append(f"branches form chains at {', '.join(chained)}; in the theorems each reads its layer's input")
+        for site in ace.sites:
+            if len(found := calls.get(site.name, [])) != 1 or not found[0][0].any():
+                reason = f"runs {len(found)} times per forward pass: expected once, on an input other than 0"
+                raise AdapterError(f"bounds: the branch of {site.name!r} {reason}")
+        gammas = dict(zip((site.name for site in ace.sites), ace.gamma.tolist(), strict=True))
+        gammas = {name: gammas[name] for name in calls}
+        reads, given = zip(*(call for (call,) in calls.values()), strict=True)
+        branches = {name: _bound_branch(ace, name, read) for name, read in zip(gammas, reads, strict=True)}
+        B, norm = max(branches.values()), float(reads[0].norm())
+        growth, grown = [0.0], 1.0  # values that M cannot be below, and the product of 1 + |gamma|
+        before = none = run(())
+        for k, gamma in enumerate(gammas.values()):
+            if k:
+                growth.append((float(reads[k].norm()) / norm / grown) ** (1 / k))
+            grown *= 1 + abs(gamma)
+            after = run(list(gammas)[: k + 1])
+            if size := abs(gamma) * float(given[k].norm()):
+                growth.append((_distance(after, before) / size) ** (1 / (len(gammas) - k)))
+            before = after
+        chain, M = [*gammas.values(), 0.0], max(growth)
         generator = torch.Generator().manual_seed(seed)
         elements = (action.group.sample(generator, scale=0.0) for _ in range(samples))
         error = max(_distance(*pair) for pair in compare_orders(model, action, call, output, elements, seed))
-        return Bounds(first, second, _distance(run(every), run(())), error, B, M, norm, gammas, branches, tuple(notes))
-
-
-Calls = dict[str, list[tuple[Tensor, Tensor]]]
-"""Mapping from each site to the calls of its branch, in the order of the forward pass. A call is a pair of tensors: the
-input of the branch, or of the first branch of its chain, and the output of the branch."""
+    first, second = theorem_1(chain, B, M, norm), theorem_2(chain, B, M, norm)
+    return Bounds(first, second, _distance(before, none), error, B, M, norm, gammas, branches)
 
 
 @contextmanager
-def _watch(ace: Ace) -> Iterator[Calls]:
-    """Record the calls of all branches inside the block."""
+def _watch(ace: Ace) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
+    """Record the calls of every site's branch inside the block, by the site's name and in the order of the first calls.
+
+    A call is the input of the branch, or of the first branch of its chain, and the output of the branch.
+    """
     inputs: dict[str, Tensor] = {}
-    calls: Calls = {}
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
 
     def keep(node: Node, branch: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         inputs[node.name] = args[0].detach().clone()
@@ -212,43 +215,10 @@ def _distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
     return math.hypot(*(float((as_double(y) - as_double(two[name])).norm()) for name, y in one.items()))
 
 
-def _bound_branch(ace: Ace, name: str, calls: Sequence[tuple[Tensor, Tensor]], notes: list[str]) -> float | None:
-    """Return B of one site: its Lipschitz constant, plus the norm of its output for 0 over the norm of its input.
-
-    If B is unknown, return None and add the reason to ``notes``.
-    """
-    if name in ace.prepared_by:
-        reason = "its branch adds itself to the output"
-    elif len(calls) != 1 or not calls[0][0].any():
-        reason = f"its branch runs {len(calls)} times per forward pass: expected once, with an input other than 0"
-    else:
-        read, constant = calls[0][0], 1.0
-        at_zero = torch.zeros_like(read)
-        try:
-            for step in _chain(ace, ace.nodes[name]):
-                constant *= lipschitz(ace.branch(step))
-                at_zero = ace.branch(step)(at_zero).detach()
-            return constant + float(at_zero.norm() / read.norm())
-        except TypeError as layer:
-            reason = f"the Lipschitz constant of {layer} in its branch is unknown"
-    notes.append(f"{name}: no bound, because {reason}")
-    return None
-
-
-def _estimate_growth(
-    run: Callable[[Iterable[str]], dict[str, Tensor]],
-    gammas: Mapping[str, float],
-    calls: Sequence[tuple[Tensor, Tensor]],
-) -> float:
-    """Estimate M from the growth of the branches' inputs and from what each branch changes in the model's output."""
-    found, grown, order = [0.0], 1.0, list(gammas)
-    before, norm = run(()), float(calls[0][0].norm())
-    for k, (gamma, (read, given)) in enumerate(zip(gammas.values(), calls, strict=True)):
-        if k:
-            found.append((float(read.norm()) / norm / grown) ** (1 / k))
-        grown *= 1 + abs(gamma)
-        after = run(order[: k + 1])
-        if size := abs(gamma) * float(given.norm()):
-            found.append((_distance(after, before) / size) ** (1 / (len(order) - k)))
-        before = after
-    return max(found)
+def _bound_branch(ace: Ace, name: str, read: Tensor) -> float:
+    """Return B of one site: its Lipschitz constant, plus the norm of its output for 0 over the norm of its input."""
+    constant, at_zero = 1.0, torch.zeros_like(read)
+    for step in _chain(ace, ace.nodes[name]):
+        constant *= lipschitz(ace.branch(step))
+        at_zero = ace.branch(step)(at_zero).detach()
+    return constant + float(at_zero.norm() / read.norm())

@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from ..contract.sites import Node, Site
 from ..demo import one_thread
 from ..engine.measure import equivariance_error
+from ..engine.state import Ace
 from ..errors import AceError, AdapterError
 from ..output import progress
 from ..patch.shims import has_effect
@@ -22,6 +21,9 @@ from ..report.status import status
 from ..symmetry.measure import Call, EquivarianceError
 from .checks import CHECKS, Check
 from .kit import CheckError, Kit, NotApplicable
+
+Outcomes = Mapping[str, CheckError | NotApplicable | None]
+"""Mapping from the name of each check to its error; None if the adapter passed it."""
 
 
 class AdapterCheckError(AssertionError):
@@ -37,38 +39,27 @@ class AdapterCheckError(AssertionError):
         super().__init__(f"adapter {adapter!r} fails {len(failures)} of {len(CHECKS)} checks:{lines}")
 
 
-def merge_failures(failures: Mapping[str, CheckError]) -> list[str]:
-    """Return one line for each cause, with the names of all checks that failed for it."""
+def merge_failures(outcomes: Outcomes) -> list[str]:
+    """Return one line for each cause of failures, with the names of all checks that failed for it."""
     checks: dict[str, list[str]] = {}
-    for name, error in failures.items():
-        checks.setdefault(str(error), []).append(name)
+    for name, error in outcomes.items():
+        if isinstance(error, CheckError):
+            checks.setdefault(str(error), []).append(name)
     return [f"{', '.join(names)}: {cause}" for cause, names in checks.items()]
 
 
-@dataclass
-class Judgement:
-    """Outcome of all checks on one adapter."""
-
-    passed: list[str] = field(default_factory=list)
-    failures: dict[str, CheckError] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    """Mapping from the name of each skipped check to the reason why it does not apply to this adapter."""
-
-
-def judge(kit: Kit, done: Callable[[int], None] | None = None) -> Judgement:
-    """Run every check on one adapter; call ``done(1)`` after each."""
-    found = Judgement()
+def judge(kit: Kit, done: Callable[[int], None] | None = None) -> Outcomes:
+    """Run every check on one adapter, and call ``done(1)`` after each."""
+    outcomes: dict[str, CheckError | NotApplicable | None] = {}
     for name, check in CHECKS.items():
+        outcomes[name] = None
         try:
             run_check(check, kit)
-            found.passed.append(name)
-        except NotApplicable as reason:
-            found.skipped[name] = str(reason)
-        except CheckError as error:
-            found.failures[name] = error
+        except (CheckError, NotApplicable) as error:
+            outcomes[name] = error
         if done is not None:
             done(1)
-    return found
+    return outcomes
 
 
 def run_check(check: Check, kit: Kit) -> None:
@@ -77,8 +68,13 @@ def run_check(check: Check, kit: Kit) -> None:
         check(kit)
     except (NotApplicable, CheckError):
         raise
-    except Exception as error:  # the message of an AceError names plugin, hook and site
-        raise CheckError(str(error) if isinstance(error, AceError) else one_line(error)) from error
+    except Exception as error:
+        raise CheckError(_message(error)) from error
+
+
+def _message(error: Exception) -> str:
+    """Return the message of an error. Unlike the message of an AceError, that of other errors needs their type."""
+    return str(error) if isinstance(error, AceError) else one_line(error)
 
 
 def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] | None = None) -> None:
@@ -94,9 +90,9 @@ def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] 
         AdapterCheckError: At least one check failed; the error lists every failure.
         AdapterError: The adapter is unknown or not usable.
     """
-    judgement = judge(Kit(name, seed, None if checkout is None else Path(checkout)))
-    if judgement.failures:
-        raise AdapterCheckError(name, judgement.failures)
+    outcomes = judge(Kit(name, seed, checkout))
+    if failures := {check: error for check, error in outcomes.items() if isinstance(error, CheckError)}:
+        raise AdapterCheckError(name, failures)
 
 
 @dataclass(frozen=True)
@@ -157,17 +153,15 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
     kit = Kit(name, seed, checkout)
     with one_thread():
         with progress(len(CHECKS), "checks") as done:
-            judgement = judge(kit, done)
+            outcomes = judge(kit, done)
         try:
-            return _diagnosis(kit, judgement)
+            return _diagnose(kit, outcomes)
         except Exception as error:  # failed checks, if any, explain the error better
-            problem = str(error) if isinstance(error, AceError) else one_line(error)
-            raise AdapterError("; ".join(merge_failures(judgement.failures)) or problem) from error
+            raise AdapterError("; ".join(merge_failures(outcomes)) or _message(error)) from error
 
 
-def _diagnosis(kit: Kit, judgement: Judgement) -> Diagnosis:
-    plugin = kit.plugin
-    errors = []
+def _diagnose(kit: Kit, outcomes: Outcomes) -> Diagnosis:
+    plugin, errors = kit.plugin, []
     for gamma in (0.0, 1.0):
         model, example = kit.attached(gamma=gamma)
         errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
@@ -178,40 +172,35 @@ def _diagnosis(kit: Kit, judgement: Judgement) -> Diagnosis:
         distribution=f"{plugin.distribution} {plugin.version}".strip(),
         requires=tuple(f"{r.requirement} (found {r.found})" for r in plugin.requires),
         model=type(model).__name__,
-        parts=tuple(_describe(node, model.ace.branch(node.name)) for node in model.ace.nodes.values()),
+        parts=tuple(_describe(model.ace, node) for node in model.ace.nodes.values()),
         parameters_before=now.upstream_parameters,
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
         error_at_1=errors[1],
         shims=tuple(Repair(shim.name, shim.reason, has_effect(plugin, shim)) for shim in plugin.shims),
         presets=plugin.presets,
-        checks=tuple(judgement.passed),
-        skipped=judgement.skipped,
-        problems=tuple(merge_failures(judgement.failures)),
+        checks=tuple(check for check, error in outcomes.items() if error is None),
+        skipped={check: str(error) for check, error in outcomes.items() if isinstance(error, NotApplicable)},
+        problems=tuple(merge_failures(outcomes)),
     )
 
 
-def _describe(node: Node, branch: nn.Module) -> Part:
+def _describe(ace: Ace, node: Node) -> Part:
+    """Describe a site or stem; for example, it reads "pos of the model" or "branch of lift"."""
+    site, branch, reads = isinstance(node, Site), ace.branch(node.name), "input of each site"
+    if isinstance(node.reads, str):
+        reads = f"branch of {node.reads}"
+    elif node.reads is not None:
+        argument, owner = node.reads.argument, node.reads.module
+        what = f"argument {argument}" if isinstance(argument, int) else argument
+        reads = f"{what} of {'its module' if owner is None else owner or 'the model'}"
+    through = f" through {node.through}" if isinstance(node, Site) and node.through is not None else ""
     return Part(
         name=node.name,
-        kind="site" if isinstance(node, Site) else "stem",
+        kind="site" if site else "stem",
         module=node.module if isinstance(node, Site) else "",
-        reads=_input_of(node),
+        reads=reads + through,
         features=f"{'x'.join(map(str, node.shape_in))} -> {'x'.join(map(str, node.shape_out))}",
         branch=" ".join(type(m).__name__ for m in branch.modules() if not list(m.children())),
         parameters=sum(p.numel() for p in branch.parameters()),
     )
-
-
-def _input_of(node: Node) -> str:
-    """Return a phrase that describes the input of a node's branch."""
-    through = f" through {node.through}" if isinstance(node, Site) and node.through is not None else ""
-    if isinstance(node.reads, str):
-        return f"branch of {node.reads}{through}"
-    if node.reads is None:
-        return "input of each site"
-    argument = node.reads.argument
-    if node.reads.module is None:
-        return (f"its input {argument!r}" if argument else "its input") + through
-    which = f"argument {argument}" if isinstance(argument, int) else argument
-    return f"{which} of {node.reads.module or 'the model'}{through}"

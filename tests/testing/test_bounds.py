@@ -29,7 +29,7 @@ from ace_plugins.adapter import (
     mlp,
     norm_linear,
 )
-from ace_plugins.errors import AceError, AttachError, ConfigError
+from ace_plugins.errors import AceError, AdapterError, AttachError, ConfigError
 from ace_plugins.plugins.registry import registry
 from ace_plugins.testing.bounds import lipschitz, theorem_1, theorem_2
 
@@ -180,7 +180,6 @@ def test_an_attached_model_that_is_as_the_theorems_have_it() -> None:
     assert found.gammas == pytest.approx({"layers.0": 0.5, "layers.1": -0.3, "layers.2": 0.2})
     assert pytest.approx(0.6) == found.B
     assert found.norm == pytest.approx(float(x.norm()))
-    assert found.M is not None
     assert pytest.approx(1) == found.M, "nothing follows the last site, which counts as a layer of constant 1"
     assert found.theorem_1 == pytest.approx(theorem_1([0.5, -0.3, 0.2, 0.0], 0.6, 1.0, float(x.norm())))
     assert found.theorem_2 == pytest.approx(theorem_2([0.5, -0.3, 0.2, 0.0], 0.6, 1.0, float(x.norm())))
@@ -193,7 +192,6 @@ def test_an_attached_model_that_is_as_the_theorems_have_it() -> None:
     assert found.measured_1 == pytest.approx(float((by_hand - plain).norm()))
     assert found.measured_1 < found.theorem_1
     assert found.measured_2 < found.theorem_2
-    assert found.notes == ()
     json.dumps(found.to_dict())
 
 
@@ -215,8 +213,6 @@ def test_what_is_measured_is_below_the_bound_of_other_models(
     x = (x, torch.randn(8, 1)) if make is TwoOutputs else x
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = bounds(model, x)
-    assert found.theorem_1 is not None
-    assert found.theorem_2 is not None
     assert 0 < found.measured_1 <= found.theorem_1
     assert 0 < found.measured_2 <= found.theorem_2
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -241,7 +237,6 @@ def test_branches_of_every_kind() -> None:
         for x, d in zip(torch.randn(200, 4).double(), 1e-3 * torch.randn(200, 4).double(), strict=True)
     ]
     found = lipschitz(deep)
-    assert found is not None
     assert max(slopes) <= found
     layers: Any = deep
     assert found == pytest.approx(1.129**2 * math.prod(sigma(layers[i]) for i in (0, 2, 4)))
@@ -256,7 +251,7 @@ def test_branches_of_every_kind() -> None:
     shaped = nn.Sequential(nn.Flatten(-2), nn.Linear(6, 6), nn.Unflatten(-1, (3, 2)))
     assert lipschitz(shaped) == pytest.approx(sigma(shaped[1]))
     strange = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
-    with pytest.raises(TypeError, match="LayerNorm"):
+    with pytest.raises(AdapterError, match="LayerNorm"):
         lipschitz(strange)
     assert Norm in [type(part) for part in chain]
 
@@ -288,11 +283,8 @@ def test_bounded_branches_have_a_bound_of_1_and_their_biases() -> None:
 def test_a_branch_of_which_nothing_is_known_has_no_bound() -> None:
     model: Any = attach(Chain(), trace=False)
     model.ace.branches["layers_1"] = nn.Sequential(model.ace.branches["layers_1"], nn.Softmax(-1))
-    found = bounds(model, torch.randn(4, 3, CHANNELS))
-    assert (found.B, found.theorem_1, found.theorem_2) == (None, None, None)
-    assert found.measured_1 > 0
-    assert found.branches["layers.1"] is None
-    assert any("layers.1: no bound" in note and "Softmax" in note for note in found.notes)
+    with pytest.raises(AdapterError, match="Lipschitz constant of Softmax in a branch is unknown"):
+        bounds(model, torch.randn(4, 3, CHANNELS))
 
 
 def use_hooks(**hooks: Any) -> None:
@@ -315,9 +307,7 @@ def test_a_branch_that_reads_a_stem_or_another_branch(stem: bool) -> None:
     both = sigma(model.ace.branch("first").inner) * sigma(model.ace.branch("second").inner)
     assert found.branches["second"] == pytest.approx(both)
     assert found.norm == pytest.approx(float(x.norm()))
-    assert found.theorem_1 is not None
     assert 0 < found.measured_1 <= found.theorem_1
-    assert any("branches form chains at second" in note for note in found.notes)
 
 
 class AddsToOutput(nn.Linear):
@@ -339,10 +329,8 @@ def test_a_branch_that_adds_itself_has_no_bound() -> None:
         ace_branch=lambda self, site: AddsToOutput(CHANNELS, CHANNELS),
         ace_layers=lambda self, model: [Site("one", "layers.1", (3, CHANNELS), (3, CHANNELS), Tap(0, "layers.1"))],
     )
-    found = bounds(with_gammas(attach(Chain(2), trace=False), 0.4), torch.randn(4, 3, CHANNELS))
-    assert (found.B, found.theorem_1, found.theorem_2) == (None, None, None)
-    assert found.measured_1 > 0
-    assert any("one: no bound, because its branch adds itself" in note for note in found.notes)
+    with pytest.raises(AdapterError, match="Lipschitz constant of AddsToOutput"):
+        bounds(with_gammas(attach(Chain(2), trace=False), 0.4), torch.randn(4, 3, CHANNELS))
 
 
 @pytest.mark.usefixtures("_chain")
@@ -350,10 +338,8 @@ def test_a_layer_that_runs_twice_has_no_bound() -> None:
     use_hooks(ace_layers=lambda self, model: [Site("one", "layers.0", (3, CHANNELS), (3, CHANNELS))])
     model: Any = Chain(1)
     model.layers.append(model.layers[0])
-    found = bounds(with_gammas(attach(model, trace=False), 0.4), torch.randn(4, 3, CHANNELS))
-    assert (found.M, found.theorem_1, found.theorem_2) == (None, None, None)
-    assert found.measured_1 > 0
-    assert any("one: no bound, because its branch runs 2 times" in note for note in found.notes)
+    with pytest.raises(AdapterError, match="branch of 'one' runs 2 times"):
+        bounds(with_gammas(attach(model, trace=False), 0.4), torch.randn(4, 3, CHANNELS))
 
 
 @pytest.mark.parametrize(
