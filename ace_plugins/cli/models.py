@@ -86,7 +86,7 @@ def _error(error: EquivarianceError) -> str:
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="File with weights for the example, or a model.")
 @TRUST
 @click.option("--branches", type=click.Choice(["on", "off"]), help="Branches on or off.  [default: as deployed]")
-@click.option("--averaged", type=int, metavar="N", help="Also measure the mean over N random frames.")
+@click.option("--averaged", type=click.IntRange(min=1), metavar="N", help="Also measure the mean over N random frames.")
 @click.option("--all", "every", is_flag=True, help="Show every submodule, not only those down to the sites.")
 @as_json
 def audit(
