@@ -17,24 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from ..contract.sites import Node, Site
-from ..engine.branches import Flat, Norm
 from ..engine.measure import adapter_of, convert_to_double, get_ace, hide_from_budget, use_branches
-from ..engine.scheduled import PenalisedLinear
-from ..engine.spectral_norm import SNLinear
 from ..engine.state import Ace, unwrap
 from ..errors import AdapterError, ConfigError
 from ..symmetry.measure import as_call, as_double, compare_orders, evaluate, preserve_state
-
-SLOPES: dict[type[nn.Module], float] = {
-    **dict.fromkeys((nn.Identity, nn.Dropout, nn.Flatten, nn.Unflatten, nn.ReLU, nn.Tanh, nn.Softplus), 1.0),
-    nn.Sigmoid: 0.25,
-    nn.GELU: 1.1290,
-    nn.SiLU: 1.0999,
-}
-"""Mapping from a layer without weights to its Lipschitz constant in eval mode (its steepest slope), rounded up."""
 
 
 def theorem_1(gammas: Sequence[float], B: float, M: float, norm: float) -> float:
@@ -60,30 +48,12 @@ def theorem_2(gammas: Sequence[float], B: float, M: float, norm: float) -> float
     return 2 * B * total * norm
 
 
-@torch.no_grad()
-def lipschitz(branch: Any) -> float:
-    """Return the product of the Lipschitz constants of a branch's layers in eval mode."""
-    kind = parametrize.type_before_parametrizations(branch)
-    if kind is Flat:
-        return lipschitz(branch.inner)
-    if kind is nn.Sequential:
-        return math.prod(map(lipschitz, branch))
-    if kind in (nn.Linear, PenalisedLinear, SNLinear):
-        # The norm of an SNLinear is not exactly 1, because its power iteration may lag behind training.
-        weight = branch.matrix() if kind is SNLinear else branch.weight
-        return float(torch.linalg.matrix_norm(weight.double(), 2))
-    if kind in (Norm, nn.BatchNorm1d) and branch.running_var is not None and branch.weight is not None:
-        return float((branch.weight * (branch.running_var + branch.eps).rsqrt()).abs().max())
-    if kind not in SLOPES:
-        raise AdapterError(f"bounds: the Lipschitz constant of {kind.__name__} in a branch is unknown")
-    return SLOPES[kind]
-
-
 @dataclass(frozen=True)
 class Bounds:
-    """Both of the paper's bounds for an attached model with its branches on, and the values measured on one batch.
+    """Both of the paper's bounds for an attached model with its branches on, and the values that they bound.
 
-    Norms are taken over all outputs with an action together. B, M and ||x|| are valid for this batch only.
+    B and M are measured on one batch, and the bounds are valid for this batch only. Norms are over all outputs with an
+    action together.
     """
 
     theorem_1: float
@@ -93,7 +63,7 @@ class Bounds:
     measured_2: float
     """Largest ||rho_Y(g) f(x) - f(rho_X(g) x)|| over random g without translation, which ``theorem_2`` bounds."""
     B: float
-    """Upper bound of ||f_neq(z)|| / ||z|| for every branch f_neq and the input z that it reads on this batch."""
+    """Largest of ``branches``."""
     M: float
     """Largest Lipschitz constant of a layer; an estimate that can be too small, but not too large."""
     norm: float
@@ -101,7 +71,8 @@ class Bounds:
     gammas: dict[str, float]
     """Mapping from the name of each site to its gamma, in the order of the forward pass."""
     branches: dict[str, float]
-    """Mapping from the name of each site to the B of its branch."""
+    """Mapping from the name of each site to the largest ||f_neq(z)|| / ||z|| of its branch, over x and all rho_X(g) x.
+    If the branch reads another branch, z is the input of the first branch of this chain."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bounds as a dict for JSON; values that are not finite become None."""
@@ -112,10 +83,6 @@ class Bounds:
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> Bounds:
     """Compute the paper's bounds for an attached model with its branches on, and measure what they bound.
 
-    B is the product of the spectral norms of a branch's linear maps and the steepest slopes of its nonlinearities, over
-    the whole chain if a branch reads another branch. BatchNorm counts with its running statistics. The norm of the
-    branch's output for input 0 (due to biases), divided by the norm of its input, is added.
-
     M is estimated from below. Let a_k be the change of the model's output due to the branch of the k-th of L layers,
     divided by the norm of what this branch adds. Then M is at least the (L - k)-th root of a_k. M also covers the
     growth of the branches' inputs from layer to layer, divided by 1 + |gamma|. So ``measured_1`` never exceeds
@@ -125,7 +92,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
     Args:
         model: An attached model. A copy is evaluated, in float64 and eval mode where possible.
         batch: A tuple of positional arguments, a dict of keyword arguments, a `Call`, or a single argument.
-        samples: Number of random group elements for ``measured_2``.
+        samples: Number of random group elements g.
         seed: Seed of the group elements and of every forward pass.
 
     Returns:
@@ -134,8 +101,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
     Raises:
         ConfigError: ``samples`` is below 1.
         AttachError: The model has no ACE attached.
-        AdapterError: The theorems do not cover a branch: it does not run exactly once per forward pass, its input is 0,
-            or it contains a layer whose Lipschitz constant is unknown.
+        AdapterError: A branch does not run exactly once per forward pass, as in the theorems, or its input is 0.
     """
     if samples < 1:
         raise ConfigError(f"samples: expected at least 1, found {samples}")
@@ -156,48 +122,48 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
                 finally:
                     ace.gamma.copy_(start)
 
-        with _watch(ace) as calls:
-            output = evaluate(model, *call, seed)
-        for site in ace.sites:
-            if len(found := calls.get(site.name, [])) != 1 or not found[0][0].any():
-                reason = f"runs {len(found)} times per forward pass: expected once, on an input other than 0"
-                raise AdapterError(f"bounds: the branch of {site.name!r} {reason}")
-        gammas = dict(zip((site.name for site in ace.sites), ace.gamma.tolist(), strict=True))
-        gammas = {name: gammas[name] for name in calls}
-        reads, given = zip(*(call for (call,) in calls.values()), strict=True)
-        branches = {name: _bound_branch(ace, name, read) for name, read in zip(gammas, reads, strict=True)}
-        B, norm = max(branches.values()), float(reads[0].norm())
-        growth, grown = [0.0], 1.0  # values that M cannot be below, and the product of 1 + |gamma|
-        before = none = run(())
-        for k, gamma in enumerate(gammas.values()):
-            if k:
-                growth.append((float(reads[k].norm()) / norm / grown) ** (1 / k))
-            grown *= 1 + abs(gamma)
-            after = run(list(gammas)[: k + 1])
-            if size := abs(gamma) * float(given[k].norm()):
-                growth.append((_distance(after, before) / size) ** (1 / (len(gammas) - k)))
-            before = after
-        chain, M = [*gammas.values(), 0.0], max(growth)
         generator = torch.Generator().manual_seed(seed)
         elements = (action.group.sample(generator, scale=0.0) for _ in range(samples))
-        error = max(_distance(*pair) for pair in compare_orders(model, action, call, output, elements, seed))
-    first, second = theorem_1(chain, B, M, norm), theorem_2(chain, B, M, norm)
-    return Bounds(first, second, _distance(before, none), error, B, M, norm, gammas, branches)
+        with _watch(ace) as calls:
+            pairs = compare_orders(model, action, call, evaluate(model, *call, seed), elements, seed)
+            error = max(_distance(*pair) for pair in pairs)
+        every = dict(zip((site.name for site in ace.sites), ace.gamma.tolist(), strict=True))
+        for name in every:
+            if len(calls.get(name, ())) != samples + 1 or not all(read for read, _ in calls[name]):
+                reason = "does not run exactly once per forward pass, as in the theorems, or its input is 0"
+                raise AdapterError(f"bounds: the branch of {name!r} {reason}")
+        gammas = {name: every[name] for name in calls}
+        branches = {name: max(given / read for read, given in found) for name, found in calls.items()}
+        first = [found[0] for found in calls.values()]  # the calls in the forward pass on x
+        B, norm = max(branches.values()), first[0][0]
+        growth, grown = [0.0], 1.0  # values that M cannot be below, and the product of 1 + |gamma|
+        before = none = run(())
+        for k, (gamma, (read, given)) in enumerate(zip(gammas.values(), first, strict=True)):
+            if k:
+                growth.append((read / norm / grown) ** (1 / k))
+            grown *= 1 + abs(gamma)
+            after = run(list(gammas)[: k + 1])
+            if gamma and given:
+                growth.append((_distance(after, before) / abs(gamma) / given) ** (1 / (len(gammas) - k)))
+            before = after
+        layers, M = [*gammas.values(), 0.0], max(growth)
+    bound_1, bound_2 = theorem_1(layers, B, M, norm), theorem_2(layers, B, M, norm)
+    return Bounds(bound_1, bound_2, _distance(before, none), error, B, M, norm, gammas, branches)
 
 
 @contextmanager
-def _watch(ace: Ace) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
+def _watch(ace: Ace) -> Iterator[dict[str, list[tuple[float, float]]]]:
     """Record the calls of every site's branch inside the block, by the site's name and in the order of the first calls.
 
-    A call is the input of the branch, or of the first branch of its chain, and the output of the branch.
+    A call is a pair of norms: of the input of the branch, or of the first branch of its chain, and of the output.
     """
-    inputs: dict[str, Tensor] = {}
-    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    inputs: dict[str, float] = {}
+    calls: dict[str, list[tuple[float, float]]] = {}
 
     def keep(node: Node, branch: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        inputs[node.name] = args[0].detach().clone()
+        inputs[node.name] = float(args[0].detach().norm())
         if isinstance(node, Site):
-            calls.setdefault(node.name, []).append((inputs[_chain(ace, node)[0]], output.detach().clone()))
+            calls.setdefault(node.name, []).append((inputs[_first(ace, node)], float(output.detach().norm())))
 
     with ExitStack() as hooks:
         for node in ace.nodes.values():
@@ -205,20 +171,12 @@ def _watch(ace: Ace) -> Iterator[dict[str, list[tuple[Tensor, Tensor]]]]:
         yield calls
 
 
-def _chain(ace: Ace, node: Node) -> list[str]:
-    """Return the names of the stems and sites whose branches feed this node's branch, in order, with this node last."""
-    through = [node.through] if isinstance(node, Site) and node.through is not None else []
-    return [*(_chain(ace, ace.nodes[node.reads]) if isinstance(node.reads, str) else ()), *through, node.name]
+def _first(ace: Ace, node: Node) -> str:
+    """Return the name of the stem or site whose branch is the first of the chain that ends at this node's branch."""
+    if isinstance(node.reads, str):
+        return _first(ace, ace.nodes[node.reads])
+    return getattr(node, "through", None) or node.name
 
 
 def _distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
     return math.hypot(*(float((as_double(y) - as_double(two[name])).norm()) for name, y in one.items()))
-
-
-def _bound_branch(ace: Ace, name: str, read: Tensor) -> float:
-    """Return B of one site: its Lipschitz constant, plus the norm of its output for 0 over the norm of its input."""
-    constant, at_zero = 1.0, torch.zeros_like(read)
-    for step in _chain(ace, ace.nodes[name]):
-        constant *= lipschitz(ace.branch(step))
-        at_zero = ace.branch(step)(at_zero).detach()
-    return constant + float(at_zero.norm() / read.norm())
