@@ -9,7 +9,6 @@ import unittest
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from ..checkout.layout import fits, read_layout
 from ..contract.sites import Node, Site
-from ..contract.upstreams import Checkout, Example
+from ..contract.upstreams import Example
 from ..engine.forward import select_output
 from ..errors import AdapterError, CheckoutError
 from ..patch.constructors import attach
@@ -68,20 +67,18 @@ def node_field(node: Node, name: str) -> str:
 
 
 class Kit:
-    """Fresh examples of one adapter, for checks. Its upstream is made importable, with the adapter's shims applied.
+    """Makes fresh examples of one adapter, and runs and trains them. The adapter's shims are applied to upstream.
 
     ``seed`` determines the examples and the random numbers in `attached` and `call`.
     """
 
-    def __init__(self, adapter: str, seed: int = 0, checkout: Path | None = None) -> None:
+    def __init__(self, adapter: str, seed: int = 0, checkout: str | os.PathLike[str] | None = None) -> None:
         self.plugin = registry().adapter(adapter)
         self.root = make_importable(self.plugin, checkout)
         """Folder of the checkout; None for an installed upstream."""
         REPAIRS.offer_stand_ins(self.plugin)
         REPAIRS.apply(self.plugin, "cpu")  # examples are built on the CPU
         self.seed = seed
-        self.notes: dict[str, str] = {}
-        """Mapping from the description of a measurement to its value, for the summary that pytest prints."""
         self._built: Example | None = None
 
     def example(self) -> Example:
@@ -192,44 +189,25 @@ def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Te
         yield found
 
 
-def make_importable(plugin: Plugin, checkout: Path | None = None) -> Path | None:
+def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = None) -> Path | None:
     """Put the adapter's checkout on ``sys.path`` and return its folder; None for an installed upstream.
 
     Without ``checkout`` the folder is the value of the environment variable ``ACE_UPSTREAM_<ADAPTER>``. Without that
     variable it is the first folder with the right layout among ``sys.path``, the current folder and its parents.
     """
-    expected = plugin.patches.checkout
+    expected, variable = plugin.patches.checkout, f"ACE_UPSTREAM_{plugin.name.upper()}"
     if expected is None:
         if checkout is not None:
             raise AdapterError(f"adapter {plugin.name!r} patches an installed package: expected no checkout")
         return None
-    root = _find_checkout(plugin, expected, checkout)
-    path = os.path.realpath(root)
-    if path not in map(os.path.realpath, sys.path):
-        sys.path.insert(0, path)
-    for file in plugin.patches.files:
-        module = file.removesuffix(".py").replace("/", ".")
-        origin = getattr(find_spec(module), "origin", None)
-        if os.path.realpath(origin or "") != os.path.join(path, *file.split("/")):
-            raise AdapterError(
-                f"module {module!r} is {origin}, expected the one in {path}: another package of the same name was "
-                "imported first; start a new process"
-            )
+    given = checkout or os.environ.get(variable)
+    folders = [Path(given)] if given else [*map(Path, sys.path), Path.cwd(), *Path.cwd().parents]
+    root = next((folder for folder in folders if fits(folder, expected)), None)
+    if root is None:
+        where = given or "this folder"
+        do = "" if given else f"; run the command in one, give its path, or set {variable}"
+        details = read_layout(folders[0], expected).differences if given else ()
+        raise CheckoutError(f"{where} does not look like a checkout of {expected.repository}{do}", details)
+    if os.path.realpath(root) not in map(os.path.realpath, sys.path):
+        sys.path.insert(0, os.path.realpath(root))
     return root
-
-
-def _find_checkout(plugin: Plugin, expected: Checkout, given: Path | None) -> Path:
-    variable = f"ACE_UPSTREAM_{plugin.name.upper()}"
-    given = given or (Path(os.environ[variable]) if os.environ.get(variable) else None)
-    if given is not None:
-        found = read_layout(given, expected)
-        if not found.fits:
-            raise CheckoutError(f"{given} does not look like a checkout of {expected.repository}", found.differences)
-        return given
-    for folder in (*(Path(path or ".") for path in sys.path), Path.cwd(), *Path.cwd().parents):
-        if fits(folder, expected):
-            return folder
-    raise AdapterError(
-        f"adapter {plugin.name!r} patches a checkout of {expected.repository}: expected its folder, found none; "
-        f"run the command there, give its path, or set {variable}"
-    )

@@ -6,7 +6,7 @@
     def test_contract(check):
         check()
 
-pytest loads this module wherever ace-plugins is installed, so torch is imported only when a check runs.
+pytest loads this module wherever ace-plugins is installed, so only a call of `parametrize_with_checks` imports torch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,18 +29,13 @@ OUTCOMES = {"passed": "", "failed": "fail", "xfailed": "expected to fail", "skip
 """Outcomes of pytest, and the words for them in the summary."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class AdapterCheck:
-    """One check of one adapter, to be called by a test.
-
-    Attributes:
-        notes: Mapping from the description of each of the check's measurements to its value, for the summary.
-    """
+    """One check of one adapter, to be called by a test."""
 
     adapter: str
     name: str
     make_kit: Callable[[], Kit]
-    notes: dict[str, str] = field(default_factory=dict)
 
     def __call__(self) -> None:
         """Run the check. If it fails, the test fails with a message only, without a traceback."""
@@ -49,9 +43,7 @@ class AdapterCheck:
         from .kit import CheckError
 
         try:
-            kit = self.make_kit()
-            CHECKS[self.name](kit)
-            self.notes, kit.notes = kit.notes, {}
+            CHECKS[self.name](self.make_kit())
             return
         except (AceError, CheckError) as error:
             problem = f"adapter {self.adapter!r}, {self.name}: {error}"
@@ -90,7 +82,7 @@ def parametrize_with_checks(
     for unknown in expected.keys() - CHECKS.keys():
         raise AceError(one_of("check in expected_failures", unknown, CHECKS))
     # All checks share one kit, because building its example can take seconds.
-    kit = functools.cache(lambda: Kit(adapter, seed, None if checkout is None else Path(checkout)))
+    kit = functools.cache(functools.partial(Kit, adapter, seed, checkout))
     marks = {name: pytest.mark.xfail(reason=reason, strict=True) for name, reason in expected.items()}
     checks = (AdapterCheck(adapter, name, kit) for name in CHECKS)
     parameters = [pytest.param(check, id=check.name, marks=marks.get(check.name, ())) for check in checks]
@@ -100,21 +92,18 @@ def parametrize_with_checks(
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> None:
     """Add the check to the report, because only reports are sent from the processes of pytest-xdist."""
-    for check in getattr(getattr(item, "callspec", None), "params", {}).values():
-        if isinstance(check, AdapterCheck) and call.when == "call":
-            notes = [f"{what} {value}" for what, value in check.notes.items()]
-            item.user_properties.append(("ace_check", [check.adapter, check.name, notes]))
+    check = getattr(getattr(item, "callspec", None), "params", {}).get("check")
+    if isinstance(check, AdapterCheck) and call.when == "call":
+        item.user_properties.append(("ace_check", [check.adapter, check.name]))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print one line for each adapter, and its measurements if none of its checks failed."""
+    """Print one line for each adapter."""
     found: dict[str, dict[str, list[str]]] = {}
-    notes: dict[str, dict[str, None]] = {}
     for outcome in OUTCOMES:
         for report in terminalreporter.stats.get(outcome, ()):
             if about := dict(getattr(report, "user_properties", ())).get("ace_check"):
                 found.setdefault(about[0], {}).setdefault(outcome, []).append(about[1])
-                notes.setdefault(about[0], {}).update(dict.fromkeys(about[2]))
     if found:
         terminalreporter.section("ace-plugins: checks of adapters")
     for adapter, checks in found.items():
@@ -124,5 +113,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         parts = [f"{adapter}{version}: {len(checks.get('passed', ()))} of {run} checks pass"]
         parts += [f"{len(names)} {OUTCOMES[o]} ({', '.join(names)})" for o, names in checks.items() if OUTCOMES[o]]
         terminalreporter.line("; ".join(parts))
-        if notes[adapter] and "failed" not in checks:
-            terminalreporter.line(f"  {', '.join(notes[adapter])}")
