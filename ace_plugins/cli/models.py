@@ -47,14 +47,14 @@ def _print_diagnosis(found: Diagnosis) -> None:
     out.print(f"[bold]{escape(found.adapter)}[/]: {escape(found.upstream)}, from {escape(found.distribution)}")
     for requirement in found.requires:
         out.print(f"  requires {escape(requirement)}")
-    elsewhere = any(part.module not in ("", part.name) for part in found.parts)
+    elsewhere = any(part["module"] not in ("", part["name"]) for part in found.parts)
     added = ("added to",) if elsewhere else ()
     table = make_table("name", *added, "reads", "features", "branch", "parameters", numbers=("parameters",))
     for part in found.parts:
-        cells = [part.name, *([part.module] if elsewhere else []), part.reads, part.features, part.branch]
-        table.add_row(*map(escape, cells), f"{part.parameters:,}")
+        shown = ("name", *(("module",) if elsewhere else ()), "reads", "features", "branch")
+        table.add_row(*(escape(part[key]) for key in shown), f"{part['parameters']:,}")
     out.print(table, soft_wrap=False)
-    sites = sum(part.kind == "site" for part in found.parts)
+    sites = sum(part["kind"] == "site" for part in found.parts)
     more = found.parameters_after - found.parameters_before
     out.print(
         f"parameters: {found.parameters_before:,} before, {found.parameters_after:,} after "
@@ -67,7 +67,8 @@ def _print_diagnosis(found: Diagnosis) -> None:
         values = ", ".join(f"{key}={value}" for key, value in settings.items())
         out.print(f"preset {escape(name)}{default}: {escape(values)}")
     for shim in found.shims:
-        out.print(f"shim {escape(shim.name)}: {'applied' if shim.applied else 'not needed'} ({escape(shim.reason)})")
+        applied = "applied" if shim["applied"] else "not needed"
+        out.print(f"shim {escape(shim['name'])}: {applied} ({escape(shim['reason'])})")
     for problem in found.problems:
         out.print(f"[red]not healthy[/]: {escape(problem)}")
     for check, why in found.skipped.items():

@@ -7,7 +7,6 @@ created at the first training step: a model that is never trained leaves nothing
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError
+from ..output import finite_or_none as finite_or_none
 from ..settings.sources import HOME, RUNS
 
 ABOUT, LINES = "run.json", "trace.jsonl"
@@ -103,11 +103,6 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     if not reader.path.is_file():
         raise AceError(f"no trace in {folder}: expected {LINES}; runs are under {RUNS}")
     return reader.read_new()
-
-
-def finite_or_none(value: float) -> float | None:
-    """Return the number, or None for NaN and infinities, which JSON cannot hold."""
-    return value if math.isfinite(value) else None
 
 
 def shorten_path(path: str | os.PathLike[str]) -> str:

@@ -33,7 +33,6 @@ from ..symmetry.parts import iterate_tensors
 from .audit import FLOOR
 from .kit import PLAIN, CheckError, Kit, NotApplicable, different, node_field, outputs_of, refuse, require, same, shapes
 
-HEAVY = ("torch", "jax", "tensorflow")
 CHANGES = "ace_layers and ace_branch: changes to the model"
 ADDS = "ace_branch: modules or parameters added to the model"
 STATE = "ace_branch: state shared outside the branch"
@@ -50,10 +49,10 @@ def check_importing_is_light(kit: Kit) -> None:
         raise NotApplicable("the plugin was registered as an object and has no module to import")
     code = f"import sys, importlib; importlib.import_module({module!r}); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    require(done.returncode == 0, f"importing {module} in a new process fails: {last}", f"the top of {module}")
-    heavy = [name for name in HEAVY if name in done.stdout.split()]
-    refuse(heavy, f"importing {module} imports {{}}", f"the top of {module}: move heavy imports into the hooks")
+    top, last = f"the top of {module}", (done.stderr.strip().splitlines() or ["no message"])[-1]
+    require(done.returncode == 0, f"importing {module} in a new process fails: {last}", top)
+    heavy = [name for name in ("torch", "jax", "tensorflow") if name in done.stdout.split()]
+    refuse(heavy, f"importing {module} imports {{}}", f"{top}: move heavy imports into the hooks")
 
 
 def check_hooks_answer(kit: Kit) -> None:
@@ -72,12 +71,10 @@ def check_hooks_answer(kit: Kit) -> None:
 def check_example_is_claimed(kit: Kit) -> None:
     """The example's model is one that this adapter claims."""
     model, upstream = kit.example().model, kit.plugin.patches
-    require(
-        claims(upstream, type(model)) or recognises(kit.plugin, model),
-        f"the example is a {class_path(type(model))}, which the adapter does not claim: "
-        f"expected {', '.join(upstream.models) or 'a model it recognises'}",
-        "ace_upstream, models" if upstream.models else "ace_upstream, recognises",
-    )
+    expected = ", ".join(upstream.models) or "a model it recognises"
+    reason = f"the example is a {class_path(type(model))}, which the adapter does not claim: expected {expected}"
+    look_at = "ace_upstream, models" if upstream.models else "ace_upstream, recognises"
+    require(claims(upstream, type(model)) or recognises(kit.plugin, model), reason, look_at)
 
 
 def check_example_repeats(kit: Kit) -> None:
@@ -100,9 +97,8 @@ def check_sites_are_named_for_people(kit: Kit) -> None:
     names = [node.name for node in nodes]
     used = {node.reads for node in nodes} | {node.through for node in nodes if isinstance(node, Site)}
     for node in nodes:
-        count, field = names.count(node.name), node_field(node, "name")
-        require(count == 1, f"{count} nodes are named {node.name!r}", field)
-        clean = node.name.isprintable() and node.name.strip() == node.name
+        field, clean = node_field(node, "name"), node.name.isprintable() and node.name.strip() == node.name
+        require(names.count(node.name) == 1, f"{names.count(node.name)} nodes are named {node.name!r}", field)
         require(clean, f"the name {node.name!r} has spaces around it or cannot be printed", field)
         require(not isinstance(node, Stem) or node.name in used, f"nothing reads stem {node.name!r}", field)
 
@@ -124,11 +120,9 @@ def check_attach_moves_no_random_numbers(kit: Kit) -> None:
     before = torch.random.get_rng_state()
     for mode in ("off", "strict"):  # the other modes call the same hooks as strict
         attach(example.model, kit.plugin.name, **{**PLAIN, "frames": "auto", "mode": mode})
-        require(
-            torch.equal(before, torch.random.get_rng_state()),
-            f"attach advances the global random stream (mode {mode})",
-            "random numbers drawn in ace_preset, ace_shims, ace_layers, ace_group_action or ace_script",
-        )
+        unmoved = torch.equal(before, torch.random.get_rng_state())
+        hooks = "random numbers drawn in ace_preset, ace_shims, ace_layers, ace_group_action or ace_script"
+        require(unmoved, f"attach advances the global random stream (mode {mode})", hooks)
 
 
 def check_attach_leaves_the_weights(kit: Kit) -> None:
@@ -186,10 +180,7 @@ def _require_upstream(kit: Kit, model: Any, reason: str, look_at: str) -> None:
 
 
 def check_eval_is_upstream(kit: Kit) -> None:
-    """In mode strict, and in mode auto before a site is kept, ``model.eval()`` gives upstream's output.
-
-    So the user's script validates a model that can be deployed.
-    """
+    """In modes strict and auto, ``model.eval()`` gives upstream's output, unless mode auto has kept a branch."""
     for mode in ("strict", "auto"):
         model, _ = kit.attached(mode=mode, loop="paced")
         _require_upstream(kit, model.eval(), f"{mode}: model.eval() does not give upstream's output", CHANGES)
@@ -199,9 +190,9 @@ def check_eval_keeps_the_branches(kit: Kit) -> None:
     """In resilient mode ``model.eval()`` includes the branches, because they stay in the final model."""
     plain = kit.example()
     model, example = kit.attached(mode="resilient", spectral_norm=True, gamma_init=1.0)
-    unchanged = same(kit.run(plain.model.eval(), plain), kit.run(model.eval(), example))
-    reason = "resilient: model.eval() gives upstream's output: no branch has an effect"
-    require(not unchanged, reason, "ace_layers, module and output of the sites; ace_branch")
+    changed = not same(kit.run(plain.model.eval(), plain), kit.run(model.eval(), example))
+    look_at = "ace_layers, module and output of the sites; ace_branch"
+    require(changed, "resilient: model.eval() gives upstream's output: no branch has an effect", look_at)
 
 
 def check_off_is_upstream(kit: Kit) -> None:
@@ -211,11 +202,10 @@ def check_off_is_upstream(kit: Kit) -> None:
     expected = kit.train(plain.model, plain)
     torch.manual_seed(kit.seed)
     attach(off.model, kit.plugin.name, mode="off")
-    losses = kit.train(off.model, off)
-    reason = f"mode off trains with losses {losses}, upstream with {expected}"
-    require(losses == expected, reason, "ace_shims and ace_preset: side effects")
+    losses, look_at = kit.train(off.model, off), "ace_shims and ace_preset: side effects"
+    require(losses == expected, f"mode off trains with losses {losses}, upstream with {expected}", look_at)
     fits = shapes(off.model) == shapes(plain.model)
-    require(fits, "mode off changes the keys or shapes of the state_dict", "ace_shims")
+    require(fits, "mode off changes the keys or shapes of the state_dict", look_at)
 
 
 def check_every_site_learns(kit: Kit) -> None:
@@ -224,14 +214,14 @@ def check_every_site_learns(kit: Kit) -> None:
     model, example = kit.attached(mode="strict", gamma_init=1.0)
     with outputs_of(model.train(), model.ace.sites) as seen:
         kit.backward(model, example)
-    gradients = [0.0] * len(model.ace.sites) if model.ace.gamma.grad is None else model.ace.gamma.grad.tolist()
-    if silent := [site for site, gradient in zip(model.ace.sites, gradients, strict=True) if gradient == 0]:
+    pulls = torch.zeros_like(model.ace.gamma) if model.ace.gamma.grad is None else model.ace.gamma.grad
+    gradients = list(zip(model.ace.sites, pulls.tolist(), strict=True))
+    if silent := [site for site, gradient in gradients if gradient == 0]:
         called = silent[0].name in seen
         why = "the branch has no effect on the output" if called else f"{silent[0].module} is not called"
-        look_at = node_field(silent[0], "output" if called else "module")
-        reason = f"gamma of {', '.join(repr(site.name) for site in silent)} gets no gradient: {why}"
-        raise CheckError(reason, f"{look_at}: correct it, or leave the site out")
-    for site, gradient in zip(model.ace.sites, gradients, strict=True):
+        look_at = f"{node_field(silent[0], 'output' if called else 'module')}: correct it, or leave the site out"
+        refuse([repr(site.name) for site in silent], f"gamma of {{}} gets no gradient: {why}", look_at)
+    for site, gradient in gradients:
         reason = f"the gradient of gamma of {site.name!r} is {gradient}"
         require(math.isfinite(gradient), reason, f"ace_branch, site {site.name!r}")
 
@@ -271,18 +261,20 @@ def _backward_in_auto(kit: Kit, holdout: float) -> Ace:
 def check_training_moves_the_duals(kit: Kit) -> None:
     """Three optimizer steps cause three dual steps, which change gamma and lambda of every site."""
     for mode in ("strict", "bounded", "resilient"):
-        settings: dict[str, Any] = {"mode": mode, "loop": "paper", "dual_lr": 0.01, "gamma_init": 1.0}
-        model, example = kit.attached(**settings, spectral_norm=mode != "strict")
+        settings = {"loop": "paper", "dual_lr": 0.01, "gamma_init": 1.0, "spectral_norm": mode != "strict"}
+        model, example = kit.attached(mode=mode, **settings)
         kit.train(model.train(), example)
         now = status(model)
         require(now.steps == 3, f"{mode}: {now.steps} dual steps after 3 optimizer steps", "ace_example: its model")
         for site in now.sites:
             if site.gamma == 1.0 or site.lambda_ == 0 or not math.isfinite(site.gamma + site.lambda_):
-                found = f"{mode}: after 3 steps gamma of {site.name!r} is {site.gamma} and lambda {site.lambda_}"
                 finite = torch.isfinite(kit.loss(model, example))
-                require(finite, f"{found}: the loss is not finite", f"ace_branch, site {site.name!r}")
-                look_at = node_field(model.ace.nodes[site.name], "module and output")
-                raise CheckError(f"{found}: expected both to change", look_at)
+                why = "expected both to change" if finite else "the loss is not finite"
+                node = node_field(model.ace.nodes[site.name], "module and output")
+                raise CheckError(
+                    f"{mode}: after 3 steps gamma of {site.name!r} is {site.gamma} and lambda {site.lambda_}: {why}",
+                    node if finite else f"ace_branch, site {site.name!r}",
+                )
 
 
 def check_project_gives_upstream_back(kit: Kit) -> None:
@@ -332,8 +324,8 @@ def check_checkpoints_resume(kit: Kit) -> None:
     require(restored, "a checkpoint does not restore gamma, lambda and u", "ace_example: the model's state_dict")
     with use_branches(model, True), use_branches(again, True):
         outputs = [kit.run(each.eval(), example) for each in (model, again)]
-    reason = "a resumed model gives different outputs with its branches on"
-    require(same(*outputs), reason, "ace_branch: state that is neither a parameter nor a buffer")
+    state = "ace_branch: state that is neither a parameter nor a buffer"
+    require(same(*outputs), "a resumed model gives different outputs with its branches on", state)
 
 
 def check_checkpoints_export(kit: Kit) -> None:
@@ -349,17 +341,15 @@ def check_checkpoints_export(kit: Kit) -> None:
     require(same(expected, kit.run(model.eval(), example)), "an exported checkpoint is not f_eq", CHANGES)
     fresh, _ = kit.attached(mode="strict")
     fresh.load_state_dict(plain.state_dict(), strict=True)
-    loaded = kit.run(fresh.eval(), example)
-    require(same(loaded, expected), "an attached model loads upstream's checkpoint incorrectly", CHANGES)
+    loads = same(kit.run(fresh.eval(), example), expected)
+    require(loads, "an attached model loads upstream's checkpoint incorrectly", CHANGES)
 
 
 def _save_and_load(model: nn.Module) -> dict[str, Tensor]:
     """Save the model's state_dict to a file in memory, and return what is loaded from it."""
     model.eval()  # scripts save after validation, and escnn has different buffers in training mode
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    state: dict[str, Tensor] = torch.load(file, weights_only=True)
+    torch.save(model.state_dict(), file := io.BytesIO())
+    state: dict[str, Tensor] = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     return state
 
 
@@ -392,11 +382,9 @@ def check_frames_leave_upstream(kit: Kit) -> None:
 def check_branches_break_the_symmetry(kit: Kit) -> None:
     """At gamma = 1 the example is not equivariant; otherwise the branches would not relax the symmetry."""
     found, _ = _measure(kit, 1.0)
-    require(
-        found.relative > BROKEN,
-        f"at gamma = 1 the branches keep the symmetry under {found.group} (relative error {found.relative:.3g})",
-        "ace_layers, reads of the sites: a branch needs an input that is not invariant; ace_branch",
-    )
+    reason = f"at gamma = 1 the branches keep the symmetry under {found.group} (relative error {found.relative:.3g})"
+    look_at = "ace_layers, reads of the sites: a branch needs an input that is not invariant; ace_branch"
+    require(found.relative > BROKEN, reason, look_at)
 
 
 def _measure(kit: Kit, gamma: float) -> tuple[EquivarianceError, torch.dtype]:

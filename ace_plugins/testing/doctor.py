@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..contract.sites import Node, Site
 from ..demo import one_thread
 from ..engine.measure import equivariance_error
-from ..engine.state import Ace
 from ..errors import AceError, AdapterError
 from ..output import progress
 from ..patch.shims import has_effect
 from ..plugins.plugin import one_line
 from ..report.status import status
 from ..symmetry.measure import Call, EquivarianceError
-from .checks import CHECKS, Check
+from .checks import CHECKS
 from .kit import CheckError, Kit, NotApplicable
 
 Outcomes = Mapping[str, CheckError | NotApplicable | None]
@@ -50,26 +51,23 @@ def merge_failures(outcomes: Outcomes) -> list[str]:
 
 def judge(kit: Kit, done: Callable[[int], None] | None = None) -> Outcomes:
     """Run every check on one adapter, and call ``done(1)`` after each."""
-    outcomes: dict[str, CheckError | NotApplicable | None] = {}
-    for name, check in CHECKS.items():
-        outcomes[name] = None
-        try:
-            run_check(check, kit)
-        except (CheckError, NotApplicable) as error:
-            outcomes[name] = error
+    outcomes = {}
+    for name in CHECKS:
+        outcomes[name] = run_check(name, kit)
         if done is not None:
             done(1)
     return outcomes
 
 
-def run_check(check: Check, kit: Kit) -> None:
-    """Run one check, and raise any error as a `CheckError` with one line of text."""
+def run_check(name: str, kit: Kit) -> CheckError | NotApplicable | None:
+    """Run one check and return its error, or None if the adapter passed it."""
     try:
-        check(kit)
-    except (NotApplicable, CheckError):
-        raise
+        CHECKS[name](kit)
+    except (NotApplicable, CheckError) as error:
+        return error
     except Exception as error:
-        raise CheckError(_message(error)) from error
+        return CheckError(_message(error))
+    return None
 
 
 def _message(error: Exception) -> str:
@@ -96,28 +94,6 @@ def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] 
 
 
 @dataclass(frozen=True)
-class Part:
-    """Description of a site or stem and its branch."""
-
-    name: str
-    kind: str
-    module: str
-    reads: str
-    features: str
-    branch: str
-    parameters: int
-
-
-@dataclass(frozen=True)
-class Repair:
-    """A compatibility shim, and whether it has an effect on this machine."""
-
-    name: str
-    reason: str
-    applied: bool
-
-
-@dataclass(frozen=True)
 class Diagnosis:
     """State of an adapter on this machine."""
 
@@ -126,12 +102,14 @@ class Diagnosis:
     distribution: str
     requires: tuple[str, ...]
     model: str
-    parts: tuple[Part, ...]
+    parts: tuple[dict[str, Any], ...]
+    """Description of each site and stem: name, kind, module, reads, features, branch and parameters."""
     parameters_before: int
     parameters_after: int
     error_at_0: EquivarianceError
     error_at_1: EquivarianceError
-    shims: tuple[Repair, ...]
+    shims: tuple[dict[str, Any], ...]
+    """Name and reason of each shim, and whether it has an effect on this machine (applied)."""
     presets: dict[str, dict[str, Any]]
     checks: tuple[str, ...]
     """Names of the checks that passed."""
@@ -154,53 +132,49 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
     with one_thread():
         with progress(len(CHECKS), "checks") as done:
             outcomes = judge(kit, done)
+        problems = tuple(merge_failures(outcomes))
         try:
-            return _diagnose(kit, outcomes)
+            errors = []
+            for gamma in (0.0, 1.0):
+                model, example = kit.attached(gamma=gamma)
+                errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
         except Exception as error:  # failed checks, if any, explain the error better
-            raise AdapterError("; ".join(merge_failures(outcomes)) or _message(error)) from error
-
-
-def _diagnose(kit: Kit, outcomes: Outcomes) -> Diagnosis:
-    plugin, errors = kit.plugin, []
-    for gamma in (0.0, 1.0):
-        model, example = kit.attached(gamma=gamma)
-        errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
-    now = status(model)
+            raise AdapterError("; ".join(problems) or _message(error)) from error
+    plugin, now = kit.plugin, status(model)
+    shims = ({"name": s.name, "reason": s.reason, "applied": has_effect(plugin, s)} for s in plugin.shims)
     return Diagnosis(
         adapter=plugin.name,
         upstream=kit.upstream,
         distribution=f"{plugin.distribution} {plugin.version}".strip(),
         requires=tuple(f"{r.requirement} (found {r.found})" for r in plugin.requires),
         model=type(model).__name__,
-        parts=tuple(_describe(model.ace, node) for node in model.ace.nodes.values()),
+        parts=tuple(_describe(node, model.ace.branch(node.name)) for node in model.ace.nodes.values()),
         parameters_before=now.upstream_parameters,
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
         error_at_1=errors[1],
-        shims=tuple(Repair(shim.name, shim.reason, has_effect(plugin, shim)) for shim in plugin.shims),
+        shims=tuple(shims),
         presets=plugin.presets,
         checks=tuple(check for check, error in outcomes.items() if error is None),
         skipped={check: str(error) for check, error in outcomes.items() if isinstance(error, NotApplicable)},
-        problems=tuple(merge_failures(outcomes)),
+        problems=problems,
     )
 
 
-def _describe(ace: Ace, node: Node) -> Part:
-    """Describe a site or stem; for example, it reads "pos of the model" or "branch of lift"."""
-    site, branch, reads = isinstance(node, Site), ace.branch(node.name), "input of each site"
+def _describe(node: Node, branch: nn.Module) -> dict[str, Any]:
+    reads, site = "input of each site", node if isinstance(node, Site) else None
     if isinstance(node.reads, str):
         reads = f"branch of {node.reads}"
     elif node.reads is not None:
         argument, owner = node.reads.argument, node.reads.module
         what = f"argument {argument}" if isinstance(argument, int) else argument
         reads = f"{what} of {'its module' if owner is None else owner or 'the model'}"
-    through = f" through {node.through}" if isinstance(node, Site) and node.through is not None else ""
-    return Part(
-        name=node.name,
-        kind="site" if site else "stem",
-        module=node.module if isinstance(node, Site) else "",
-        reads=reads + through,
-        features=f"{'x'.join(map(str, node.shape_in))} -> {'x'.join(map(str, node.shape_out))}",
-        branch=" ".join(type(m).__name__ for m in branch.modules() if not list(m.children())),
-        parameters=sum(p.numel() for p in branch.parameters()),
-    )
+    return {
+        "name": node.name,
+        "kind": "site" if site else "stem",
+        "module": site.module if site else "",
+        "reads": reads + (f" through {site.through}" if site and site.through else ""),
+        "features": f"{'x'.join(map(str, node.shape_in))} -> {'x'.join(map(str, node.shape_out))}",
+        "branch": " ".join(type(m).__name__ for m in branch.modules() if not list(m.children())),
+        "parameters": sum(p.numel() for p in branch.parameters()),
+    }
