@@ -25,7 +25,7 @@ def __getattr__(name: str) -> object:
 
 
 def _find_moved(name: str, former: str) -> object:
-    """Return an object that could be imported from the module ``former`` in version 0.1.0, with a DeprecationWarning."""
+    """Return an object that was in the module ``former`` in version 0.1.0, and warn that it has moved."""
     import importlib
     import warnings
 

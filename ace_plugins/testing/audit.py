@@ -92,15 +92,13 @@ def audit(
         found = audit(model, (z, pos))
         print(found.verdict, [layer.name for layer in found.culprits])
 
-    A copy of the model is audited, in float64 and eval mode where possible; the model itself stays unchanged. A
-    function runs unchanged; only its batch is converted to float64, if the function accepts float64.
+    A copy of the model is audited, in float64 and eval mode where possible; the model itself stays unchanged.
 
     The error of the whole model is exact for this batch. A layer is tested with the action in ``Site.acts`` where the
-    adapter gives it. Without a known action, the test is that all rows of the layer's output are transformed by one
-    orthogonal matrix, or shifted by one vector. A layer with features in a basis that is not orthonormal fails this
-    test, so layers are blamed only if the whole model is broken. A layer that swaps x and y passes the test; then a
-    later layer or the model (name "") is blamed. A layer after the first culprit is blamed only if its output has a
-    hundred times the error of its input: fix the first culprit, then audit again.
+    adapter gives it. Otherwise the test is that all rows of the layer's output are transformed by one orthogonal
+    matrix, or shifted by one vector. This test can blame a layer wrongly if its features have a basis that is not
+    orthonormal, so layers are blamed only if the whole model is broken. It misses a layer that swaps x and y; then a
+    later layer or the model (name "") is blamed. Fix the first culprit, then audit again.
 
     Args:
         fn_or_model: A model, attached or not, or a function, for example preprocessing and model together.
@@ -121,16 +119,14 @@ def audit(
         AdapterError: No adapter claims the model and ``action`` is missing.
     """
     is_model = isinstance(fn_or_model, nn.Module)
-    if not is_model and not callable(fn_or_model):
-        raise ConfigError(f"audit: expected a model or a function, found {type(fn_or_model).__name__}")
+    if not is_model and not (callable(fn_or_model) and action is not None):
+        found = type(fn_or_model).__name__
+        raise ConfigError(f"audit: expected a model, or a function and action=GroupAction(...), found {found}")
     model = unwrap(fn_or_model) if isinstance(fn_or_model, nn.Module) else _Function(fn_or_model)
     sites: Iterable[Any] = ()
     if action is None:
-        if not is_model:
-            raise ConfigError("audit: expected action=GroupAction(...) for a function; adapters claim models only")
-        ace, plugin = find(model), adapter_of(model)
-        action = plugin.action(model)
-        sites = ace.sites if ace is not None else plugin.call("ace_layers", model=model)
+        plugin = adapter_of(model)
+        action, sites = plugin.action(model), plugin.call("ace_layers", model=model)
     if not isinstance(action, GroupAction):
         raise ConfigError(f"action: expected a GroupAction, found {type(action).__name__}")
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
@@ -139,16 +135,14 @@ def audit(
             error = measure(judged, action, batch, samples=samples, seed=seed)
             dtype = torch.float64 if not as_given else _output_dtype(judged, action, batch, seed)
             floor = FLOOR.get(dtype, 0.1)
-            found: list[LayerSymmetry] = []
+            judgements: list[LayerSymmetry] = []
             if layers and is_model:
                 # Branches are not meant to be equivariant; the modules that they add to are tested instead.
                 skip = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
-                known = _features(judged, sites)
-                found = measure_layers(
-                    judged, action, batch, samples=samples, seed=seed, floor=floor, features=known, skip=skip
-                )
+                options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor, "skip": skip}
+                judgements = measure_layers(judged, action, batch, features=_features(judged, sites), **options)
     uncovered = tuple(_find_uncovered(judged, action, batch))
-    precision, blamed = str(dtype).removeprefix("torch."), _blame(found, error.relative, floor)
+    precision, blamed = str(dtype).removeprefix("torch."), _blame(judgements, error.relative, floor)
     return Audit(error, precision, as_given, uncovered, blamed, floor)
 
 
@@ -240,9 +234,7 @@ def audit_example(
     checkpoint: Path | None = None,
     trust: bool = False,
     branches_on: bool | None = None,
-    samples: int = 8,
     average: int | None = None,
-    seed: int = 0,
 ) -> ExampleAudit:
     """Audit an adapter's example, with the weights of a checkpoint if one is given.
 
@@ -252,12 +244,12 @@ def audit_example(
     if trust:
         REPAIRS.make_importable()
     content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
-    kit = Kit(name, seed, checkout)
+    kit = Kit(name, checkout=checkout)
     if isinstance(content, nn.Module):
         model = content
         if registry().find_adapter(model) is not kit.plugin:
             raise AdapterError(f"adapter {name!r} does not claim {class_path(type(model))}: choose another adapter")
-        example = kit.plugin.example(seed, model)
+        example = kit.plugin.example(kit.seed, model)
     else:
         model, example = kit.attached()
         if checkpoint is not None:
@@ -265,10 +257,10 @@ def audit_example(
     model.eval()
     batch, ace, mean = Call(example.args, example.kwargs), find(model), None
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
-        found = audit(model, batch, samples=samples, seed=seed)
+        found = audit(model, batch)
         if average is not None:
             smooth = averaged(model, average)
-            mean = average, audit(smooth, batch, smooth.action, samples=samples, seed=seed, layers=False).error
+            mean = average, audit(smooth, batch, smooth.action, layers=False).error
         return ExampleAudit(
             adapter=kit.plugin.name,
             upstream=kit.upstream,

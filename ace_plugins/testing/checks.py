@@ -366,7 +366,7 @@ def check_upstream_is_symmetric(kit: Kit) -> None:
 
 def check_frames_leave_upstream(kit: Kit) -> None:
     """The model without branches gives the same output if random frames transform its input and output."""
-    kit.needs("ace_group_action")
+    kit.needs_action()
     plain = kit.example()
     model, example = kit.attached(gamma=0.0, mode="strict", frames="on")
     expected, found = (
@@ -389,7 +389,7 @@ def check_branches_break_the_symmetry(kit: Kit) -> None:
 
 def _measure(kit: Kit, gamma: float) -> tuple[EquivarianceError, torch.dtype]:
     """Return the equivariance error at this gamma, and its precision: float64 if upstream can compute in float64."""
-    kit.needs("ace_group_action")
+    kit.needs_action()
     model, example = kit.attached(gamma=gamma)
     batch, not_double = Call(example.args, example.kwargs), "the example needs float32"
     if not example.single:

@@ -93,10 +93,8 @@ class Kit:
     @property
     def upstream(self) -> str:
         """Upstream's title, with the commit of a checkout."""
-        upstream = self.plugin.patches
-        if self.root is None or upstream.checkout is None:
-            return upstream.title
-        return f"{upstream.title} {read_layout(self.root, upstream.checkout)}"
+        title, checkout = self.plugin.patches.title, self.plugin.patches.checkout
+        return title if self.root is None or checkout is None else f"{title} {read_layout(self.root, checkout)}"
 
     def nodes(self, model: nn.Module) -> Sequence[Node]:
         """Return the sites and stems that the adapter names for this model."""
@@ -113,10 +111,10 @@ class Kit:
                 model.ace.gamma.fill_(gamma)
         return model, example
 
-    def needs(self, hook: str) -> None:
-        """Raise `NotApplicable` if the adapter does not implement a hook."""
-        if not self.plugin.has(hook):
-            raise NotApplicable(f"adapter {self.plugin.name!r} does not implement {hook}")
+    def needs_action(self) -> None:
+        """Raise `NotApplicable` if the adapter does not implement ace_group_action."""
+        if not self.plugin.has("ace_group_action"):
+            raise NotApplicable(f"adapter {self.plugin.name!r} does not implement ace_group_action")
 
     def call(self, model: nn.Module, example: Example) -> Any:
         """Run a model on a copy of an example's batch, with the same random numbers each time."""
@@ -153,7 +151,7 @@ class Kit:
         return losses
 
     def trained(self) -> tuple[Any, Example]:
-        """Attach a fresh example in mode strict, train it as `train` does, and return the model and the example."""
+        """Attach a fresh example in mode strict and `train` it; return the model and the example."""
         model, example = self.attached(mode="strict")
         self.train(model.train(), example)
         return model, example

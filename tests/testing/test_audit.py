@@ -409,8 +409,8 @@ def test_an_audit_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((3, torch.ones(1)), ConfigError, "expected a model or a function, found int"),
-        ((lambda x: x, torch.ones(1)), ConfigError, "expected action=GroupAction"),
+        ((3, torch.ones(1)), ConfigError, "expected a model, or a function .*found int"),
+        ((lambda x: x, torch.ones(1)), ConfigError, "a function and action=GroupAction.*, found function"),
         ((nn.Identity(), torch.ones(1)), AdapterError, "no adapter claims a model of class"),
         ((nn.Identity(), torch.ones(1), O3), ConfigError, "action: expected a GroupAction, found Euclidean"),
         ((Steps(Mix()), (torch.ones(1), 2), VECTORS), ConfigError, "batch does not fit Steps.forward"),
