@@ -250,12 +250,13 @@ def audit_example(
         if registry().find_adapter(model) is not kit.plugin:
             raise AdapterError(f"adapter {name!r} does not claim {class_path(type(model))}: choose another adapter")
         example = kit.plugin.example(kit.seed, model)
+        batch = Call(example.args, example.kwargs)
     else:
-        model, example = kit.attached()
+        model, batch = kit.attached(), kit.batch
         if checkpoint is not None:
             _load_weights(model, checkpoint, content)
     model.eval()
-    batch, ace, mean = Call(example.args, example.kwargs), find(model), None
+    ace, mean = find(model), None
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
         found = audit(model, batch)
         if average is not None:

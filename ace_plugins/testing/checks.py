@@ -28,7 +28,7 @@ from ..plugins.claims import claims
 from ..plugins.plugin import one_line
 from ..plugins.registry import recognises
 from ..report.status import status
-from ..symmetry.measure import Call, EquivarianceError, compare_orders, evaluate
+from ..symmetry.measure import EquivarianceError, compare_orders, evaluate
 from ..symmetry.parts import iterate_tensors
 from .audit import FLOOR
 from .kit import PLAIN, CheckError, Kit, NotApplicable, different, node_field, outputs_of, refuse, require, same, shapes
@@ -70,7 +70,7 @@ def check_hooks_answer(kit: Kit) -> None:
 
 def check_example_is_claimed(kit: Kit) -> None:
     """The example's model is one that this adapter claims."""
-    model, upstream = kit.example().model, kit.plugin.patches
+    model, upstream = kit.plain(), kit.plugin.patches
     expected = ", ".join(upstream.models) or "a model it recognises"
     reason = f"the example is a {class_path(type(model))}, which the adapter does not claim: expected {expected}"
     look_at = "ace_upstream, models" if upstream.models else "ace_upstream, recognises"
@@ -93,7 +93,7 @@ def check_example_repeats(kit: Kit) -> None:
 
 def check_sites_are_named_for_people(kit: Kit) -> None:
     """Names of sites and stems are unique and printable, and every stem is read by another node."""
-    nodes = kit.nodes(kit.example().model)
+    nodes = kit.nodes(kit.plain())
     names = [node.name for node in nodes]
     used = {node.reads for node in nodes} | {node.through for node in nodes if isinstance(node, Site)}
     for node in nodes:
@@ -105,9 +105,9 @@ def check_sites_are_named_for_people(kit: Kit) -> None:
 
 def check_sites_fit_the_forward(kit: Kit) -> None:
     """Every site's module is called in the forward pass, with the inputs, outputs and shapes that the site names."""
-    model, example = kit.attached()
+    model = kit.attached()
     with outputs_of(model.train(), model.ace.sites) as seen:
-        kit.call(model, example)  # raises an error if inputs, outputs or shapes do not fit
+        kit.call(model)  # raises an error if inputs, outputs or shapes do not fit
     for site in model.ace.sites:
         reason = f"site {site.name!r}: {site.module} is not called in the example's forward pass"
         require(site.name in seen, reason, node_field(site, "module"))
@@ -115,11 +115,11 @@ def check_sites_fit_the_forward(kit: Kit) -> None:
 
 def check_attach_moves_no_random_numbers(kit: Kit) -> None:
     """A script that sets its seed draws the same random numbers with ACE and without."""
-    example = kit.example()
+    model = kit.plain()
     torch.manual_seed(kit.seed)
     before = torch.random.get_rng_state()
     for mode in ("off", "strict"):  # the other modes call the same hooks as strict
-        attach(example.model, kit.plugin.name, **{**PLAIN, "frames": "auto", "mode": mode})
+        attach(model, kit.plugin.name, **{**PLAIN, "frames": "auto", "mode": mode})
         unmoved = torch.equal(before, torch.random.get_rng_state())
         hooks = "random numbers drawn in ace_preset, ace_shims, ace_layers, ace_group_action or ace_script"
         require(unmoved, f"attach advances the global random stream (mode {mode})", hooks)
@@ -127,7 +127,7 @@ def check_attach_moves_no_random_numbers(kit: Kit) -> None:
 
 def check_attach_leaves_the_weights(kit: Kit) -> None:
     """Upstream's parameters and buffers stay the same objects with the same values, and none are added."""
-    model = kit.example().model
+    model = kit.plain()
     held, before = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
     attach(model, kit.plugin.name, **PLAIN)
     after = {name: value for name, value in model.state_dict().items() if not name.startswith("ace.")}
@@ -139,14 +139,14 @@ def check_attach_leaves_the_weights(kit: Kit) -> None:
 
 def check_attach_repeats(kit: Kit) -> None:
     """The same seed gives the same branches."""
-    branches = [kit.attached()[0].ace.branches.state_dict() for _ in range(2)]
+    branches = [kit.attached().ace.branches.state_dict() for _ in range(2)]
     look_at = "ace_branch: draw from torch's global random stream"
     refuse(different(*branches), "the same seed gives different branches: {}", look_at)
 
 
 def check_branches_are_their_own(kit: Kit) -> None:
     """No branch shares a parameter with upstream or with another branch."""
-    model, _ = kit.attached()
+    model = kit.attached()
     owners = {id(p): name for name, p in model.named_parameters() if not name.startswith("ace.")}
     for name in model.ace.nodes:
         for weight, parameter in model.ace.branch(name).named_parameters():
@@ -157,7 +157,7 @@ def check_branches_are_their_own(kit: Kit) -> None:
 
 def check_gamma_zero_is_upstream(kit: Kit) -> None:
     """With gamma = 0 the model gives upstream's output bit for bit, in train and eval mode."""
-    model, _ = kit.attached(gamma=0.0)
+    model = kit.attached(gamma=0.0)
     look_at = "ace_branch: writes to its input, or values that are not finite; ace_layers: changes to the model"
     for training in (True, False):
         reason = f"gamma = 0 does not give upstream's output bit for bit (training={training})"
@@ -167,13 +167,12 @@ def check_gamma_zero_is_upstream(kit: Kit) -> None:
 
 def _require_upstream(kit: Kit, model: Any, reason: str, look_at: str) -> None:
     """Require that a model gives the output of plain upstream. An error names the first site with another output."""
-    plain = kit.example()
-    plain.model.train(model.training)
-    if not same(kit.run(plain.model, plain), kit.run(model, plain)):
+    plain = kit.plain().train(model.training)
+    if not same(kit.run(plain), kit.run(model)):
         seen = []
-        for each in (plain.model, model):
+        for each in (plain, model):
             with outputs_of(each, model.ace.sites) as found:
-                kit.call(each, plain)
+                kit.call(each)
             seen.append(found)
         first = "".join(f" (first at site {name!r})" for name in different(*seen)[:1])
         raise CheckError(reason + first, look_at)
@@ -182,38 +181,37 @@ def _require_upstream(kit: Kit, model: Any, reason: str, look_at: str) -> None:
 def check_eval_is_upstream(kit: Kit) -> None:
     """In modes strict and auto, ``model.eval()`` gives upstream's output, unless mode auto has kept a branch."""
     for mode in ("strict", "auto"):
-        model, _ = kit.attached(mode=mode, loop="paced")
+        model = kit.attached(mode=mode, loop="paced")
         _require_upstream(kit, model.eval(), f"{mode}: model.eval() does not give upstream's output", CHANGES)
 
 
 def check_eval_keeps_the_branches(kit: Kit) -> None:
     """In resilient mode ``model.eval()`` includes the branches, because they stay in the final model."""
-    plain = kit.example()
-    model, example = kit.attached(mode="resilient", spectral_norm=True, gamma_init=1.0)
-    changed = not same(kit.run(plain.model.eval(), plain), kit.run(model.eval(), example))
+    model = kit.attached(mode="resilient", spectral_norm=True, gamma_init=1.0)
+    changed = not same(kit.run(kit.plain().eval()), kit.run(model.eval()))
     look_at = "ace_layers, module and output of the sites; ace_branch"
     require(changed, "resilient: model.eval() gives upstream's output: no branch has an effect", look_at)
 
 
 def check_off_is_upstream(kit: Kit) -> None:
     """In mode off the model has the losses and the state_dict keys and shapes of plain upstream."""
-    plain, off = kit.example(), kit.example()
+    plain, off = kit.plain(), kit.plain()
     torch.manual_seed(kit.seed)
-    expected = kit.train(plain.model, plain)
+    expected = kit.train(plain)
     torch.manual_seed(kit.seed)
-    attach(off.model, kit.plugin.name, mode="off")
-    losses, look_at = kit.train(off.model, off), "ace_shims and ace_preset: side effects"
+    attach(off, kit.plugin.name, mode="off")
+    losses, look_at = kit.train(off), "ace_shims and ace_preset: side effects"
     require(losses == expected, f"mode off trains with losses {losses}, upstream with {expected}", look_at)
-    fits = shapes(off.model) == shapes(plain.model)
+    fits = shapes(off) == shapes(plain)
     require(fits, "mode off changes the keys or shapes of the state_dict", look_at)
 
 
 def check_every_site_learns(kit: Kit) -> None:
     """Every gamma gets a finite, non-zero gradient."""
-    # In mode auto, only the samples of the example that judge would give gamma a gradient.
-    model, example = kit.attached(mode="strict", gamma_init=1.0)
+    # In mode auto, only some of the samples give gamma a gradient.
+    model = kit.attached(mode="strict", gamma_init=1.0)
     with outputs_of(model.train(), model.ace.sites) as seen:
-        kit.backward(model, example)
+        torch.autograd.backward(kit.loss(model))
     pulls = torch.zeros_like(model.ace.gamma) if model.ace.gamma.grad is None else model.ace.gamma.grad
     gradients = list(zip(model.ace.sites, pulls.tolist(), strict=True))
     if silent := [site for site, gradient in gradients if gradient == 0]:
@@ -228,8 +226,8 @@ def check_every_site_learns(kit: Kit) -> None:
 
 def check_every_branch_learns(kit: Kit) -> None:
     """Every trainable parameter of every branch gets a gradient."""
-    model, example = kit.attached(mode="strict", gamma_init=1.0)
-    kit.backward(model.train(), example)
+    model = kit.attached(mode="strict", gamma_init=1.0)
+    torch.autograd.backward(kit.loss(model.train()))
     for name in model.ace.nodes:
         parameters = model.ace.branch(name).named_parameters()
         unused = [weight for weight, p in parameters if p.requires_grad and p.grad is None]
@@ -251,10 +249,10 @@ def check_samples_judge_or_train(kit: Kit) -> None:
 
 def _backward_in_auto(kit: Kit, holdout: float) -> Ace:
     """Compute the gradients in mode auto if this share of the samples judges gamma, and return the model's ACE."""
-    model, example = kit.attached(mode="auto", loop="paced")
+    model = kit.attached(mode="auto", loop="paced")
     ace: Ace = model.ace
     ace.duals.evidence.holdout = holdout
-    kit.backward(model.train(), example)
+    torch.autograd.backward(kit.loss(model.train()))
     return ace
 
 
@@ -262,13 +260,13 @@ def check_training_moves_the_duals(kit: Kit) -> None:
     """Three optimizer steps cause three dual steps, which change gamma and lambda of every site."""
     for mode in ("strict", "bounded", "resilient"):
         settings = {"loop": "paper", "dual_lr": 0.01, "gamma_init": 1.0, "spectral_norm": mode != "strict"}
-        model, example = kit.attached(mode=mode, **settings)
-        kit.train(model.train(), example)
+        model = kit.attached(mode=mode, **settings)
+        kit.train(model.train())
         now = status(model)
         require(now.steps == 3, f"{mode}: {now.steps} dual steps after 3 optimizer steps", "ace_example: its model")
         for site in now.sites:
             if site.gamma == 1.0 or site.lambda_ == 0 or not math.isfinite(site.gamma + site.lambda_):
-                finite = torch.isfinite(kit.loss(model, example))
+                finite = torch.isfinite(kit.loss(model))
                 why = "expected both to change" if finite else "the loss is not finite"
                 node = node_field(model.ace.nodes[site.name], "module and output")
                 raise CheckError(
@@ -279,12 +277,12 @@ def check_training_moves_the_duals(kit: Kit) -> None:
 
 def check_project_gives_upstream_back(kit: Kit) -> None:
     """`project` turns the model into f_eq, with upstream's state_dict keys and without ACE's hooks."""
-    model, example = kit.trained()
-    expected = kit.run(model.eval(), example)
+    model = kit.trained()
+    expected = kit.run(model.eval())
     project(model)
-    left = sorted(shapes(model).items() ^ shapes(kit.example().model).items())
+    left = sorted(shapes(model).items() ^ shapes(kit.plain()).items())
     refuse([name for name, _ in left], "project leaves other keys or shapes: {}", ADDS)
-    require(same(expected, kit.run(model, example)), "project changes f_eq", CHANGES)
+    require(same(expected, kit.run(model)), "project changes f_eq", CHANGES)
     hooks = [(name, hook) for name, module in model.named_modules() for hook in module._forward_hooks.values()]
     hooked = [name for name, hook in hooks if type(hook).__module__.startswith("ace_plugins.")]
     refuse(hooked, "project leaves hooks on {}", "ace_layers: modules that the model contains twice")
@@ -292,17 +290,17 @@ def check_project_gives_upstream_back(kit: Kit) -> None:
 
 def check_copies_are_independent(kit: Kit) -> None:
     """`copy.deepcopy` and `pickle` give a model with the same outputs, whose training does not change the original."""
-    model, example = kit.attached()
-    for how in ("deepcopy", "pickle") if _pickles(kit.example().model) else ("deepcopy",):
+    model = kit.attached()
+    for how in ("deepcopy", "pickle") if _pickles(kit.plain()) else ("deepcopy",):
         try:
             twin = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
         except Exception as error:
             look_at = "ace_branch and Site.acts: define classes at module level, without lambdas"
             raise CheckError(f"a {how} of the model fails: {one_line(error)}", look_at) from error
         before = copy.deepcopy(model.state_dict())
-        outputs = [kit.run(copy.deepcopy(each).train(), example) for each in (model, twin)]
+        outputs = [kit.run(copy.deepcopy(each).train()) for each in (model, twin)]
         require(same(*outputs), f"a {how} of the model gives different outputs", STATE)
-        kit.train(twin.train(), example)
+        kit.train(twin.train())
         require(status(twin).steps == 3, f"a {how} of the model trains without dual steps", STATE)
         refuse(different(before, model.state_dict()), f"training a {how} changes the original: {{}}", STATE)
 
@@ -317,31 +315,31 @@ def _pickles(model: nn.Module) -> bool:
 
 def check_checkpoints_resume(kit: Kit) -> None:
     """Loading a state_dict restores gamma, lambda, the slack u and the branches."""
-    model, example = kit.trained()
-    again, _ = kit.attached(mode="strict")
+    model = kit.trained()
+    again = kit.attached(mode="strict")
     again.load_state_dict(_save_and_load(model))
     restored = status(again) == status(model)
     require(restored, "a checkpoint does not restore gamma, lambda and u", "ace_example: the model's state_dict")
     with use_branches(model, True), use_branches(again, True):
-        outputs = [kit.run(each.eval(), example) for each in (model, again)]
+        outputs = [kit.run(each.eval()) for each in (model, again)]
     state = "ace_branch: state that is neither a parameter nor a buffer"
     require(same(*outputs), "a resumed model gives different outputs with its branches on", state)
 
 
 def check_checkpoints_export(kit: Kit) -> None:
     """Exported checkpoints load into plain upstream, and upstream's checkpoints into an attached model."""
-    model, example = kit.trained()
-    plain = kit.example().model
+    model = kit.trained()
+    plain = kit.plain()
     try:
         plain.load_state_dict(export(_save_and_load(model)), strict=True)
     except RuntimeError as error:
         reason = f"upstream does not load an exported checkpoint: {' '.join(str(error).split())}"
         raise CheckError(reason, ADDS) from error
-    expected = kit.run(plain.eval(), example)
-    require(same(expected, kit.run(model.eval(), example)), "an exported checkpoint is not f_eq", CHANGES)
-    fresh, _ = kit.attached(mode="strict")
+    expected = kit.run(plain.eval())
+    require(same(expected, kit.run(model.eval())), "an exported checkpoint is not f_eq", CHANGES)
+    fresh = kit.attached(mode="strict")
     fresh.load_state_dict(plain.state_dict(), strict=True)
-    loads = same(kit.run(fresh.eval(), example), expected)
+    loads = same(kit.run(fresh.eval()), expected)
     require(loads, "an attached model loads upstream's checkpoint incorrectly", CHANGES)
 
 
@@ -367,12 +365,8 @@ def check_upstream_is_symmetric(kit: Kit) -> None:
 def check_frames_leave_upstream(kit: Kit) -> None:
     """The model without branches gives the same output if random frames transform its input and output."""
     kit.needs_action()
-    plain = kit.example()
-    model, example = kit.attached(gamma=0.0, mode="strict", frames="on")
-    expected, found = (
-        model.ace.action.tensors_to_compare(kit.call(side.train(), of))
-        for side, of in ((plain.model, plain), (model, example))
-    )
+    model = kit.attached(gamma=0.0, mode="strict", frames="on")
+    expected, found = (model.ace.action.tensors_to_compare(kit.call(each.train())) for each in (kit.plain(), model))
     for name, tensor in expected.items():
         off = float((found[name] - tensor).detach().norm())
         small = off <= FRAMES * (1e-30 + float(tensor.detach().norm()))
@@ -390,17 +384,16 @@ def check_branches_break_the_symmetry(kit: Kit) -> None:
 def _measure(kit: Kit, gamma: float) -> tuple[EquivarianceError, torch.dtype]:
     """Return the equivariance error at this gamma, and its precision: float64 if upstream can compute in float64."""
     kit.needs_action()
-    model, example = kit.attached(gamma=gamma)
-    batch, not_double = Call(example.args, example.kwargs), "the example needs float32"
-    if not example.single:
+    model = kit.attached(gamma=gamma)
+    batch, not_double = kit.batch, "the example needs float32"
+    if not kit.example.single:
         model, batch, not_double = convert_to_double(model, batch, copied=True)
     return equivariance_error(model, batch, branches_on=True), torch.float32 if not_double else torch.float64
 
 
 def _worst_output(kit: Kit) -> str:
     """Name the output of plain upstream with the largest relative equivariance error."""
-    example = kit.example()
-    model, call = example.model.eval(), (example.args, example.kwargs)
+    model, call = kit.plain().eval(), (kit.batch.args, kit.batch.kwargs)
     action = kit.plugin.action(model)
     element = action.group.sample(torch.Generator().manual_seed(kit.seed))
     output = evaluate(model, *call, kit.seed)

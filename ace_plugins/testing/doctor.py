@@ -19,7 +19,7 @@ from ..output import progress
 from ..patch.shims import has_effect
 from ..plugins.plugin import one_line
 from ..report.status import status
-from ..symmetry.measure import Call, EquivarianceError
+from ..symmetry.measure import EquivarianceError
 from .checks import CHECKS
 from .kit import CheckError, Kit, NotApplicable
 
@@ -136,8 +136,8 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         try:
             errors = []
             for gamma in (0.0, 1.0):
-                model, example = kit.attached(gamma=gamma)
-                errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
+                model = kit.attached(gamma=gamma)
+                errors.append(equivariance_error(model, kit.batch, branches_on=True))
         except Exception as error:  # failed checks, if any, explain the error better
             raise AdapterError("; ".join(problems) or _message(error)) from error
     plugin, now = kit.plugin, status(model)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import sys
 import unittest
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..patch.constructors import attach
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..symmetry.measure import Call
 from ..symmetry.parts import iterate_tensors
 
 PLAIN = {"trace": False, "tell": False, "frames": "off"}
@@ -79,16 +80,23 @@ class Kit:
         REPAIRS.offer_stand_ins(self.plugin)
         REPAIRS.apply(self.plugin, "cpu")  # examples are built on the CPU
         self.seed = seed
-        self._built: Example | None = None
 
+    @functools.cached_property
     def example(self) -> Example:
-        """Return a fresh copy of the adapter's example. It is built only once, because that may take seconds."""
-        if self._built is None:
-            self._built = self.plugin.example(self.seed)
+        """The adapter's example. It is built only once, because that may take seconds."""
+        return self.plugin.example(self.seed)
+
+    @property
+    def batch(self) -> Call:
+        """A copy of the example's batch."""
+        return Call(copy.deepcopy(self.example.args), copy.deepcopy(dict(self.example.kwargs)))
+
+    def plain(self) -> nn.Module:
+        """Return a fresh copy of the example's model, which is plain upstream."""
         try:
-            return copy.deepcopy(self._built)
+            return copy.deepcopy(self.example.model)
         except Exception:  # the check copies_are_independent reports models that cannot be copied
-            return self.plugin.example(self.seed)
+            return self.plugin.example(self.seed).model
 
     @property
     def upstream(self) -> str:
@@ -101,60 +109,57 @@ class Kit:
         found: Sequence[Node] = self.plugin.call("ace_layers", model=model)
         return found
 
-    def attached(self, *, gamma: float | None = None, **config: Any) -> tuple[Any, Example]:
-        """Attach a fresh example with these settings, set gamma if given, and return the model and the example."""
-        example = self.example()
+    def attached(self, *, gamma: float | None = None, **config: Any) -> Any:
+        """Return a fresh model to which ACE is attached with these settings, with its gammas set if given."""
+        plain = self.plain()
         torch.manual_seed(self.seed)
-        model: Any = attach(example.model, self.plugin.name, **{**PLAIN, **config})
+        model: Any = attach(plain, self.plugin.name, **{**PLAIN, **config})
         if gamma is not None:
             with torch.no_grad():
                 model.ace.gamma.fill_(gamma)
-        return model, example
+        return model
 
     def needs_action(self) -> None:
         """Raise `NotApplicable` if the adapter does not implement ace_group_action."""
         if not self.plugin.has("ace_group_action"):
             raise NotApplicable(f"adapter {self.plugin.name!r} does not implement ace_group_action")
 
-    def call(self, model: nn.Module, example: Example) -> Any:
-        """Run a model on a copy of an example's batch, with the same random numbers each time."""
+    def call(self, model: nn.Module) -> Any:
+        """Run a model on the batch, with the same random numbers each time."""
+        batch = self.batch
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
-            return model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs)))
+            return model(*batch.args, **batch.kwargs)
 
-    def run(self, model: nn.Module, example: Example) -> list[Tensor]:
-        """Run a model on an example as `call` does, and return the non-empty floating point tensors of its output."""
-        tensors = (tensor for _, tensor in iterate_tensors(self.call(model, example)))
+    def run(self, model: nn.Module) -> list[Tensor]:
+        """Run a model on the batch, and return the non-empty floating point tensors of its output."""
+        tensors = (tensor for _, tensor in iterate_tensors(self.call(model)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
             raise AdapterError(f"adapter {self.plugin.name!r}: its example has no floating point output")
         return found
 
-    def loss(self, model: nn.Module, example: Example) -> Tensor:
-        """Return the loss of a model on an example: the mean squared distance from 1, summed over `run`'s tensors."""
-        return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
+    def loss(self, model: nn.Module) -> Tensor:
+        """Return the loss of a model: the mean squared distance from 1, summed over the tensors of its output."""
+        return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model)]).sum()
 
-    def backward(self, model: nn.Module, example: Example) -> float:
-        """Compute the gradients of the loss, and return the loss."""
-        loss = self.loss(model, example)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.item()
-
-    def train(self, model: nn.Module, example: Example) -> list[float]:
-        """Train a model on an example's batch with three steps of Adam, and return the loss before each step."""
+    def train(self, model: nn.Module) -> list[float]:
+        """Train a model on the batch with three steps of Adam, and return the loss before each step."""
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         losses = []
         for _ in range(3):
             optimizer.zero_grad()
-            losses.append(self.backward(model, example))
+            loss = self.loss(model)
+            torch.autograd.backward(loss)
             optimizer.step()
+            losses.append(loss.item())
         return losses
 
-    def trained(self) -> tuple[Any, Example]:
-        """Attach a fresh example in mode strict and `train` it; return the model and the example."""
-        model, example = self.attached(mode="strict")
-        self.train(model.train(), example)
-        return model, example
+    def trained(self) -> Any:
+        """Return a model that was attached in mode strict and then trained."""
+        model = self.attached(mode="strict")
+        self.train(model.train())
+        return model
 
 
 def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
@@ -183,7 +188,7 @@ def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Te
 
     with ExitStack() as hooks:
         for site in sites:
-            hooks.enter_context(model.get_submodule(site.module).register_forward_hook(partial(keep, site)))
+            hooks.enter_context(model.get_submodule(site.module).register_forward_hook(functools.partial(keep, site)))
         yield found
 
 

@@ -221,7 +221,7 @@ def test_audit(folder: Path, call: Any) -> None:
 
 
 def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
-    model = Kit("schnet").attached()[0]
+    model = Kit("schnet").attached()
     with torch.no_grad():
         model.ace.gamma.zero_()
         model.ace.gamma[3] = 0.5
