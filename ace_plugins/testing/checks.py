@@ -21,7 +21,6 @@ from ..contract.upstreams import class_path
 from ..engine.attach import project
 from ..engine.checkpoint import export
 from ..engine.measure import convert_to_double, equivariance_error, use_branches
-from ..engine.state import Ace
 from ..errors import AceWarning
 from ..patch.constructors import attach
 from ..plugins.claims import claims
@@ -159,9 +158,9 @@ def check_gamma_zero_is_upstream(kit: Kit) -> None:
     """With gamma = 0 the model gives upstream's output bit for bit, in train and eval mode."""
     model = kit.attached(gamma=0.0)
     look_at = "ace_branch: writes to its input, or values that are not finite; ace_layers: changes to the model"
-    for training in (True, False):
-        reason = f"gamma = 0 does not give upstream's output bit for bit (training={training})"
-        with use_branches(model, True):
+    with use_branches(model, True):
+        for training in (True, False):
+            reason = f"gamma = 0 does not give upstream's output bit for bit (training={training})"
             _require_upstream(kit, model.train(training), reason, look_at)
 
 
@@ -247,13 +246,12 @@ def check_samples_judge_or_train(kit: Kit) -> None:
         refuse(trained, f"samples that judge gamma train {{}} in the branch of {name!r}", look_at)
 
 
-def _backward_in_auto(kit: Kit, holdout: float) -> Ace:
-    """Compute the gradients in mode auto if this share of the samples judges gamma, and return the model's ACE."""
+def _backward_in_auto(kit: Kit, holdout: float) -> Any:
+    """Compute gradients in mode auto, with this share of the samples judging gamma, and return ``model.ace``."""
     model = kit.attached(mode="auto", loop="paced")
-    ace: Ace = model.ace
-    ace.duals.evidence.holdout = holdout
+    model.ace.duals.evidence.holdout = holdout
     torch.autograd.backward(kit.loss(model.train()))
-    return ace
+    return model.ace
 
 
 def check_training_moves_the_duals(kit: Kit) -> None:
@@ -266,13 +264,11 @@ def check_training_moves_the_duals(kit: Kit) -> None:
         require(now.steps == 3, f"{mode}: {now.steps} dual steps after 3 optimizer steps", "ace_example: its model")
         for site in now.sites:
             if site.gamma == 1.0 or site.lambda_ == 0 or not math.isfinite(site.gamma + site.lambda_):
+                found = f"{mode}: after 3 steps gamma of {site.name!r} is {site.gamma} and lambda {site.lambda_}"
                 finite = torch.isfinite(kit.loss(model))
-                why = "expected both to change" if finite else "the loss is not finite"
+                require(finite, f"{found}: the loss is not finite", f"ace_branch, site {site.name!r}")
                 node = node_field(model.ace.nodes[site.name], "module and output")
-                raise CheckError(
-                    f"{mode}: after 3 steps gamma of {site.name!r} is {site.gamma} and lambda {site.lambda_}: {why}",
-                    node if finite else f"ace_branch, site {site.name!r}",
-                )
+                raise CheckError(f"{found}: expected both to change", node)
 
 
 def check_project_gives_upstream_back(kit: Kit) -> None:
@@ -355,11 +351,10 @@ def check_upstream_is_symmetric(kit: Kit) -> None:
     """At gamma = 0 the example is equivariant under the action that ``ace_group_action`` returns."""
     found, dtype = _measure(kit, 0.0)
     if not found.relative < FLOOR[dtype]:
-        raise CheckError(
-            f"at gamma = 0 the relative equivariance error under {found.group} is {found.relative:.3g}, expected below "
-            f"{FLOOR[dtype]:g}; {_worst_output(kit)} has the largest error",
-            "ace_group_action: the group, the inputs (arguments without an action stay unchanged) and the outputs",
-        )
+        measured = f"relative equivariance error under {found.group} is {found.relative:.3g}"
+        reason = f"at gamma = 0 the {measured}, expected below {FLOOR[dtype]:g}; {_worst_output(kit)} has the largest"
+        look_at = "ace_group_action: the group, the inputs (arguments without an action stay unchanged) and the outputs"
+        raise CheckError(f"{reason} error", look_at)
 
 
 def check_frames_leave_upstream(kit: Kit) -> None:
