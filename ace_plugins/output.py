@@ -93,7 +93,7 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
 
 
 def check_picture(path: Path, install: str = "run pip install matplotlib") -> None:
-    """Check that a picture can be drawn, before the work whose results it shows.
+    """Check that a picture can be drawn. Call this before a long computation, not after it.
 
     Args:
         path: File of the picture: .png, .pdf or .svg.

@@ -182,7 +182,7 @@ def _blame(layers: list[LayerSymmetry], relative: float, floor: float) -> tuple[
     The first call is that of the model itself. Its estimated error is replaced by the measured one.
     """
     least = max(SINGLE, floor) if relative > SINGLE else floor
-    broken = relative > floor
+    broken = not relative <= floor  # also true for nan
     found = [replace(each, begins=broken and each.begins and (each.after or 0.0) > least) for each in layers]
     if found and not found[0].name:
         whole = found[0]
@@ -215,7 +215,7 @@ class ExampleAudit:
     branches: bool
     """True if the branches were on."""
     sites: dict[str, str]
-    """Mapping from the name of each site to the submodule whose output its branch adds to."""
+    """Mapping from the name of each site to the submodule to whose output the branch is added."""
     found: Audit
     averaged: tuple[int, EquivarianceError] | None
     """Number of random frames that the output was averaged over, and the error of this average; None if it was not."""

@@ -257,8 +257,7 @@ def _backward_in_auto(kit: Kit, holdout: float) -> Any:
 def check_training_moves_the_duals(kit: Kit) -> None:
     """Three optimizer steps cause three dual steps, which change gamma and lambda of every site."""
     for mode in ("strict", "bounded", "resilient"):
-        settings = {"loop": "paper", "dual_lr": 0.01, "gamma_init": 1.0, "spectral_norm": mode != "strict"}
-        model = kit.attached(mode=mode, **settings)
+        model = kit.attached(mode=mode, loop="paper", dual_lr=0.01, gamma_init=1.0, spectral_norm=mode != "strict")
         kit.train(model.train())
         now = status(model)
         require(now.steps == 3, f"{mode}: {now.steps} dual steps after 3 optimizer steps", "ace_example: its model")
