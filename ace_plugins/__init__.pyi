@@ -16,3 +16,5 @@ from .testing.audit import audit as audit
 from .testing.bounds import bounds as bounds
 
 __version__: str
+
+def _find_moved(name: str, former: str) -> object: ...

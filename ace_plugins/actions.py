@@ -1,7 +1,7 @@
 """Deprecated module: groups and actions are now in `ace_plugins.adapter`."""
 
-from ._moved import find_moved
+from . import _find_moved
 
 
 def __getattr__(name: str) -> object:
-    return find_moved(name, __name__)
+    return _find_moved(name, __name__)

@@ -13,7 +13,6 @@ from .contract.upstreams import Script as Script
 from .contract.upstreams import Shim as Shim
 from .contract.upstreams import StandIn as StandIn
 from .contract.upstreams import Upstream as Upstream
-from .demo import finite_or_none as finite_or_none
 from .demo import one_thread as one_thread
 from .demo import print_results as print_results
 from .demo import progress_lines as progress_lines
@@ -29,6 +28,7 @@ from .errors import AdapterError as AdapterError
 from .errors import ConfigError as ConfigError
 from .errors import one_of as one_of
 from .output import check_picture as check_picture
+from .output import finite_or_none as finite_or_none
 from .output import progress as progress
 from .output import publish as publish
 from .output import say as say

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 
 @contextmanager
@@ -43,9 +42,6 @@ def progress_lines(total: int) -> Iterator[Callable[[str], None]]:
     Yields:
         A function to call with one line of text after each step.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda line: click.echo(line, err=True)
@@ -64,8 +60,6 @@ def print_results(table: Table, conclusions: Sequence[str], picture: Path) -> No
         conclusions: Paragraphs of plain text, without rich markup.
         picture: File that the demo has drawn.
     """
-    from rich.console import Console
-
     console = Console()
     console.print(table)
     for sentence in conclusions:
@@ -83,15 +77,3 @@ def style_axes(axes: Any) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """Replace nan and infinity, which JSON does not have, by None.
-
-    Args:
-        value: A number, or None.
-
-    Returns:
-        The value if it is finite, else None.
-    """
-    return value if value is not None and math.isfinite(value) else None

@@ -54,10 +54,6 @@ class AceDeprecationWarning(AceWarning, DeprecationWarning):
     """Warning about a former name that still works. Commands print it; in scripts Python hides it by default."""
 
 
-MANY = 8
-"""If there are more names than this, `one_of` lists only the most similar one."""
-
-
 def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> str:
     """Return the error message for an unknown name, with the most similar known name.
 
@@ -77,7 +73,7 @@ def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> s
     names = sorted(known)
     lower = {name.lower(): name for name in names}
     near = [lower[name] for name in difflib.get_close_matches(str(given).lower(), lower, n=1)]
-    if near and len(names) > MANY:
+    if near and len(names) > 8:  # too many names to list
         return f"unknown {what} {given!r}: did you mean {near[0]!r}?"
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     tail = f"; {do}" if do else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import math
 import os
 import stat
 import sys
@@ -52,9 +53,6 @@ def progress(length: int, label: str) -> Iterator[Callable[[int], None] | None]:
         yield bar.update
 
 
-FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
-
-
 def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], None]) -> None:
     """Write a file atomically: readers see the old file or the complete new one.
 
@@ -89,15 +87,13 @@ def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], 
         finally:
             fresh.unlink(missing_ok=True)
     except OSError as error:
-        do = "make it writable or work on a copy" if error.errno in FORBIDDEN else "fix this and try again"
+        forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
+        do = "make it writable or work on a copy" if forbidden else "fix this and try again"
         raise AceError(f"{path} cannot be written: {error.strerror or error}; {do}") from error
 
 
-FORMATS = (".png", ".pdf", ".svg")
-
-
 def check_picture(path: Path, install: str = "run pip install matplotlib") -> None:
-    """Check that a picture can be drawn, before the work whose results it shows.
+    """Check that a picture can be drawn. Call this before a long computation, not after it.
 
     Args:
         path: File of the picture: .png, .pdf or .svg.
@@ -106,9 +102,21 @@ def check_picture(path: Path, install: str = "run pip install matplotlib") -> No
     Raises:
         ConfigError: The name has another ending, the folder does not exist, or matplotlib is missing.
     """
-    if path.suffix.lower() not in FORMATS:
-        raise ConfigError(f"picture {str(path)!r}: expected a name that ends in {', '.join(FORMATS)}")
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"picture {str(path)!r}: expected a name that ends in .png, .pdf or .svg")
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"picture {str(path)!r}: folder {path.absolute().parent} does not exist")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"picture {str(path)!r}: matplotlib is not installed; {install}")
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """Replace nan and infinity, which JSON does not have, by None.
+
+    Args:
+        value: A number, or None.
+
+    Returns:
+        The value if it is finite, else None.
+    """
+    return value if value is not None and math.isfinite(value) else None

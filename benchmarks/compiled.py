@@ -22,7 +22,7 @@ from torch._dynamo.utils import counters
 from ace_egno.example import mocap_batch, mocap_model
 from ace_plugins import attach, status
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing.examples import make_importable
+from ace_plugins.testing.kit import make_importable
 from ace_schnet.example import paper_model
 from ace_segnn.example import nbody_batch, nbody_model
 

@@ -28,7 +28,7 @@ from timing import evaluation, measure_ratio, training_step
 from ace_egno import example
 from ace_plugins import attach, read_trace
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing.examples import make_importable
+from ace_plugins.testing.kit import make_importable
 
 MINIATURE = Path(__file__).parents[1] / "tests" / "upstreams" / "egno"
 RUNS = {

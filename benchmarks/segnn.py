@@ -21,7 +21,7 @@ from timing import Timed, evaluation, measure_in_turns, measure_ratio, training_
 
 from ace_plugins import attach
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing.examples import make_importable
+from ace_plugins.testing.kit import make_importable
 from ace_segnn.data import nbody
 from ace_segnn.example import nbody_batch, nbody_model
 

@@ -26,7 +26,7 @@ from timing import Timed, evaluation, measure_ratio, training_step
 from ace_plugins import attach
 from ace_plugins.patch.shims import REPAIRS
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing.examples import make_importable
+from ace_plugins.testing.kit import make_importable
 from ace_vn_dgcnn.data import shapes
 from ace_vn_dgcnn.example import shapes_model
 

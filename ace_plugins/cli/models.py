@@ -45,10 +45,10 @@ def _print_diagnosis(found: Diagnosis) -> None:
     for requirement in found.requires:
         click.echo(f"  requires {requirement}")
     headers = ["name", "module", "reads", "features", "branch", "parameters"]
-    rows = [[p.name, p.module, p.reads, p.features, p.branch, f"{p.parameters:,}"] for p in found.parts]
+    rows = [[*(part[key] for key in headers[:-1]), f"{part['parameters']:,}"] for part in found.parts]
     open_console().print(render_table(TableData(headers, rows, numbers=["parameters"])), soft_wrap=False)
     before, after = found.parameters_before, found.parameters_after
-    sites = sum(part.kind == "site" for part in found.parts)
+    sites = sum(part["kind"] == "site" for part in found.parts)
     click.echo(f"parameters: {before:,} before, {after:,} after ({after - before:,} in branches and {sites} gammas)")
     for gamma, error in ((0, found.error_at_0), (1, found.error_at_1)):
         click.echo(f"equivariance error under {error.group} at gamma = {gamma}: {_format_error(error)}")
@@ -56,7 +56,7 @@ def _print_diagnosis(found: Diagnosis) -> None:
         values = ", ".join(f"{key}={value}" for key, value in settings.items())
         click.echo(f"preset {name}{' (default)' if name == FIT else ''}: {values}")
     for shim in found.shims:
-        click.echo(f"shim {shim.name}: {'applied' if shim.applied else 'not needed'} ({shim.reason})")
+        click.echo(f"shim {shim['name']}: {'applied' if shim['applied'] else 'not needed'} ({shim['reason']})")
     for problem in found.problems:
         click.echo(f"{click.style('not healthy', fg='red')}: {problem}")
     for check, reason in found.skipped.items():
@@ -76,7 +76,11 @@ def _format_error(error: EquivarianceError, more: str = "") -> str:
 @TRUST
 @click.option("--branches", type=click.Choice(["on", "off"]), help="Branches on or off.  [default: as in model.eval()]")
 @click.option(
-    "--averaged", "average", type=int, metavar="N", help="Also measure the error of the mean over N random frames."
+    "--averaged",
+    "average",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also measure the error of the mean over N random frames.",
 )
 @click.option("--all", "every", is_flag=True, help="Show every submodule, not only those down to the sites.")
 @as_json

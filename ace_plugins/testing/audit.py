@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,8 @@ from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import select_output
 from ..engine.measure import adapter_of, averaged, convert_to_double, hide_from_budget, use_branches
 from ..engine.state import Ace, find, find_argument, unwrap
-from ..errors import AceError, AceWarning, AdapterError, CheckpointError, ConfigError
+from ..errors import AceWarning, AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
-from ..plugins.plugin import one_line
 from ..plugins.registry import registry
 from ..symmetry.actions import GroupAction
 from ..symmetry.layers import Features, LayerSymmetry, measure_layers
@@ -32,9 +31,9 @@ from ..symmetry.parts import iterate_tensors, positional_names
 from .kit import Kit
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Largest relative error that counts as rounding, for each floating point type; 0.1 for types that are not listed."""
+"""Largest relative error that is due to rounding, for each floating point type; 0.1 for all other types."""
 SINGLE = 1e-4
-"""Largest relative error that float32 constants or casts inside a float64 model can explain."""
+"""Largest relative error that float32 constants or casts inside a float64 model can cause."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Audit:
 
     error: EquivarianceError
     precision: str
-    """Precision of the computation: "float64", or the model's type if it cannot be converted."""
+    """Precision of the computation: "float64", or the type of the outputs if the model cannot compute in float64."""
     as_given: str
     """Why the model and the batch were not converted to float64; "" if they were."""
     uncovered: tuple[str, ...]
@@ -51,12 +50,7 @@ class Audit:
     layers: tuple[LayerSymmetry, ...]
     """Every call of a submodule, in the order in which the calls start; empty if a function was audited."""
     floor: float
-    """Largest relative error due to rounding in this precision."""
-
-    @property
-    def absolute(self) -> float:
-        """Absolute error of the whole model."""
-        return self.error.absolute
+    """Relative errors up to this value are due to rounding."""
 
     @property
     def relative(self) -> float:
@@ -73,10 +67,7 @@ class Audit:
     @property
     def culprits(self) -> tuple[LayerSymmetry, ...]:
         """Layers in which the error starts, in the order of the forward pass; empty for a symmetric model."""
-        if self.verdict == "symmetric":
-            return ()
-        least = self.floor if self.verdict != "broken" else max(SINGLE, self.floor)
-        return tuple(layer for layer in self.layers if layer.begins and layer.after is not None and layer.after > least)
+        return tuple(layer for layer in self.layers if layer.begins)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as a dict for JSON; errors that are not finite become None."""
@@ -101,15 +92,13 @@ def audit(
         found = audit(model, (z, pos))
         print(found.verdict, [layer.name for layer in found.culprits])
 
-    A copy of the model is audited, in float64 and eval mode where possible; the model itself stays unchanged. A
-    function runs unchanged; only its batch is converted to float64, if the function accepts float64.
+    A copy of the model is audited, in float64 and eval mode where possible; the model itself stays unchanged.
 
     The error of the whole model is exact for this batch. A layer is tested with the action in ``Site.acts`` where the
-    adapter gives it. Without a known action, the test is that all rows of the layer's output are transformed by one
-    orthogonal matrix, or shifted by one vector. A layer with features in a basis that is not orthonormal fails this
-    test, so layers are blamed only if the whole model is broken. A layer that swaps x and y passes the test; then a
-    later layer or the model (name "") is blamed. A layer after the first culprit is blamed only if its output has a
-    hundred times the error of its input: fix the first culprit, then audit again.
+    adapter gives it. Otherwise the test is that all rows of the layer's output are transformed by one orthogonal
+    matrix, or shifted by one vector. This test can blame a layer wrongly if its features have a basis that is not
+    orthonormal, so layers are blamed only if the whole model is broken. It misses a layer that swaps x and y; then a
+    later layer or the model (name "") is blamed. Fix the first culprit, then audit again.
 
     Args:
         fn_or_model: A model, attached or not, or a function, for example preprocessing and model together.
@@ -125,50 +114,44 @@ def audit(
         The errors of the model and of its layers, with a verdict.
 
     Raises:
-        ConfigError: An argument has the wrong type, or ``branches_on`` is set for a model without ACE.
+        ConfigError: An argument has the wrong type.
+        AttachError: ``branches_on`` is set for a model without ACE.
         AdapterError: No adapter claims the model and ``action`` is missing.
     """
     is_model = isinstance(fn_or_model, nn.Module)
-    if not is_model and not callable(fn_or_model):
-        raise ConfigError(f"audit: expected a model or a function, found {type(fn_or_model).__name__}")
+    if not is_model and not (callable(fn_or_model) and action is not None):
+        found = type(fn_or_model).__name__
+        raise ConfigError(f"audit: expected a model, or a function and action=GroupAction(...), found {found}")
     model = unwrap(fn_or_model) if isinstance(fn_or_model, nn.Module) else _Function(fn_or_model)
     sites: Iterable[Any] = ()
     if action is None:
-        if not is_model:
-            raise ConfigError("audit: expected action=GroupAction(...) for a function; adapters claim models only")
-        ace, plugin = find(model), adapter_of(model)
-        action = plugin.action(model)
-        sites = ace.sites if ace is not None else plugin.call("ace_layers", model=model)
+        plugin = adapter_of(model)
+        action, sites = plugin.action(model), plugin.call("ace_layers", model=model)
     if not isinstance(action, GroupAction):
         raise ConfigError(f"action: expected a GroupAction, found {type(action).__name__}")
-    if branches_on is not None and find(model) is None:
-        raise ConfigError(f"branches_on: {type(model).__name__} has no ACE attached; leave branches_on out")
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
         judged, batch, as_given = convert_to_double(model, batch, copied=is_model)
         with hide_from_budget(judged):
             error = measure(judged, action, batch, samples=samples, seed=seed)
             dtype = torch.float64 if not as_given else _output_dtype(judged, action, batch, seed)
             floor = FLOOR.get(dtype, 0.1)
-            found: list[LayerSymmetry] = []
+            judgements: list[LayerSymmetry] = []
             if layers and is_model:
                 # Branches are not meant to be equivariant; the modules that they add to are tested instead.
                 skip = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
-                features = _features(judged, sites)
-                found = measure_layers(
-                    judged, action, batch, samples=samples, seed=seed, floor=floor, features=features, skip=skip
-                )
-                if found and not found[0].name:  # the first call is that of the model itself
-                    found[0] = _judge_whole(found[0], found[1:], error.relative, floor)
+                options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor, "skip": skip}
+                judgements = measure_layers(judged, action, batch, features=_features(judged, sites), **options)
     uncovered = tuple(_find_uncovered(judged, action, batch))
-    return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, tuple(found), floor)
+    precision, blamed = str(dtype).removeprefix("torch."), _blame(judgements, error.relative, floor)
+    return Audit(error, precision, as_given, uncovered, blamed, floor)
 
 
 class _Function(nn.Module):
-    """Wrapper that makes a module of a function."""
+    """A module that calls a function and has the function's signature."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.forward = function  # keeps the function's signature
+        self.forward = function
 
 
 def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:
@@ -193,14 +176,20 @@ def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
     return found
 
 
-def _judge_whole(whole: LayerSymmetry, layers: list[LayerSymmetry], relative: float, floor: float) -> LayerSymmetry:
-    """Replace the estimated error of the model itself by the measured one, and blame it if no layer is to blame."""
-    level = SINGLE if relative > SINGLE else floor
-    inside = any(layer.begins and (layer.after or 0.0) > level for layer in layers)
-    symmetric = relative <= floor
-    behaviour = "turns" if symmetric and whole.behaviour != "invariant" else whole.behaviour
-    begins = not inside and not symmetric
-    return dataclasses.replace(whole, behaviour=behaviour, before=0.0, after=relative, known=True, begins=begins)
+def _blame(layers: list[LayerSymmetry], relative: float, floor: float) -> tuple[LayerSymmetry, ...]:
+    """Keep ``begins`` only for layers that can explain the model's error, and blame the model itself if none can.
+
+    The first call is that of the model itself. Its estimated error is replaced by the measured one.
+    """
+    least = max(SINGLE, floor) if relative > SINGLE else floor
+    broken = not relative <= floor  # also true for nan
+    found = [replace(each, begins=broken and each.begins and (each.after or 0.0) > least) for each in layers]
+    if found and not found[0].name:
+        whole = found[0]
+        begins = broken and not any(layer.begins for layer in found[1:])
+        behaviour = whole.behaviour if broken or whole.behaviour == "invariant" else "turns"
+        found[0] = replace(whole, behaviour=behaviour, before=0.0, after=relative, known=True, begins=begins)
+    return tuple(found)
 
 
 def _find_uncovered(model: nn.Module, action: GroupAction, batch: Any) -> Iterator[str]:
@@ -226,7 +215,7 @@ class ExampleAudit:
     branches: bool
     """True if the branches were on."""
     sites: dict[str, str]
-    """Mapping from the name of each site to the submodule whose output its branch adds to."""
+    """Mapping from the name of each site to the submodule to whose output the branch is added."""
     found: Audit
     averaged: tuple[int, EquivarianceError] | None
     """Number of random frames that the output was averaged over, and the error of this average; None if it was not."""
@@ -234,8 +223,8 @@ class ExampleAudit:
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as a dict for JSON."""
         mean = self.averaged and {"samples": self.averaged[0], "error": self.averaged[1].to_dict()}
-        about = {name: getattr(self, name) for name in ("adapter", "upstream", "model", "checkpoint", "branches")}
-        return {**about, "sites": self.sites, **self.found.to_dict(), "averaged": mean}
+        about = {name: value for name, value in vars(self).items() if name != "found"}
+        return {**about, **self.found.to_dict(), "averaged": mean}
 
 
 def audit_example(
@@ -245,88 +234,66 @@ def audit_example(
     checkpoint: Path | None = None,
     trust: bool = False,
     branches_on: bool | None = None,
-    samples: int = 8,
     average: int | None = None,
-    seed: int = 0,
 ) -> ExampleAudit:
     """Audit an adapter's example, with the weights of a checkpoint if one is given.
 
     A checkpoint can hold a whole pickled model, which is loaded only with ``trust``; that model is audited on a batch
     that the adapter makes for it. With ``average``, the mean output over that many random frames is measured too.
     """
-    if average is not None and average < 1:
-        raise ConfigError(f"averaged {average}: expected at least 1 random frame")
     if trust:
         REPAIRS.make_importable()
     content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
-    kit = Kit(name, seed, checkout)
+    kit = Kit(name, checkout=checkout)
     if isinstance(content, nn.Module):
         model = content
         if registry().find_adapter(model) is not kit.plugin:
             raise AdapterError(f"adapter {name!r} does not claim {class_path(type(model))}: choose another adapter")
-        example = kit.plugin.example(seed, model)
+        example = kit.plugin.example(kit.seed, model)
+        batch = Call(example.args, example.kwargs)
     else:
-        model, example = kit.attached()
+        model, batch = kit.attached(), kit.batch
         if checkpoint is not None:
             _load_weights(model, checkpoint, content)
     model.eval()
-    batch, ace = Call(example.args, example.kwargs), find(model)
-    nodes = kit.nodes(model) if ace is None else ace.sites
-    if ace is None and branches_on:
-        raise ConfigError(f"branches on: the model in {checkpoint} has no ACE attached; leave the option out")
-    with nullcontext() if branches_on is None or ace is None else use_branches(model, branches_on):
-        on = ace is not None and ace.active()
-        try:
-            found = audit(model, batch, samples=samples, seed=seed)
-            mean = None
-            if average is not None:
-                smooth = averaged(model, average)
-                whole = audit(smooth, batch, smooth.action, samples=samples, seed=seed, layers=False)
-                mean = average, whole.error
-        except AceError:
-            raise
-        except Exception as error:
-            raise AdapterError(f"adapter {name!r}: its example does not run: {one_line(error)}") from error
-    return ExampleAudit(
-        adapter=kit.plugin.name,
-        upstream=kit.upstream,
-        model=type(model).__name__,
-        checkpoint="" if checkpoint is None else str(checkpoint),
-        branches=on,
-        sites={site.name: site.module for site in nodes if isinstance(site, Site)},
-        found=found,
-        averaged=mean,
-    )
+    ace, mean = find(model), None
+    with nullcontext() if branches_on is None else use_branches(model, branches_on):
+        found = audit(model, batch)
+        if average is not None:
+            smooth = averaged(model, average)
+            mean = average, audit(smooth, batch, smooth.action, layers=False).error
+        return ExampleAudit(
+            adapter=kit.plugin.name,
+            upstream=kit.upstream,
+            model=type(model).__name__,
+            checkpoint="" if checkpoint is None else str(checkpoint),
+            branches=ace is not None and ace.active(),
+            sites={site.name: site.module for site in kit.nodes(model) if isinstance(site, Site)},
+            found=found,
+            averaged=mean,
+        )
 
 
 def _load_weights(model: nn.Module, path: Path, content: Any) -> None:
     """Load the state_dict in a checkpoint that matches the model best."""
     own = model.state_dict()
     best = max(_state_dicts(content), key=lambda state: len(state.keys() & own.keys()), default={})
-    if not best.keys() & own.keys():
-        raise CheckpointError(
-            f"{path} holds no weights of {type(model).__name__}, the adapter's example: expected names such as "
-            f"{', '.join(list(own)[:3])}"
-        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AceWarning)  # checkpoints of plain upstream are audited too
             model.load_state_dict(best)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from error
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path} does not fit {type(model).__name__}, the adapter's example: {one_line(error)}; "
+            f"{path} does not fit {type(model).__name__}, the adapter's example: {' '.join(str(error).split())}; "
             "to audit your own model call audit(model, batch)"
         ) from error
 
 
 def _state_dicts(content: Any) -> Iterator[dict[str, Tensor]]:
-    """Yield every state_dict in nested dicts and lists, as it is and without the prefix ``module.`` of a wrapper."""
+    """Yield every dict of tensors in nested dicts and lists, with and without the prefix ``module.`` of a wrapper."""
     if isinstance(content, Mapping):
         found = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-        yield found
-        yield {name.removeprefix("module."): value for name, value in found.items()}
+        yield from (found, {name.removeprefix("module."): value for name, value in found.items()})
         content = list(content.values())
     for part in content if isinstance(content, (list, tuple)) else ():
         yield from _state_dicts(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ from ..output import progress
 from ..patch.shims import has_effect
 from ..plugins.plugin import one_line
 from ..report.status import status
-from ..symmetry.measure import Call, EquivarianceError
-from .checks import CHECKS, Check
+from ..symmetry.measure import EquivarianceError
+from .checks import CHECKS
 from .kit import CheckError, Kit, NotApplicable
+
+Outcomes = Mapping[str, CheckError | NotApplicable | None]
+"""Mapping from the name of each check to its error; None if the adapter passed it."""
 
 
 class AdapterCheckError(AssertionError):
@@ -37,48 +40,39 @@ class AdapterCheckError(AssertionError):
         super().__init__(f"adapter {adapter!r} fails {len(failures)} of {len(CHECKS)} checks:{lines}")
 
 
-def merge_failures(failures: Mapping[str, CheckError]) -> list[str]:
-    """Return one line for each cause, with the names of all checks that failed for it."""
+def merge_failures(outcomes: Outcomes) -> list[str]:
+    """Return one line for each cause of failures, with the names of all checks that failed for it."""
     checks: dict[str, list[str]] = {}
-    for name, error in failures.items():
-        checks.setdefault(str(error), []).append(name)
+    for name, error in outcomes.items():
+        if isinstance(error, CheckError):
+            checks.setdefault(str(error), []).append(name)
     return [f"{', '.join(names)}: {cause}" for cause, names in checks.items()]
 
 
-@dataclass
-class Judgement:
-    """Outcome of all checks on one adapter."""
-
-    passed: list[str] = field(default_factory=list)
-    failures: dict[str, CheckError] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-    """Mapping from the name of each skipped check to the reason why it does not apply to this adapter."""
-
-
-def judge(kit: Kit, done: Callable[[int], None] | None = None) -> Judgement:
-    """Run every check on one adapter; call ``done(1)`` after each."""
-    found = Judgement()
-    for name, check in CHECKS.items():
-        try:
-            run_check(check, kit)
-            found.passed.append(name)
-        except NotApplicable as reason:
-            found.skipped[name] = str(reason)
-        except CheckError as error:
-            found.failures[name] = error
+def judge(kit: Kit, done: Callable[[int], None] | None = None) -> Outcomes:
+    """Run every check on one adapter, and call ``done(1)`` after each."""
+    outcomes = {}
+    for name in CHECKS:
+        outcomes[name] = run_check(name, kit)
         if done is not None:
             done(1)
-    return found
+    return outcomes
 
 
-def run_check(check: Check, kit: Kit) -> None:
-    """Run one check, and raise any error as a `CheckError` with one line of text."""
+def run_check(name: str, kit: Kit) -> CheckError | NotApplicable | None:
+    """Run one check and return its error, or None if the adapter passed it."""
     try:
-        check(kit)
-    except (NotApplicable, CheckError):
-        raise
-    except Exception as error:  # the message of an AceError names plugin, hook and site
-        raise CheckError(str(error) if isinstance(error, AceError) else one_line(error)) from error
+        CHECKS[name](kit)
+    except (NotApplicable, CheckError) as error:
+        return error
+    except Exception as error:
+        return CheckError(_message(error))
+    return None
+
+
+def _message(error: Exception) -> str:
+    """Return the message of an error. Unlike the message of an AceError, that of other errors needs their type."""
+    return str(error) if isinstance(error, AceError) else one_line(error)
 
 
 def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] | None = None) -> None:
@@ -94,31 +88,9 @@ def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] 
         AdapterCheckError: At least one check failed; the error lists every failure.
         AdapterError: The adapter is unknown or not usable.
     """
-    judgement = judge(Kit(name, seed, None if checkout is None else Path(checkout)))
-    if judgement.failures:
-        raise AdapterCheckError(name, judgement.failures)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Description of a site or stem and its branch."""
-
-    name: str
-    kind: str
-    module: str
-    reads: str
-    features: str
-    branch: str
-    parameters: int
-
-
-@dataclass(frozen=True)
-class Repair:
-    """A compatibility shim, and whether it has an effect on this machine."""
-
-    name: str
-    reason: str
-    applied: bool
+    outcomes = judge(Kit(name, seed, checkout))
+    if failures := {check: error for check, error in outcomes.items() if isinstance(error, CheckError)}:
+        raise AdapterCheckError(name, failures)
 
 
 @dataclass(frozen=True)
@@ -130,12 +102,14 @@ class Diagnosis:
     distribution: str
     requires: tuple[str, ...]
     model: str
-    parts: tuple[Part, ...]
+    parts: tuple[dict[str, Any], ...]
+    """Description of each site and stem: name, kind, module, reads, features, branch and parameters."""
     parameters_before: int
     parameters_after: int
     error_at_0: EquivarianceError
     error_at_1: EquivarianceError
-    shims: tuple[Repair, ...]
+    shims: tuple[dict[str, Any], ...]
+    """Name and reason of each shim, and whether it has an effect on this machine (applied)."""
     presets: dict[str, dict[str, Any]]
     checks: tuple[str, ...]
     """Names of the checks that passed."""
@@ -157,21 +131,17 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
     kit = Kit(name, seed, checkout)
     with one_thread():
         with progress(len(CHECKS), "checks") as done:
-            judgement = judge(kit, done)
+            outcomes = judge(kit, done)
+        problems = tuple(merge_failures(outcomes))
         try:
-            return _diagnosis(kit, judgement)
+            errors = []
+            for gamma in (0.0, 1.0):
+                model = kit.attached(gamma=gamma)
+                errors.append(equivariance_error(model, kit.batch, branches_on=True))
         except Exception as error:  # failed checks, if any, explain the error better
-            problem = str(error) if isinstance(error, AceError) else one_line(error)
-            raise AdapterError("; ".join(merge_failures(judgement.failures)) or problem) from error
-
-
-def _diagnosis(kit: Kit, judgement: Judgement) -> Diagnosis:
-    plugin = kit.plugin
-    errors = []
-    for gamma in (0.0, 1.0):
-        model, example = kit.attached(gamma=gamma)
-        errors.append(equivariance_error(model, Call(example.args, example.kwargs), branches_on=True))
-    now = status(model)
+            raise AdapterError("; ".join(problems) or _message(error)) from error
+    plugin, now = kit.plugin, status(model)
+    shims = ({"name": s.name, "reason": s.reason, "applied": has_effect(plugin, s)} for s in plugin.shims)
     return Diagnosis(
         adapter=plugin.name,
         upstream=kit.upstream,
@@ -183,35 +153,28 @@ def _diagnosis(kit: Kit, judgement: Judgement) -> Diagnosis:
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
         error_at_1=errors[1],
-        shims=tuple(Repair(shim.name, shim.reason, has_effect(plugin, shim)) for shim in plugin.shims),
+        shims=tuple(shims),
         presets=plugin.presets,
-        checks=tuple(judgement.passed),
-        skipped=judgement.skipped,
-        problems=tuple(merge_failures(judgement.failures)),
+        checks=tuple(check for check, error in outcomes.items() if error is None),
+        skipped={check: str(error) for check, error in outcomes.items() if isinstance(error, NotApplicable)},
+        problems=problems,
     )
 
 
-def _describe(node: Node, branch: nn.Module) -> Part:
-    return Part(
-        name=node.name,
-        kind="site" if isinstance(node, Site) else "stem",
-        module=node.module if isinstance(node, Site) else "",
-        reads=_input_of(node),
-        features=f"{'x'.join(map(str, node.shape_in))} -> {'x'.join(map(str, node.shape_out))}",
-        branch=" ".join(type(m).__name__ for m in branch.modules() if not list(m.children())),
-        parameters=sum(p.numel() for p in branch.parameters()),
-    )
-
-
-def _input_of(node: Node) -> str:
-    """Return a phrase that describes the input of a node's branch."""
-    through = f" through {node.through}" if isinstance(node, Site) and node.through is not None else ""
+def _describe(node: Node, branch: nn.Module) -> dict[str, Any]:
+    reads, site = "input of each site", node if isinstance(node, Site) else None
     if isinstance(node.reads, str):
-        return f"branch of {node.reads}{through}"
-    if node.reads is None:
-        return "input of each site"
-    argument = node.reads.argument
-    if node.reads.module is None:
-        return (f"its input {argument!r}" if argument else "its input") + through
-    which = f"argument {argument}" if isinstance(argument, int) else argument
-    return f"{which} of {node.reads.module or 'the model'}{through}"
+        reads = f"branch of {node.reads}"
+    elif node.reads is not None:
+        argument, owner = node.reads.argument, node.reads.module
+        what = f"argument {argument}" if isinstance(argument, int) else argument
+        reads = f"{what} of {'its module' if owner is None else owner or 'the model'}"
+    return {
+        "name": node.name,
+        "kind": "site" if site else "stem",
+        "module": site.module if site else "",
+        "reads": reads + (f" through {site.through}" if site and site.through else ""),
+        "features": f"{'x'.join(map(str, node.shape_in))} -> {'x'.join(map(str, node.shape_out))}",
+        "branch": " ".join(type(m).__name__ for m in branch.modules() if not list(m.children())),
+        "parameters": sum(p.numel() for p in branch.parameters()),
+    }

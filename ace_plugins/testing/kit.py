@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import copy
+import functools
+import os
+import sys
 import unittest
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..checkout.layout import read_layout
+from ..checkout.layout import fits, read_layout
 from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
 from ..engine.forward import select_output
-from ..errors import AdapterError
+from ..errors import AdapterError, CheckoutError
 from ..patch.constructors import attach
 from ..patch.shims import REPAIRS
+from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..symmetry.measure import Call
 from ..symmetry.parts import iterate_tensors
-from .examples import make_importable
 
-QUIET = {"trace": False, "tell": False}
-PLAIN = {**QUIET, "frames": "off"}
+PLAIN = {"trace": False, "tell": False, "frames": "off"}
 """Settings of `attach` without trace, messages and random frames, so that runs can be compared bit for bit."""
 
 
@@ -54,115 +56,126 @@ def require(condition: object, reason: str, look_at: str) -> None:
         raise CheckError(reason, look_at)
 
 
+def refuse(names: Sequence[str], reason: str, look_at: str) -> None:
+    """Raise `CheckError` if there are any names. The first three of them replace ``{}`` in the reason."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    require(not names, reason.replace("{}", ", ".join(names[:3]) + more), look_at)
+
+
 def node_field(node: Node, name: str) -> str:
     """Return the text for ``CheckError.look_at`` that names a field of a site or stem."""
     return f"ace_layers, {type(node).__name__} {node.name!r}, {name}"
 
 
 class Kit:
-    """Fresh examples of one adapter, for checks. Its upstream is made importable, with the adapter's shims applied.
+    """Makes fresh examples of one adapter, and runs and trains them. The adapter's shims are applied to upstream.
 
     ``seed`` determines the examples and the random numbers in `attached` and `call`.
     """
 
-    def __init__(self, adapter: str, seed: int = 0, checkout: Path | None = None) -> None:
+    def __init__(self, adapter: str, seed: int = 0, checkout: str | os.PathLike[str] | None = None) -> None:
         self.plugin = registry().adapter(adapter)
         self.root = make_importable(self.plugin, checkout)
         """Folder of the checkout; None for an installed upstream."""
         REPAIRS.offer_stand_ins(self.plugin)
         REPAIRS.apply(self.plugin, "cpu")  # examples are built on the CPU
         self.seed = seed
-        self.notes: dict[str, str] = {}
-        """Mapping from the description of a measurement to its value, for the summary that pytest prints."""
-        self._built: Example | None = None
 
+    @functools.cached_property
     def example(self) -> Example:
-        """Return a fresh copy of the adapter's example. It is built only once, because that may take seconds."""
-        if self._built is None:
-            self._built = self.plugin.example(self.seed)
+        """The adapter's example. It is built only once, because that may take seconds."""
+        return self.plugin.example(self.seed)
+
+    @property
+    def batch(self) -> Call:
+        """A copy of the example's batch."""
+        return Call(copy.deepcopy(self.example.args), copy.deepcopy(dict(self.example.kwargs)))
+
+    def plain(self) -> nn.Module:
+        """Return a fresh copy of the example's model, which is plain upstream."""
         try:
-            return copy.deepcopy(self._built)
+            return copy.deepcopy(self.example.model)
         except Exception:  # the check copies_are_independent reports models that cannot be copied
-            return self.plugin.example(self.seed)
+            return self.plugin.example(self.seed).model
 
     @property
     def upstream(self) -> str:
         """Upstream's title, with the commit of a checkout."""
-        upstream = self.plugin.patches
-        if self.root is None or upstream.checkout is None:
-            return upstream.title
-        return f"{upstream.title} {read_layout(self.root, upstream.checkout)}"
+        title, checkout = self.plugin.patches.title, self.plugin.patches.checkout
+        return title if self.root is None or checkout is None else f"{title} {read_layout(self.root, checkout)}"
 
     def nodes(self, model: nn.Module) -> Sequence[Node]:
         """Return the sites and stems that the adapter names for this model."""
         found: Sequence[Node] = self.plugin.call("ace_layers", model=model)
         return found
 
-    def attached(self, *, gamma: float | None = None, **config: Any) -> tuple[Any, Example]:
-        """Attach a fresh example with these settings, set gamma if given, and return the model and the example."""
-        example = self.example()
+    def attached(self, *, gamma: float | None = None, **config: Any) -> Any:
+        """Return a fresh model to which ACE is attached with these settings, with its gammas set if given."""
+        plain = self.plain()
         torch.manual_seed(self.seed)
-        model: Any = attach(example.model, self.plugin.name, **{**PLAIN, **config})
+        model: Any = attach(plain, self.plugin.name, **{**PLAIN, **config})
         if gamma is not None:
             with torch.no_grad():
                 model.ace.gamma.fill_(gamma)
-        return model, example
+        return model
 
-    def needs(self, hook: str) -> None:
-        """Raise `NotApplicable` if the adapter does not implement a hook."""
-        if not self.plugin.has(hook):
-            raise NotApplicable(f"adapter {self.plugin.name!r} does not implement {hook}")
+    def needs_action(self) -> None:
+        """Raise `NotApplicable` if the adapter does not implement ace_group_action."""
+        if not self.plugin.has("ace_group_action"):
+            raise NotApplicable(f"adapter {self.plugin.name!r} does not implement ace_group_action")
 
-    def call(self, model: nn.Module, example: Example) -> Any:
-        """Run a model on a copy of an example's batch, with the same random numbers each time."""
+    def call(self, model: nn.Module) -> Any:
+        """Run a model on the batch, with the same random numbers each time."""
+        batch = self.batch
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.seed)
-            return model(*copy.deepcopy(example.args), **copy.deepcopy(dict(example.kwargs)))
+            return model(*batch.args, **batch.kwargs)
 
-    def run(self, model: nn.Module, example: Example) -> list[Tensor]:
-        """Run a model on an example as `call` does, and return the non-empty floating point tensors of its output."""
-        tensors = (tensor for _, tensor in iterate_tensors(self.call(model, example)))
+    def run(self, model: nn.Module) -> list[Tensor]:
+        """Run a model on the batch, and return the non-empty floating point tensors of its output."""
+        tensors = (tensor for _, tensor in iterate_tensors(self.call(model)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
             raise AdapterError(f"adapter {self.plugin.name!r}: its example has no floating point output")
         return found
 
-    def loss(self, model: nn.Module, example: Example) -> Tensor:
-        """Return the loss of a model on an example: the mean squared distance from 1, summed over `run`'s tensors."""
-        return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model, example)]).sum()
+    def loss(self, model: nn.Module) -> Tensor:
+        """Return the loss of a model: the mean squared distance from 1, summed over the tensors of its output."""
+        return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model)]).sum()
 
-    def train(self, model: nn.Module, example: Example) -> list[float]:
-        """Train a model on an example's batch with three steps of Adam, and return the loss before each step."""
+    def train(self, model: nn.Module) -> list[float]:
+        """Train a model on the batch with three steps of Adam, and return the loss before each step."""
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         losses = []
         for _ in range(3):
             optimizer.zero_grad()
-            loss = self.loss(model, example)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss = self.loss(model)
+            torch.autograd.backward(loss)
             optimizer.step()
             losses.append(loss.item())
         return losses
 
+    def trained(self) -> Any:
+        """Return a model that was attached in mode strict and then trained."""
+        model = self.attached(mode="strict")
+        self.train(model.train())
+        return model
+
 
 def same(one: Sequence[Tensor], two: Sequence[Tensor]) -> bool:
     """Return whether two lists of tensors are equal bit for bit."""
-    return len(one) == len(two) and all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    return len(one) == len(two) and all(map(torch.equal, one, two))
 
 
-def different(one: dict[str, Any], two: dict[str, Any]) -> list[str]:
+def different(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
     """Return the names of tensors in ``one`` that are missing in ``two`` or differ there."""
     tensors = {name: value for name, value in one.items() if isinstance(value, Tensor)}
     return [name for name, value in tensors.items() if name not in two or not torch.equal(value, two[name])]
 
 
-def shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of a state_dict."""
-    return {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
-
-
-def few(names: Sequence[str]) -> str:
-    """Return the first three names as text, with the number of the others."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in the model's state_dict."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 @contextmanager
@@ -175,5 +188,29 @@ def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Te
 
     with ExitStack() as hooks:
         for site in sites:
-            hooks.enter_context(model.get_submodule(site.module).register_forward_hook(partial(keep, site)))
+            hooks.enter_context(model.get_submodule(site.module).register_forward_hook(functools.partial(keep, site)))
         yield found
+
+
+def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = None) -> Path | None:
+    """Put the adapter's checkout on ``sys.path`` and return its folder; None for an installed upstream.
+
+    Without ``checkout`` the folder is the value of the environment variable ``ACE_UPSTREAM_<ADAPTER>``. Without that
+    variable it is the first folder with the right layout among ``sys.path``, the current folder and its parents.
+    """
+    expected, variable = plugin.patches.checkout, f"ACE_UPSTREAM_{plugin.name.upper()}"
+    if expected is None:
+        if checkout is not None:
+            raise AdapterError(f"adapter {plugin.name!r} patches an installed package: expected no checkout")
+        return None
+    given = checkout or os.environ.get(variable)
+    folders = [Path(given)] if given else [*map(Path, sys.path), Path.cwd(), *Path.cwd().parents]
+    root = next((folder for folder in folders if fits(folder, expected)), None)
+    if root is None:
+        where = given or "this folder"
+        do = "" if given else f"; run the command in one, give its path, or set {variable}"
+        details = read_layout(folders[0], expected).differences if given else ()
+        raise CheckoutError(f"{where} does not look like a checkout of {expected.repository}{do}", details)
+    if os.path.realpath(root) not in map(os.path.realpath, sys.path):
+        sys.path.insert(0, os.path.realpath(root))
+    return root

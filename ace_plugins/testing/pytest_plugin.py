@@ -6,15 +6,15 @@
     def test_contract(check):
         check()
 
-pytest loads this module wherever ace-plugins is installed, so torch is imported only when a check runs.
+pytest loads this module wherever ace-plugins is installed, so only a call of `parametrize_with_checks` imports torch.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,23 +25,17 @@ from ..plugins.registry import registry
 if TYPE_CHECKING:
     from .kit import Kit
 
-CHECK, NOTE = "ace_check", "ace_note"
-"""Names of properties of a test report, with the values (adapter, check) and (adapter, measurement)."""
+OUTCOMES = {"passed": "", "failed": "fail", "xfailed": "expected to fail", "skipped": "do not apply"}
+"""Outcomes of pytest, and the words for them in the summary."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class AdapterCheck:
-    """One check of one adapter, to be called by a test.
-
-    Attributes:
-        notes: Mapping from the description of each of the check's measurements to its value, for the summary.
-    """
+    """One check of one adapter, to be called by a test."""
 
     adapter: str
     name: str
-    seed: int = 0
-    checkout: Path | None = None
-    notes: dict[str, str] = field(default_factory=dict)
+    make_kit: Callable[[], Kit]
 
     def __call__(self) -> None:
         """Run the check. If it fails, the test fails with a message only, without a traceback."""
@@ -49,29 +43,11 @@ class AdapterCheck:
         from .kit import CheckError
 
         try:
-            kit = _kit(self.adapter, self.seed, self.checkout)
-            CHECKS[self.name](kit)
-            self.notes, kit.notes = kit.notes, {}
+            CHECKS[self.name](self.make_kit())
             return
         except (AceError, CheckError) as error:
             problem = f"adapter {self.adapter!r}, {self.name}: {error}"
         pytest.fail(problem, pytrace=False)
-
-    def __str__(self) -> str:
-        return self.name
-
-
-_KITS: dict[tuple[str, int, Path | None], Kit] = {}
-
-
-def _kit(adapter: str, seed: int, checkout: Path | None) -> Kit:
-    """Return the kit that all checks of an adapter share, so that its example is built only once."""
-    from .kit import Kit
-
-    key = adapter, seed, checkout
-    if key not in _KITS or _KITS[key].plugin is not registry().adapter(adapter):
-        _KITS[key] = Kit(*key)
-    return _KITS[key]
 
 
 def parametrize_with_checks(
@@ -81,7 +57,9 @@ def parametrize_with_checks(
     seed: int = 0,
     checkout: str | os.PathLike[str] | None = None,
 ) -> pytest.MarkDecorator:
-    """Parametrize a test over all checks of an adapter. Its argument is ``check``, and its ids are the checks' names.
+    """Make one test of every check of an adapter. The test function gets the check as its argument ``check``.
+
+    The name of the check is the id of its test.
 
     Args:
         adapter: Name of the adapter's entry point.
@@ -98,54 +76,40 @@ def parametrize_with_checks(
         AceError: ``expected_failures`` names an unknown check.
     """
     from .checks import CHECKS
+    from .kit import Kit
 
-    expected = dict(expected_failures or {})
+    expected = expected_failures or {}
     for unknown in expected.keys() - CHECKS.keys():
         raise AceError(one_of("check in expected_failures", unknown, CHECKS))
-    folder = None if checkout is None else Path(checkout)
-    marks = {name: [pytest.mark.xfail(reason=reason, strict=True)] for name, reason in expected.items()}
-    checks = [AdapterCheck(adapter, name, seed, folder) for name in CHECKS]
-    parameters = [pytest.param(check, id=check.name, marks=marks.get(check.name, [])) for check in checks]
+    # All checks share one kit, because building its example can take seconds.
+    kit = functools.cache(functools.partial(Kit, adapter, seed, checkout))
+    marks = {name: pytest.mark.xfail(reason=reason, strict=True) for name, reason in expected.items()}
+    checks = (AdapterCheck(adapter, name, kit) for name in CHECKS)
+    parameters = [pytest.param(check, id=check.name, marks=marks.get(check.name, ())) for check in checks]
     return pytest.mark.parametrize("check", parameters)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item: Any, call: Any) -> None:
-    """Add the check and its measurements to the report, because only reports travel between processes (xdist)."""
-    for check in getattr(getattr(item, "callspec", None), "params", {}).values():
-        if isinstance(check, AdapterCheck) and call.when == "setup":
-            item.user_properties.append((CHECK, [check.adapter, check.name]))
-        elif isinstance(check, AdapterCheck) and call.when == "call":
-            item.user_properties += [(NOTE, [check.adapter, f"{what} {value}"]) for what, value in check.notes.items()]
+    """Add the check to the report, because only reports are sent from the processes of pytest-xdist."""
+    check = getattr(getattr(item, "callspec", None), "params", {}).get("check")
+    if isinstance(check, AdapterCheck) and call.when == "call":
+        item.user_properties.append(("ace_check", [check.adapter, check.name]))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print one line for each adapter, and its measurements if none of its checks failed."""
-    outcomes: dict[str, dict[str, list[str]]] = {}
-    notes: dict[str, list[str]] = {}
-    for outcome in ("passed", "failed", "error", "xfailed", "skipped"):
+    """Print one line for each adapter."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for outcome in OUTCOMES:
         for report in terminalreporter.stats.get(outcome, ()):
-            for name, value in getattr(report, "user_properties", ()):
-                if name == CHECK:
-                    outcomes.setdefault(value[0], {}).setdefault(outcome, []).append(value[1])
-                elif name == NOTE:
-                    notes.setdefault(value[0], []).append(value[1])
-    if outcomes:
+            if about := dict(getattr(report, "user_properties", ())).get("ace_check"):
+                found.setdefault(about[0], {}).setdefault(outcome, []).append(about[1])
+    if found:
         terminalreporter.section("ace-plugins: checks of adapters")
-    for adapter, checks in outcomes.items():
-        terminalreporter.line(_summary(adapter, checks))
-        if "failed" not in checks and "error" not in checks and notes.get(adapter):
-            terminalreporter.line(f"  {', '.join(dict.fromkeys(notes[adapter]))}")
-
-
-def _summary(adapter: str, checks: Mapping[str, list[str]]) -> str:
-    plugin = registry().plugins.get(adapter)
-    version = f" ({plugin.distribution} {plugin.version})" if plugin and plugin.version else ""
-    run = sum(map(len, checks.values())) - len(checks.get("skipped", ()))
-    parts = [f"{len(checks.get('passed', ()))} of {run} checks pass"]
-    for outcome, words in (("failed", "fail"), ("error", "could not run"), ("xfailed", "expected to fail")):
-        if outcome in checks:
-            parts.append(f"{len(checks[outcome])} {words} ({', '.join(checks[outcome])})")
-    if "skipped" in checks:
-        parts.append(f"{len(checks['skipped'])} do not apply")
-    return f"{adapter}{version}: {'; '.join(parts)}"
+    for adapter, checks in found.items():
+        plugin = registry().plugins.get(adapter)
+        version = f" ({plugin.distribution} {plugin.version})" if plugin and plugin.version else ""
+        run = sum(map(len, checks.values())) - len(checks.get("skipped", ()))
+        parts = [f"{adapter}{version}: {len(checks.get('passed', ()))} of {run} checks pass"]
+        parts += [f"{len(names)} {OUTCOMES[o]} ({', '.join(names)})" for o, names in checks.items() if OUTCOMES[o]]
+        terminalreporter.line("; ".join(parts))

@@ -220,7 +220,7 @@ def test_audit(folder: Path, call: Any) -> None:
 
 
 def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
-    model = Kit("schnet").attached()[0]
+    model = Kit("schnet").attached()
     with torch.no_grad():
         model.ace.gamma.zero_()
         model.ace.gamma[3] = 0.5
@@ -234,10 +234,12 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
     torch.save(SchNet(16, 16, 2, 10).state_dict(), folder / "other.pt")
     done = call("audit", "schnet", "--checkpoint", "other.pt")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("ace-patch: other.pt: checkpoint of another architecture")
+    assert done.stderr.startswith(
+        "ace-patch: other.pt does not fit SchNet, the adapter's example: checkpoint of another"
+    )
     assert len(done.stderr.splitlines()) == 1
     torch.save({"w": torch.ones(1)}, folder / "none.pt")
-    assert "none.pt holds no weights of SchNet" in call("audit", "schnet", "--checkpoint", "none.pt").stderr
+    assert "none.pt does not fit SchNet" in call("audit", "schnet", "--checkpoint", "none.pt").stderr
 
 
 @pytest.mark.parametrize(
@@ -246,7 +248,7 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
         (["audit", "schnt"], "unknown adapter 'schnt': .*did you mean 'schnet'?"),
         (["audit", "schnet", "--checkpoint", "none.pt"], "no checkpoint at 'none.pt'"),
         (["audit", "schnet", "--checkpoint", "train.py"], "cannot read train.py as a checkpoint"),
-        (["audit", "schnet", "--averaged", "0"], "averaged 0: expected at least 1 random frame"),
+        (["audit", "schnet", "--averaged", "0"], "Invalid value for '--averaged': 0 is not in the range"),
         (["audit", "schnet", "--branches", "of"], "'of' is not one of 'on', 'off'"),
         (["doctor", "schnt"], "unknown adapter 'schnt': .*did you mean 'schnet'?"),
         (["run", "segn", "--", "train.py"], "unknown adapter 'segn'"),

@@ -10,7 +10,7 @@ import torch
 from toy import Layered, VectorMaps
 
 from ace_plugins import attach
-from ace_plugins.errors import AdapterError, CheckpointError, ConfigError
+from ace_plugins.errors import AdapterError, AttachError, CheckpointError
 from ace_plugins.testing.audit import audit_example
 
 
@@ -24,7 +24,7 @@ def test_a_plain_model(tmp_path: Path) -> None:
     found = audit_example("vector_maps", checkpoint=path, trust=True, average=2)
     assert (found.found.verdict, found.branches, found.checkpoint) == ("symmetric", False, str(path))
     assert found.sites == {"map_to_feat": "map_to_feat", "map_to_dir": "map_to_dir"}
-    with pytest.raises(ConfigError, match="whole.pt has no ACE attached"):
+    with pytest.raises(AttachError, match="VectorMaps has no ACE attached"):
         audit_example("vector_maps", checkpoint=path, trust=True, branches_on=True)
 
 

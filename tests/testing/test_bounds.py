@@ -19,19 +19,16 @@ from ace_plugins.adapter import (
     O3,
     GroupAction,
     Node,
-    Norm,
     Site,
     Stem,
     Tap,
     Vectors,
     hookimpl,
     linear,
-    mlp,
-    norm_linear,
 )
-from ace_plugins.errors import AceError, AttachError, ConfigError
+from ace_plugins.errors import AceError, AdapterError, AttachError, ConfigError
 from ace_plugins.plugins.registry import registry
-from ace_plugins.testing.bounds import find_unknown, lipschitz, theorem_1, theorem_2
+from ace_plugins.testing.bounds import theorem_1, theorem_2
 
 CHANNELS = 3
 
@@ -106,8 +103,7 @@ def test_the_bounds_are_reached() -> None:
     quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).double()
     error = float((quarter @ mirror @ x - mirror @ quarter @ x).norm())
     assert error == pytest.approx(theorem_2([1.0], 0.3, 7.0, 2.0))
-    printed = theorem_2([1.0], 0.3, 7.0, 2.0, action=0.3)
-    assert printed < error, "one B for branches and actions is no bound where it is below 1"
+    assert 0.3 * theorem_2([1.0], 0.3, 7.0, 2.0) < error, "the paper's factor B for the action is no bound if B < 1"
 
 
 def test_the_bounds_as_they_are_printed() -> None:
@@ -116,7 +112,7 @@ def test_the_bounds_as_they_are_printed() -> None:
     C = max(B / M, 1)
     a, b, c = (1 + C * gamma for gamma in (0.5, 0.2, 0.1))
     total = 0.5 * b * c + 0.2 * a * c + 0.1 * a * b
-    assert theorem_2(gammas, B, M, 3.0, action=B) == pytest.approx(2 * B**2 * M**2 * total * 3.0)
+    assert B * theorem_2(gammas, B, M, 3.0) == pytest.approx(2 * B**2 * M**2 * total * 3.0)
     assert theorem_1([0.0, 0.0], B, M, 3.0) == theorem_2([0.0, 0.0], B, M, 3.0) == 0
 
 
@@ -177,14 +173,15 @@ def test_an_attached_model_that_is_as_the_theorems_have_it() -> None:
             branch.weight.mul_(0.2 * (number + 1) / sigma(branch))
     x = torch.randn(5, 3, CHANNELS, dtype=torch.float64)
     found = bounds(model, x)
-    assert found.branches == pytest.approx({"layers.0": 0.2, "layers.1": 0.4, "layers.2": 0.6})
+    for number, (name, B) in enumerate(found.branches.items()):
+        assert name == f"layers.{number}"
+        assert 0.3 < B / (0.2 * (number + 1)) <= 1 + 1e-12, "at most the spectral norm"
     assert found.gammas == pytest.approx({"layers.0": 0.5, "layers.1": -0.3, "layers.2": 0.2})
-    assert pytest.approx(0.6) == found.B
+    assert max(found.branches.values()) == found.B
     assert found.norm == pytest.approx(float(x.norm()))
-    assert found.M is not None
-    assert 0.3 < found.M <= 0.8 + 1e-12, "an estimate from below"
-    assert found.theorem_1 == pytest.approx(theorem_1([0.5, -0.3, 0.2], 0.6, found.M, float(x.norm())))
-    assert found.theorem_2 == pytest.approx(theorem_2([0.5, -0.3, 0.2], 0.6, found.M, float(x.norm())))
+    assert pytest.approx(1) == found.M, "nothing follows the last site, which counts as a layer of constant 1"
+    assert found.theorem_1 == pytest.approx(theorem_1([0.5, -0.3, 0.2, 0.0], found.B, 1.0, float(x.norm())))
+    assert found.theorem_2 == pytest.approx(theorem_2([0.5, -0.3, 0.2, 0.0], found.B, 1.0, float(x.norm())))
     inner = [model.ace.branch(f"layers.{number}").inner for number in range(3)]
     maps = [(eq.weight.detach(), neq.weight.detach()) for eq, neq in zip(model.layers, inner, strict=True)]
     by_hand = plain = x
@@ -194,7 +191,6 @@ def test_an_attached_model_that_is_as_the_theorems_have_it() -> None:
     assert found.measured_1 == pytest.approx(float((by_hand - plain).norm()))
     assert found.measured_1 < found.theorem_1
     assert found.measured_2 < found.theorem_2
-    assert not any("one more layer" in note or "biases" in note for note in found.notes)
     json.dumps(found.to_dict())
 
 
@@ -216,8 +212,6 @@ def test_what_is_measured_is_below_the_bound_of_other_models(
     x = (x, torch.randn(8, 1)) if make is TwoOutputs else x
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = bounds(model, x)
-    assert found.theorem_1 is not None
-    assert found.theorem_2 is not None
     assert 0 < found.measured_1 <= found.theorem_1
     assert 0 < found.measured_2 <= found.theorem_2
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -231,68 +225,16 @@ def sigma(layer: Any) -> float:
     return float(torch.linalg.matrix_norm(layer.weight.detach().double(), 2))
 
 
-@torch.no_grad()
-def test_branches_of_every_kind() -> None:
-    site = Site("s", "s", (4,), (3,))
-    one = linear(site)
-    assert lipschitz(one) == pytest.approx(sigma(one))
-    deep = mlp(site).double()
-    slopes = [
-        float((deep(x + d) - deep(x)).norm() / d.norm())
-        for x, d in zip(torch.randn(200, 4).double(), 1e-3 * torch.randn(200, 4).double(), strict=True)
-    ]
-    found = lipschitz(deep)
-    assert found is not None
-    assert max(slopes) <= found
-    layers: Any = deep
-    assert found == pytest.approx(1.129**2 * math.prod(sigma(layers[i]) for i in (0, 2, 4)))
-    chain: Any = norm_linear(site).eval()
-    with torch.no_grad():
-        chain[0].running_var.copy_(torch.tensor([0.25, 1, 4, 9]))
-        chain[0].weight.copy_(torch.tensor([1.0, -3, 1, 1]))
-    assert lipschitz(chain) == pytest.approx(3 * sigma(chain[1]), rel=1e-4)
-    assert lipschitz(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4), n_power_iterations=50)) == pytest.approx(
-        1, rel=0.1
-    )
-    shaped = nn.Sequential(nn.Flatten(-2), nn.Linear(6, 6), nn.Unflatten(-1, (3, 2)))
-    assert lipschitz(shaped) == pytest.approx(sigma(shaped[1]))
-    strange = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 3))
-    assert (lipschitz(strange), find_unknown(strange)) == (None, ["LayerNorm"])
-    assert Norm in [type(part) for part in chain]
-
-
-@pytest.mark.parametrize(("part", "steepest"), [(nn.GELU(), 1.129), (nn.SiLU(), 1.0999), (nn.Sigmoid(), 0.25)])
-def test_the_steepest_slopes(part: nn.Module, steepest: float) -> None:
-    x = torch.linspace(-6, 6, 200_001, dtype=torch.float64)
-    y = part(x)
-    slope = float(((y[1:] - y[:-1]) / (x[1:] - x[:-1])).abs().max())
-    assert slope <= steepest == lipschitz(part)
-    assert slope > steepest - 1e-3
-
-
-def test_bounded_branches_have_a_bound_of_1_and_their_biases() -> None:
+def test_bounded_branches_without_biases_have_a_bound_of_1() -> None:
     model: Any = attach(VectorMaps().double(), trace=False, spectral_norm=True)
     with torch.no_grad():
         for name in ("map_to_feat", "map_to_dir"):
             model.ace.branch(name).inner.bias.zero_()
     x = torch.randn(6, 3, 4, dtype=torch.float64)
-    found = bounds(model, x)
-    assert pytest.approx(1, rel=1e-4) == found.B
+    assert 0.3 < bounds(model, x).B <= 1 + 1e-4
     with torch.no_grad():
-        model.ace.branch("map_to_dir").inner.bias.fill_(1.0)
-    offset = math.sqrt(6 * 12) / float(x.norm())
-    assert pytest.approx(1 + offset, rel=1e-4) == bounds(model, x).B
-
-
-@pytest.mark.usefixtures("_chain")
-def test_a_branch_of_which_nothing_is_known_has_no_bound() -> None:
-    model: Any = attach(Chain(), trace=False)
-    model.ace.branches["layers_1"] = nn.Sequential(model.ace.branches["layers_1"], nn.Softmax(-1))
-    found = bounds(model, torch.randn(4, 3, CHANNELS))
-    assert (found.B, found.theorem_1, found.theorem_2) == (None, None, None)
-    assert found.measured_1 > 0
-    assert found.branches["layers.1"] is None
-    assert any("layers.1: no bound" in note and "Softmax" in note for note in found.notes)
+        model.ace.branch("map_to_dir").inner.bias.fill_(10.0)
+    assert pytest.approx(10 * math.sqrt(6 * 12) / float(x.norm()), rel=0.2) == bounds(model, x).B
 
 
 def use_hooks(**hooks: Any) -> None:
@@ -313,36 +255,9 @@ def test_a_branch_that_reads_a_stem_or_another_branch(stem: bool) -> None:
     x = torch.randn(4, 3, CHANNELS, dtype=torch.float64)
     found = bounds(model, x)
     both = sigma(model.ace.branch("first").inner) * sigma(model.ace.branch("second").inner)
-    assert found.branches["second"] == pytest.approx(both)
+    assert 0.1 * both < found.branches["second"] <= both
     assert found.norm == pytest.approx(float(x.norm()))
-    assert found.theorem_1 is not None
     assert 0 < found.measured_1 <= found.theorem_1
-    assert any("branches form chains at second" in note for note in found.notes)
-
-
-class AddsToOutput(nn.Linear):
-    """A linear map of the channels that fulfils the protocol AddsItself."""
-
-    def prepare(self, read: Tensor) -> Tensor:
-        return read
-
-    def add_to(self, output: Tensor, gamma: Tensor, prepared: Tensor) -> Tensor:
-        return output + gamma * self(prepared)
-
-    def restore(self, output: Tensor) -> Tensor:
-        return output
-
-
-@pytest.mark.usefixtures("_chain")
-def test_a_branch_that_adds_itself_has_no_bound() -> None:
-    use_hooks(
-        ace_branch=lambda self, site: AddsToOutput(CHANNELS, CHANNELS),
-        ace_layers=lambda self, model: [Site("one", "layers.1", (3, CHANNELS), (3, CHANNELS), Tap(0, "layers.1"))],
-    )
-    found = bounds(with_gammas(attach(Chain(2), trace=False), 0.4), torch.randn(4, 3, CHANNELS))
-    assert (found.B, found.theorem_1, found.theorem_2) == (None, None, None)
-    assert found.measured_1 > 0
-    assert any("one: no bound, because its branch adds itself" in note for note in found.notes)
 
 
 @pytest.mark.usefixtures("_chain")
@@ -350,10 +265,8 @@ def test_a_layer_that_runs_twice_has_no_bound() -> None:
     use_hooks(ace_layers=lambda self, model: [Site("one", "layers.0", (3, CHANNELS), (3, CHANNELS))])
     model: Any = Chain(1)
     model.layers.append(model.layers[0])
-    found = bounds(with_gammas(attach(model, trace=False), 0.4), torch.randn(4, 3, CHANNELS))
-    assert (found.M, found.theorem_1, found.theorem_2) == (None, None, None)
-    assert found.measured_1 > 0
-    assert any("one: no bound, because it runs 2 times" in note for note in found.notes)
+    with pytest.raises(AdapterError, match="branch of 'one' does not run exactly once"):
+        bounds(with_gammas(attach(model, trace=False), 0.4), torch.randn(4, 3, CHANNELS))
 
 
 @pytest.mark.parametrize(
@@ -361,7 +274,6 @@ def test_a_layer_that_runs_twice_has_no_bound() -> None:
     [
         (lambda: bounds(Layered(), torch.randn(4, 3)), AttachError, "Layered has no ACE attached"),
         (lambda: bounds(attach(Layered(), trace=False), torch.randn(4, 3), samples=0), ConfigError, "samples"),
-        (lambda: bounds(attach(Layered(), trace=False), torch.randn(4, 3), probes=-1), ConfigError, "probes"),
     ],
 )
 def test_mistakes_are_named(call: Any, error: type[AceError], message: str) -> None:
