@@ -25,8 +25,6 @@ ADAM_EPS = 1e-8
 DIVERGED_AFTER = 3
 """Number of consecutive steps with a non-finite gradient after which a run counts as diverged. In a run shorter than
 twice this number, half of its steps are enough."""
-BEYOND_HALF = 65_505
-"""Number of steps assumed if a half-precision checkpoint saved it as infinity: the first above float16's maximum."""
 
 
 class Duals(nn.Module):
@@ -203,8 +201,7 @@ class Duals(nn.Module):
         """Update the values derived from the buffers, after they were loaded or copied from another rank."""
         if not self.steps.is_meta:
             steps = float(self.steps)
-            # In a half-precision checkpoint a large number of steps overflows: use the smallest number that overflows.
-            self.count = round(steps) if math.isfinite(steps) else BEYOND_HALF
+            self.count = round(steps) if math.isfinite(steps) else 2**16  # overflows in half-precision checkpoints
             self.steps.fill_(self.count)
             if self.config.paced and not self.config.may_land:  # sites that landed in strict mode train again
                 self.run_square.copy_(torch.where(self.site_landed > 0, self.square, self.run_square))

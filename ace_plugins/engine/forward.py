@@ -240,8 +240,6 @@ class OpenHook:
             # next optimizer step checks hooks that are not verified.
             if not compiling and (hooks.state != hooks.describe(ace) or (active and not hooks.verified)):
                 hooks.sync(ace)
-            if not (compiling or ace.session.stepped or ace.landed) and ace.trains() and ace.gamma.requires_grad:
-                ace.session.count_forward(model)
             if ace.config.error_every:
                 _keep_batch(ace, args, kwargs)
         OPEN.end_all(ace)

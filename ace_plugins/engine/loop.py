@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..errors import AceWarning
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from .distributed import Ranks
     from .state import Ace
-
-FORWARDS = 200
-"""Number of training forward passes without a step of gamma after which the session checks if weights changed."""
 
 
 @dataclass
@@ -85,29 +82,8 @@ class Session:
         self.running: tuple[Loop, Optimizer] | None = None
         """The loop and the optimizer whose step is in progress; None between steps."""
         self.observed = Observed()
-        self.stepped = False
-        """True once gamma has made a step."""
         self.adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None
         """The optimizer to which `adopt` added ACE's parameters, and the parameter group it added."""
-        self._forwards = 0
-        self._weight: tuple[Tensor, Tensor] | None = None
-        """One of the model's weights, and a copy of its value at the first training forward pass."""
-
-    def count_forward(self, model: nn.Module) -> None:
-        """Count a training forward pass before gamma's first step. Warns once if weights change without such a step."""
-        self._forwards += 1
-        if self._forwards == 1:
-            weights = [p for name, p in model.named_parameters() if p.requires_grad and not name.startswith("ace.")]
-            smallest = min(weights, key=Tensor.numel, default=None)
-            self._weight = None if smallest is None else (smallest, smallest.detach().clone())
-        elif self._forwards == FORWARDS and self._weight is not None and not torch.equal(*self._weight):
-            warnings.warn(
-                f"the weights of {type(model).__name__} change, but no torch.optim.Optimizer has updated its gamma "
-                f"(model.ace.gamma) in {FORWARDS} training forwards, so ACE has no effect; train with a "
-                "torch.optim.Optimizer over model.parameters()",
-                AceWarning,
-                stacklevel=2,
-            )
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -209,7 +185,6 @@ class Loop(ABC):
             return False
         ace, session = self.ace, self.ace.session
         ace.passes.count = 0
-        session.stepped = True
         session.observed = LOSSES.take(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):

@@ -21,7 +21,7 @@ from ..symmetry.measure import Call
 from ..symmetry.parts import get_part
 from .budget import Budget
 from .distributed import is_distributed
-from .duals import BEYOND_HALF, Duals
+from .duals import Duals
 from .holdout import is_separable
 from .loop import Session
 from .spectral_norm import find_bounded, settle
@@ -289,16 +289,6 @@ class Ace(nn.Module):
         super()._apply(precise, recurse=False)  # type: ignore[no-untyped-call]
         self._settle()
         return self
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        steps, gamma = (state_dict.get(prefix + name) for name in ("duals.steps", "gamma"))
-        if not isinstance(steps, Tensor) or not isinstance(gamma, Tensor) or steps.dtype.itemsize >= 4:
-            return
-        # In half precision the number of steps is rounded or overflows. If every gamma is 0, the sites have landed.
-        if self.config.land_at and not steps.is_meta and float(steps) > 0 and not gamma.any():
-            known = steps.float().nan_to_num(posinf=BEYOND_HALF)
-            state_dict[prefix + "duals.steps"] = known.clamp_min(self.config.land_at)
 
     def train(self, mode: bool = True) -> Ace:
         super().train(mode)

@@ -87,31 +87,3 @@ def test_resuming_past_the_landing_lands() -> None:
     assert resumed.ace.gamma.tolist() == [0.0] * 3
     trained(2, resumed)
     assert resumed.ace.gamma.tolist() == [0.0] * 3
-
-
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("steps", [1_001, 65_505, 100_001])
-def test_a_checkpoint_in_half_precision_stays_landed(half: torch.dtype, steps: int) -> None:
-    """Its step count is rounded, or beyond what half precision holds."""
-    landed = trained(3, land_at=3)
-    landed.ace.duals.steps.fill_(steps)
-    state = {name: value.to(half) for name, value in landed.state_dict().items()}
-    resumed = made(land_at=steps)
-    resumed.load_state_dict(state)
-    assert status(resumed).landed
-    assert status(resumed).steps >= steps
-
-
-@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-def test_a_checkpoint_in_half_precision_before_the_landing_has_not_landed(half: torch.dtype) -> None:
-    for gamma_init in (1.0, 0.0):
-        state = {name: value.to(half) for name, value in made(gamma_init=gamma_init).state_dict().items()}
-        resumed = made(land_at=70_000, gamma_init=gamma_init)
-        resumed.load_state_dict(state)
-        assert not status(resumed).landed
-    going = trained(3)
-    going.ace.duals.steps.fill_(66_000)
-    resumed = made(land_at=70_000)
-    resumed.load_state_dict({name: value.to(half) for name, value in going.state_dict().items()})
-    assert not status(resumed).landed
-    assert status(resumed).steps == pytest.approx(66_000, rel=0.01)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import warnings
 from typing import Any
 
 import pytest
@@ -441,36 +440,6 @@ def test_a_model_attached_between_the_steps_of_its_optimizer_is_an_error() -> No
     with pytest.raises(AceError, match="no optimizer owns its gamma"):
         optimizer.step()
     assert status(other).steps == 0
-
-
-def forwards_by_hand(model: nn.Module, x: Tensor, count: int, rate: float) -> None:
-    for _ in range(count):
-        loss_of(model, x)
-        with torch.no_grad():
-            for weight in model.head.parameters():  # type: ignore[union-attr]
-                weight += rate
-
-
-def test_weights_that_move_without_an_optimizer_are_reported_once() -> None:
-    model, x = model_and_batch()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        forwards_by_hand(model, x, 199, 1e-3)
-        model.eval()
-        forwards_by_hand(model, x, 3, 1e-3)
-        model.train()
-    with pytest.warns(AceWarning, match=r"weights of Layered change.*200 training forwards"):
-        forwards_by_hand(model, x, 1, 1e-3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        forwards_by_hand(model, x, 3, 1e-3)
-
-
-def test_weights_that_stay_are_not_reported() -> None:
-    model, x = model_and_batch()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        forwards_by_hand(model, x, 201, 0.0)
 
 
 def test_the_batch_of_a_step_that_is_measured_is_copied() -> None:
