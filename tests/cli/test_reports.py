@@ -62,12 +62,12 @@ def test_text_and_json_write_no_file(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["report"], "no runs in .ace/runs: expected folders with trace.jsonl; train with ACE here first"),
-        (["report", "nowhere"], "no run 'nowhere': expected the folder of a run"),
+        (["report"], "no runs in .ace/runs: expected folders with run.json and trace.jsonl; train with ACE"),
+        (["report", "nowhere"], "no runs in nowhere: expected folders with run.json"),
         (["report", "."], "no runs in ."),
         (["report", ".", "--text", "--json"], "--text and --json: expected one of them"),
         (["watch", "--once"], "no runs in .ace/runs"),
-        (["watch", "nowhere"], "no run 'nowhere'"),
+        (["watch", "nowhere"], "no runs in nowhere"),
     ],
 )
 def test_mistakes_are_told_in_one_line(here: Path, words: list[str], told: str) -> None:
