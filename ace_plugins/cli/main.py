@@ -77,7 +77,7 @@ class AcePatch(Commands):
 @click.group(cls=AcePatch, epilog=COMPLETION, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ace-patch")
 def cli() -> None:
-    """Train existing equivariant models with ACE, by their own training scripts."""
+    """Train existing equivariant models with ACE, using their own training scripts."""
 
 
 def main(prog_name: str = "ace-patch") -> None:

@@ -133,7 +133,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             add = click.option(name, field.name, type=(value := SettingType(kind)), metavar=value.name, help=text)
         command = add(command)
     command = click.option("--cpu", is_flag=True, default=None, help="The same as --device cpu.")(command)
-    return click.option("--preset", metavar="NAME", help="Start from the adapter's settings of this name.")(command)
+    return click.option("--preset", metavar="NAME", help="Start from this preset of the adapter.")(command)
 
 
 def collect_settings(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def compare(
 ) -> None:
     """Compare a script with and without ACE over several seeds.
 
-    Trains each run with each seed, reads the results that the script prints, and compares them seed by seed.
+    Trains once for each run and seed, reads the results that the script prints, and compares them seed by seed.
 
     \b
     ace-patch compare segnn --seeds 3 --runs off,auto -- main.py --dataset=nbody --epochs=150

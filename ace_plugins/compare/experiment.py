@@ -1,16 +1,18 @@
-"""Parses the runs, seeds and metrics of a comparison, which are given as options or in an experiment file (TOML)::
+"""Parses the runs, seeds and metrics of a comparison, from options or from an experiment file.
 
-adapter = "segnn"
-command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
-epochs = 1000
-seeds = 3
-needs = "ace-patch data nbody --out nbody/dataset"
-vary.samples = [1000, 3000]     # optional: one comparison for each value
-paper.off = "5.6"               # optional: the published result of each run; paper.1000.off for a value of vary
-[runs.off]
-[runs.slow]
-mode = "strict"
-horizon = 0.9
+An experiment file is TOML::
+
+    adapter = "segnn"
+    command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
+    epochs = 1000
+    seeds = 3
+    needs = "ace-patch data nbody --out nbody/dataset"
+    vary.samples = [1000, 3000]     # optional: one comparison for each value
+    paper.off = "5.6"               # optional: the published result of each run; paper.1000.off for a value of vary
+    [runs.off]
+    [runs.slow]
+    mode = "strict"
+    horizon = 0.9
 """
 
 from __future__ import annotations
