@@ -156,17 +156,16 @@ def check_branches_are_their_own(kit: Kit) -> None:
 
 def check_gamma_zero_is_upstream(kit: Kit) -> None:
     """With gamma = 0 the model gives upstream's output bit for bit, in train and eval mode."""
-    model = kit.attached(gamma=0.0)
+    plain, model = kit.plain(), kit.attached(gamma=0.0)
     look_at = "ace_branch: writes to its input, or values that are not finite; ace_layers: changes to the model"
     with use_branches(model, True):
         for training in (True, False):
             reason = f"gamma = 0 does not give upstream's output bit for bit (training={training})"
-            _require_upstream(kit, model.train(training), reason, look_at)
+            _require_same(kit, plain.train(training), model.train(training), reason, look_at)
 
 
-def _require_upstream(kit: Kit, model: Any, reason: str, look_at: str) -> None:
+def _require_same(kit: Kit, plain: nn.Module, model: Any, reason: str, look_at: str) -> None:
     """Require that a model gives the output of plain upstream. An error names the first site with another output."""
-    plain = kit.plain().train(model.training)
     if not same(kit.run(plain), kit.run(model)):
         seen = []
         for each in (plain, model):
@@ -181,7 +180,8 @@ def check_eval_is_upstream(kit: Kit) -> None:
     """In modes strict and auto, ``model.eval()`` gives upstream's output, unless mode auto has kept a branch."""
     for mode in ("strict", "auto"):
         model = kit.attached(mode=mode, loop="paced")
-        _require_upstream(kit, model.eval(), f"{mode}: model.eval() does not give upstream's output", CHANGES)
+        reason = f"{mode}: model.eval() does not give upstream's output"
+        _require_same(kit, kit.plain().eval(), model.eval(), reason, CHANGES)
 
 
 def check_eval_keeps_the_branches(kit: Kit) -> None:
