@@ -139,7 +139,26 @@ def _print_state(found: State) -> None:
         click.echo(f"'ace-patch {found.adapter.name}' patches it.")
 
 
-@click.command(cls=ScriptCommand)
+class RunCommand(ScriptCommand):
+    """The command ``run``. Without '--', the first word after ADAPTER and its options begins the script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if "--" not in args and not ctx.resilient_parsing:
+            ctx.allow_interspersed_args = False  # options of the script may have the same names as ours
+            before, words = self._split(ctx, args)
+            after, script = ([], words[1:]) if words[1:2] in (["-m"], ["-c"]) else self._split(ctx, words[1:])
+            args = [*before, *after, *words[:1], *(["--", *script] if script else [])]
+            ctx.allow_interspersed_args = True
+        return super().parse_args(ctx, args)
+
+    def _split(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """Return the options at the beginning, and the other words."""
+        options: list[click.Parameter] = [param for param in self.params if isinstance(param, click.Option)]
+        words = click.Command(self.name, params=options).make_parser(ctx).parse_args(list(args))[1]
+        return args[: len(args) - len(words)], words
+
+
+@click.command(cls=RunCommand)
 @click.argument("adapter", shell_complete=adapters)
 @click.argument("words", nargs=-1, type=click.Path(), metavar="-- SCRIPT [ARGS]...")
 @config_options

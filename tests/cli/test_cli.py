@@ -257,8 +257,7 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
         (["run", "schnet", "--", "trian.py"], "trian.py"),
         (["run", "schnet"], "no script given"),
         (["run", "schnet", "--prest", "x", "--", "train.py"], "--prest"),
-        (["run", "schnet", "train.py"], "'train.py': expected '--' before the script: ace-patch run schnet -- "),
-        (["run", "schnet", "train.py", "--steps", "3"], "--steps.*write '--' before the script"),
+        (["run", "schnet", "train.py", "--", "x"], "'train.py': expected '--' before the script"),
         (["run", "schnet", "--land-at", "1e3", "--", "train.py"], "--land-at"),
         (["run"], "Missing argument 'ADAPTER'"),
         (["doctor"], "Missing argument 'ADAPTER'"),
@@ -280,3 +279,21 @@ def test_mistakes_are_one_line_and_exit_code_2(folder: Path, call: Any, argument
     for part in message.split(".*"):
         assert part in line
     assert sorted(folder.rglob("*")) == before, "nothing changed"
+
+
+@pytest.mark.parametrize(
+    ("words", "mode", "script"),
+    [
+        ("schnet -- train.py --mode x", None, "train.py --mode x"),
+        ("schnet train.py --mode x", None, "train.py --mode x"),
+        ("--mode off schnet train.py --json", "off", "train.py --json"),
+        ("schnet --mode off train.py -h", "off", "train.py -h"),
+        ("schnet --mode off -- -m train", "off", "-m train"),
+        ("schnet -c pass", None, "-c pass"),
+    ],
+)
+def test_a_script_may_follow_with_and_without_dashes(words: str, mode: str | None, script: str) -> None:
+    from ace_plugins.cli.scripts import run
+
+    found = run.make_context("run", words.split()).params
+    assert (found["adapter"], found["mode"], list(found["words"])) == ("schnet", mode, script.split())
