@@ -35,8 +35,8 @@ A *preset* is a named group of settings, chosen with the setting `preset`:
 | `paper` | the paper's algorithms with the authors' settings |
 | `none` | strict mode in the paper's loop |
 
-Two adapters change preset `fit`. EGNO has resilient mode, `rho = "2.5x"` and starts with gamma = 1. MACE starts with
-gamma = 0.01. `ace-patch doctor ADAPTER` shows an adapter's presets.
+One adapter changes preset `fit`: with MACE, gamma starts at 0.01. `ace-patch doctor ADAPTER` shows an adapter's
+presets.
 """
 PAPER_HEAD = """
 ## Paper loop only
