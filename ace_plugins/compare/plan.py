@@ -176,7 +176,7 @@ class Store:
         return self.folder / f"{trial.run}-{key}" / f"seed-{trial.seed}"
 
     def load(self) -> dict[Trial, TrialResult]:
-        """Return the results of all finished trials. A result without one of the metrics does not count."""
+        """Return the results of the finished trials. Results that lack one of the metrics are left out."""
         results, names = {}, {metric.name for metric in self.comparison.metrics}
         for trial in self.comparison.trials:
             with contextlib.suppress(OSError, ValueError, TypeError):
@@ -191,7 +191,7 @@ class Store:
     def describe(self, threads: int) -> int:
         """Write the description of the comparison, and return the number of threads of each trial.
 
-        The number stays that of the first call, because it affects the rounding of sums.
+        Later calls return the number of the first call, because the number of threads affects the rounding of sums.
         """
         described: dict[str, Any] = {"threads": threads}
         with contextlib.suppress(OSError, ValueError):

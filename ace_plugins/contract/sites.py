@@ -111,7 +111,7 @@ class Site(_Features):
         pair = self.acts is None or (isinstance(self.acts, tuple) and len(self.acts) == 2)
         check_field(self, "acts", pair, "two actions, on the input and on the output")
         plain = isinstance(self.reads, Tap) and self.through is None and len(self.shape_in) == len(self.shape_out) == 1
-        allowed = "-1, except for sites with one-dimensional shapes, a Tap in reads and no through"
+        allowed = "-1 (other values need one-dimensional shapes, a Tap in reads, and no through)"
         check_field(self, "axis", plain or self.axis == -1, allowed)
         object.__setattr__(self, "module", self.module or self.name)
 

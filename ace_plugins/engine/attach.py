@@ -49,7 +49,7 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
     problems: list[str] = []
     for node in nodes:
         if key(node.name) in seen:
-            problems.append(f"two nodes are named {node.name!r} (or {seen[key(node.name)].name!r})")
+            problems.append(f"{seen[key(node.name)].name!r} and {node.name!r} count as one name ('.' equals '_')")
         if isinstance(node, Site):
             try:
                 place = (id(model.get_submodule(node.module)), node.output)
@@ -90,7 +90,7 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
     """Build and check everything that ACE adds to a model, without changing the model. Returns None in mode "off"."""
     if find(model) is not None:
         name = type(model).__name__
-        raise AttachError(f"{name} is attached already (model.{NAME}); call project(model) first to attach again")
+        raise AttachError(f"ACE is already attached to this {name} (model.{NAME}); call project(model) before attach")
     if hasattr(model, NAME):
         raise AttachError(f"{class_path(type(model))} already has an attribute {NAME!r}, which ACE needs")
     if config.mode == "off":
@@ -128,8 +128,8 @@ def project(model: M) -> M:
     ace = get_ace(model)
     largest = float(ace.gamma.detach().abs().max())
     if ace.in_eval and not largest <= 1e-3:
-        text = f"max |gamma| is {largest:.3g} and mode {ace.config.mode!r} deploys the branches"
-        text = f"projecting {type(model).__name__} to f_eq although {text}: the output of model.eval() changes"
+        text = f"max |gamma| is {largest:.3g} and mode {ace.config.mode!r} uses the branches in model.eval()"
+        text = f"project removes ACE from {type(model).__name__} and changes its output: {text}"
         warnings.warn(text, AceWarning, stacklevel=2)
     if ace.duals.count:
         notify("ace_finished", model=model)

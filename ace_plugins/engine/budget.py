@@ -1,8 +1,8 @@
 """Determines the length of a run from the user's setting, the script, Lightning or a learning-rate scheduler.
 
 Steps per epoch are counted between calls of ``model.train()``, which scripts make when an epoch begins. If the length
-cannot be found, `ASSUMED` steps are assumed: once all sites have landed, a longer run continues as upstream's own
-training, and the report of a shorter run says that it was cut short.
+cannot be found, `ASSUMED` steps are assumed. A longer run then trains upstream's own model once all sites have landed.
+The report of a shorter run says that the run was too short.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Budget:
         return max(1.0, min(self.config.share * length, self.config.latest(epoch_steps)))
 
     def length(self, count: int) -> int | None:
-        """Return the run's length in steps, as known after ``count`` steps; None while it is worth waiting for it."""
+        """Return the run's length in steps, as known after ``count`` steps; None while it may still be found."""
         if self.begun is None:
             self.begun = count
         known = self.total

@@ -65,13 +65,13 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
     except (AttributeError, KeyError, TypeError, ValueError):
         found = "an unreadable manifest"
     if found != expected:
-        raise CheckpointError(f"checkpoint holds ACE of other sites ({found}), expected {expected}; nothing was loaded")
+        raise CheckpointError(f"checkpoint of other sites ({found}): the model has {expected}; nothing was loaded")
     wrong = [n for n, value in own.items() if n.startswith(mine) and _shape(state.get(n)) != _shape(value)]
     extra = [n for n in state if n.startswith(mine) and n not in own]
     if wrong or extra:
         raise CheckpointError(
-            f"checkpoint holds ACE with other branches: missing or of another shape {_some(wrong)}, not expected "
-            f"{_some(extra)}; attach with the settings it was trained with; nothing was loaded"
+            f"checkpoint of other branches: it lacks or has another shape for {_some(wrong)}, and has in addition "
+            f"{_some(extra)}; attach with the settings of the run that wrote it; nothing was loaded"
         )
 
 
@@ -117,7 +117,7 @@ def export_checkpoint(source: Mapping[str, Any] | File, to: File | None = None, 
             raise CheckpointError(f"cannot write {str(to)!r}: expected a file name in a folder that exists")
         publish(to, lambda file: torch.save(result.content, file))
     if not largest <= 1e-3:  # this is also true for nan
-        text = f"exporting f_eq alone although max |gamma| is {largest:.3g}: the removed branches affect the model"
+        text = f"export removes branches with |gamma| up to {largest:.3g}, so the exported model may give other outputs"
         warnings.warn(text, AceWarning, stacklevel=3)
     if result.optimizers:
         text = "plain upstream can load the weights, but not the optimizer state, which still has ACE's parameters"
@@ -178,7 +178,7 @@ class Exported:
         return renamed
 
     def _find_averages(self, weights: Sequence[Any], what: str) -> range:
-        """Return the places of ACE's parameters among averaged weights, which have no names but a known order."""
+        """Return the indices of ACE's parameters in averaged weights, which have a known order but no names."""
         shapes = list(map(_shape, weights))
         found: set[range] = set()
         for block in self.blocks:
@@ -207,7 +207,7 @@ class Exported:
 
 
 def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the prefixes of ACE's keys in a state_dict ("ace.", "module.ace."): keys of manifests without the name."""
+    """Return the prefixes of ACE's keys in a state_dict, such as "ace.", found by their key "manifest"."""
     keys = [str(name) for name in content]
     return tuple(key.removesuffix("manifest") for key in keys if f".{key}".endswith(f".{MANIFEST}"))
 

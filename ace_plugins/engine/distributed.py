@@ -36,7 +36,7 @@ def rank() -> int:
 
 
 class Ranks:
-    """The ranks that train one model together, of which each has its own instance: with DDP, or sharded."""
+    """The ranks that train one model together, with DDP or ``fully_shard``. Each rank has its own instance."""
 
     def __init__(self, group: Any = None, wrapper: DistributedDataParallel | None = None) -> None:
         self.sharded = wrapper is None

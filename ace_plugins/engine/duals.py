@@ -129,7 +129,7 @@ class Duals(nn.Module):
         return torch.full_like(self.u, self.config.epsilon) if self.config.mode == "bounded" else self.u
 
     def slack(self, gamma: Tensor) -> Tensor:
-        """Return the constraint's value, [sites]. If satisfied, it is 0 in strict mode and at most 0 in other modes."""
+        """Return the constraint's value, [sites]. It holds if this is 0 (strict mode) or at most 0 (other modes)."""
         if self.config.mode == "strict":
             return gamma
         return gamma.abs() - (self.config.epsilon if self.config.mode == "bounded" else self.u)
@@ -176,8 +176,8 @@ class Duals(nn.Module):
     def migrate(self, state: MutableMapping[str, Any], prefix: str) -> None:
         """Convert a checkpoint of version 0.1.0 in place.
 
-        It has no evidence, and three quantities in one buffer, ``error``. Development versions had their own buffers
-        for these quantities, but no evidence either.
+        Such a checkpoint has no evidence, and stores three quantities in one buffer, ``error``. Checkpoints of
+        development versions have one buffer per quantity, but no evidence either.
         """
         if f"{prefix}lambda_" in state and not any(name.startswith(f"{prefix}evidence.") for name in state):
             buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")

@@ -3,7 +3,7 @@
 The judges are the training samples that do not train the branches (see `holdout`). From time to time a step is a probe:
 the judges then see the model without its undecided branches, and the other samples see it with them. Let g0 be the
 gradient of the loss with respect to gamma in a probe, where the branch is switched off for the judges, and g1 its mean
-over the steps since the probe before, with the branch on. By the trapezoidal rule
+over the steps since the previous probe, with the branch on. By the trapezoidal rule
 
     b = -gamma (g0 + g1) / 2
 
@@ -11,15 +11,15 @@ is the amount by which a site's branch lowers the loss of the judges. It is exac
 the sum over the sites is the benefit of all branches together. The gradient g1 alone would be no evidence: it is 0 at
 the best gamma, however much the branch helps.
 
-The values x = b / (root mean square of the values before) of a site are tested one by one. With S = sum x and
+Each b of a site is divided by the root mean square of the earlier ones, which gives x. With S = sum x and
 V = sum x^2, the e-value
 
     M = 2 sqrt(r / (V + r)) exp(S^2 / (2 (V + r))) Phi(S / sqrt(V + r)),        r = PRIOR
 
-ever exceeds 1 / p with probability at most p, if every x, given those before it, is symmetric about a value of at most
-0 (de la Pena 1999; Ville's inequality). So the test may be looked at after every probe. Over all sites, the e-BH
-procedure (Wang and Ramdas 2022) keeps the expected share of wrongly kept sites among the kept ones at most LEVEL,
-however the sites depend on each other.
+ever exceeds 1 / p with probability at most p. This holds if the branch does not help: every x, given the earlier ones,
+is symmetric about 0 or a lower value (de la Pena 1999; Ville's inequality). So the result may be examined after every
+probe. Over all sites, the e-BH procedure (Wang and Ramdas 2022) keeps the expected share of wrongly kept sites among
+the kept ones at most LEVEL, however the sites depend on each other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..settings.config import LEVEL
 from .holdout import BITS
 
 PROBES = 128
-"""Number of probes in the exploration of a run, however long it is."""
+"""Number of probes until mode auto must decide, for a run of any length."""
 PRIOR = 4.0
 """r in the e-value. The test is most sensitive when V is 10 to 20 times as large."""
 MEMORY = 8
@@ -103,7 +103,7 @@ class Evidence(nn.Module):
         self.size.lerp_(b.square(), probe / (self.probes + 1).clamp_max(MEMORY))
         self.probes.add_(probe)
         if loss is not None and self.holdout:
-            # The loss without branches: that of the judges with branches, and what the branches lower it by.
+            # The judges' loss without branches is their loss with branches plus the benefit of the branches.
             without = self.holdout * loss.to(b).abs() + b.sum().clamp_min(0)
             relative = (b / without).nan_to_num(0.0, 0.0, 0.0)
             self.benefit.add_(relative)
@@ -112,7 +112,7 @@ class Evidence(nn.Module):
         self.cycle_steps.add_(1).mul_(1 - probe)
 
     def plan(self, count: int, explores: bool, horizon: float | None, landed: Tensor) -> None:
-        """Prepare the step after ``count`` steps: it may be a probe, and its batch may judge as a whole."""
+        """Decide, after ``count`` steps, whether the next step is a probe and whether its whole batch judges."""
         probe = explores and horizon is not None and (count + 1) % cycle(horizon) == 0
         self.probing.copy_((1 - self.kept) * (1 - landed) if probe else torch.zeros_like(self.kept))
         self.batch_draw.fill_(math.floor(count * 0.6180339887498949 % 1 * 2**BITS))

@@ -1,12 +1,11 @@
 """Held-out judging: a share of the training samples judges gamma, and the other samples train the branches.
 
-A branch has free parameters, so it always helps on the samples that it was fitted to. Therefore a sample either trains
-the branches, and then gives gamma no gradient, or judges gamma, and then gives the branches' parameters no gradient.
-Upstream's weights learn from all samples, and every sample also propagates gradients through a branch to its input.
+A branch has free parameters, so it always helps on the samples that it was fitted to. Therefore each sample has one of
+two *parts*. Samples that train the branches give gamma no gradient. Samples that judge gamma give the parameters of the
+branches no gradient. Upstream's weights learn from all samples, through the branches too.
 
-A hash of a sample's inputs decides whether it judges or trains. This is its *part*, which it keeps in every epoch and
-order, on every rank and after resuming. Inputs that the script augments at random get a new hash, and thus a new part,
-in every epoch.
+A hash of a sample's inputs decides its part, so the part is the same in every epoch, in any order, on every rank and
+after resuming. Inputs that the script augments at random get a new hash, and so perhaps another part, in every epoch.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from .state import Ace
 
 BITS = 20
-"""Number of bits of a sample's draw, a whole number that is compared with the share of judges."""
+"""Number of bits of the number that `draw` computes for a sample, which decides whether the sample judges or trains."""
 
 
 class _Fit(threading.local):
@@ -54,7 +53,7 @@ def fit_rows(rows: Tensor | None) -> Iterator[None]:
 
 
 def align(rows: Tensor, like: Tensor) -> Tensor:
-    """Return a value per row, [rows], with as many dimensions as ``like`` has, in its dtype."""
+    """Return ``rows``, one value per row, in the dtype of ``like`` and with its number of dimensions, to broadcast."""
     return rows.view(-1, *[1] * (like.dim() - 1)).to(like.dtype)
 
 
@@ -160,8 +159,8 @@ def draw(tensors: Sequence[Tensor], samples: Tensor) -> Tensor:
         samples: Number of the sample that each row belongs to, [rows].
 
     Returns:
-        The numbers, [rows]: entry i belongs to sample i, and the entries beyond the last sample mean nothing. Their
-        distribution is uniform, and neither the order of the rows nor the other samples change them.
+        The numbers, [rows]: entry i belongs to sample i, and entries beyond the last sample have no meaning. The
+        numbers are uniformly distributed, and depend neither on the order of the rows nor on other samples.
     """
     total = torch.zeros(len(samples), dtype=torch.int64, device=samples.device)
     for number, tensor in enumerate(tensors):
@@ -231,9 +230,9 @@ def warn_of_whole_batches(ace: Ace, reason: str) -> None:
     if not ace.passes.warned:
         ace.passes.warned = True
         warnings.warn(
-            f"ACE cannot tell which rows belong to which sample ({reason}), so whole batches judge gamma or train the "
-            "branches; with shuffled data they are not held out strictly, so verdicts are less reliable; the adapter "
-            "can name the samples (Graphs in ace_group_action)",
+            f"ACE cannot tell which rows of a batch belong to which sample ({reason}), so it holds out whole batches "
+            "to test the branches; if the script shuffles its data, a sample is held out in some epochs only, and the "
+            "verdicts are less reliable; to avoid this, name the samples in the adapter (Graphs in ace_group_action)",
             AceWarning,
             stacklevel=4,
         )

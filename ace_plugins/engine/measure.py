@@ -20,7 +20,7 @@ from .state import NAME, Ace, find, unwrap
 
 
 def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """Return the model (converted if ``copied``) and the batch in float64 and "", or both unchanged and the reason."""
+    """Return model and batch in float64, and ""; on failure both unchanged, and why. Converts a copy if ``copied``."""
     try:
         judged = copy.deepcopy(model).double() if copied else model
         for original, twin in zip(_find_aces(model), _find_aces(judged), strict=True):
@@ -86,7 +86,7 @@ def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
 
 
 def adapter_of(model: nn.Module) -> Plugin:
-    """Return the adapter with which this model was attached, or else the adapter that claims it."""
+    """Return the adapter with which this model was attached, or else the adapter that supports it."""
     ace = find(model)
     return registry().adapter(ace.adapter) if ace is not None else registry().find_adapter(model)
 
@@ -116,7 +116,7 @@ def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
     equivariance.
 
     Args:
-        model: A model that is attached or that an adapter claims. It is shared, not copied.
+        model: A model that is attached or that an adapter supports. It is shared, not copied.
         samples: Number of random group elements, which is also the number of forward passes per call.
         seed: Seed of the group elements, the same in every call.
 
@@ -125,7 +125,7 @@ def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
 
     Raises:
         ConfigError: If ``samples`` is below 1.
-        AdapterError: If no adapter claims the model, or it does not define the group action.
+        AdapterError: If no adapter supports the model, or the adapter does not define the group action.
     """
     if samples < 1:
         raise ConfigError(f"samples: expected at least 1, found {samples}")
@@ -141,7 +141,7 @@ def equivariance_error(
     rho_X and rho_Y are the actions of the group on the inputs x and on the outputs of the model f.
 
     Args:
-        model: A model that is attached or that an adapter claims.
+        model: A model that is attached or that an adapter supports.
         batch: A tuple of positional arguments, a dict of keyword arguments, or a single argument of the forward pass.
         samples: Number of group elements.
         branches_on: True measures f_eq + gamma f_neq, False measures f_eq, None what ``model.eval()`` computes.
@@ -151,7 +151,7 @@ def equivariance_error(
         The absolute and the relative error.
 
     Raises:
-        AdapterError: If no adapter claims the model, or it does not define the group action.
+        AdapterError: If no adapter supports the model, or the adapter does not define the group action.
     """
     model = unwrap(model)
     action = adapter_of(model).action(model)

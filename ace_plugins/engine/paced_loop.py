@@ -53,8 +53,8 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
     config, waited, square = duals.config, duals.waited, duals.square
     duals.tick()
     size_before = square.sqrt()
-    # A site that has landed has no gradient, so its averages do not change. Nor do those of a site in a probe, whose
-    # gradient is not the one at gamma.
+    # A site that has landed has no gradient, so its averages do not change. In a probe, a site's averages do not
+    # change either: its gradient is that at 0, not at gamma.
     live = (1 - duals.site_landed) * (1 - duals.evidence.probing)
     usual = live / min(duals.count, averaging_steps(horizon or 0.0))
     square.lerp_(gradient.square(), usual)
@@ -89,7 +89,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         waited.add_(arrived)
     elif config.mode in ("resilient", "auto"):
         # One price (rho) for all sites, so that their slacks are comparable. It is computed from all gradients of
-        # the run: late gradients vanish, so that with these alone slack would cost nothing.
+        # the run. Late gradients alone are close to 0, and slack would then cost nothing.
         duals.run_square.lerp_(gradient.square(), live / duals.count)
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
     if config.mode == "auto":
@@ -101,7 +101,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
 
 @torch.no_grad()
 def explore(duals: Duals, horizon: float | None) -> bool:
-    """Decide in mode auto: keep sites with evidence, and land the others at the end. Also plans the next step.
+    """Keep sites with evidence (mode auto), and land all others at the end of the horizon. Plans the next step.
 
     Args:
         duals: The duals, already updated by `advance`, with this step in the evidence.
@@ -172,7 +172,7 @@ class PacedLoop(Loop):
         horizon = ace.budget.horizon(duals.count)
         guard = Guard(duals, ace.gamma, before, gradient)
         auto = duals.config.mode == "auto"
-        # Exploring takes longer than gamma needs to follow its gradient.
+        # In mode auto gamma moves three times as fast, so that it has settled long before the decision.
         ace.gamma.copy_(advance(duals, before, gradient, horizon / 3 if auto and horizon is not None else horizon))
         kept = duals.evidence.kept_sites
         if auto and duals.undecided:

@@ -329,7 +329,7 @@ def _find_models(places: Places) -> list[Ace]:
 
 
 def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
-    """Return upstream's weights among these ids; empty if gamma is frozen, since it then needs no optimizer."""
+    """Return upstream's weights whose ids are in ``places``. Empty if gamma is frozen: it then needs no optimizer."""
     model = ace.root
     if model is None or not ace.gamma.requires_grad:
         return []

@@ -37,8 +37,8 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
     Everything is checked before anything is changed. In mode "off" the model is not changed at all.
 
     Args:
-        model: A model that an adapter claims. If it is inside a wrapper such as DDP, pass the inner model.
-        adapter: Name of the adapter; by default the only adapter that claims the model.
+        model: A model that an adapter supports. If it is inside a wrapper such as DDP, pass the inner model.
+        adapter: Name of the adapter; by default the only adapter that supports the model.
         settings: Fields of `Config`, and ``preset`` for one of the adapter's presets.
 
     Returns:
@@ -46,7 +46,7 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
 
     Raises:
         AttachError: If the object is not a module, or ACE cannot be attached to it.
-        AdapterError: If no adapter or several claim the model, or the adapter fails.
+        AdapterError: If no adapter or several support the model, or the adapter fails.
         ConfigError: If a setting is unknown or invalid.
     """
     if not isinstance(model, nn.Module):
@@ -113,7 +113,7 @@ def patch_models(plugin: Plugin, config: Config) -> Patch:
     patch = Patch(plugin, config)
     if config.shims:
         REPAIRS.offer_stand_ins(plugin)
-        REPAIRS.apply(plugin, config.device, importing=config.device == "auto")  # a device is for all models
+        REPAIRS.apply(plugin, config.device, importing=config.device == "auto")  # cpu applies to all models
     CONSTRUCTORS.begin(patch)
     return patch
 
@@ -175,7 +175,7 @@ class Constructors:
         self.paths[cls] = path
 
     def _wrap(self, cls: type) -> None:
-        """Wrap the constructors of a class and its subclasses, which continue after the constructor of the class."""
+        """Wrap the constructors of a class and its subclasses: ACE is attached after the outermost one has returned."""
         if cls not in self.paths:
             self.paths[cls] = ""
             if "__init__" in vars(cls):

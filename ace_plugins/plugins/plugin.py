@@ -31,7 +31,7 @@ class AnswerError(AdapterError):
 
 
 def _instance(module: str, name: str) -> Callable[[Any], bool]:
-    """Return a test for instances of a class that does not import the class's module, which may be slow."""
+    """Return a test for instances of a class. The test does not import the class's module, which may be slow."""
     return lambda value: module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
 
 

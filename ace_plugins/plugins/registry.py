@@ -109,7 +109,7 @@ class Registry:
         self.plugins[name] = replace(record, problem=problem) if problem else self._register(record, entry_point.load)
 
     def _register(self, record: Plugin, load: Callable[[], object]) -> Plugin:
-        """Load a plugin and register its hooks. Return its record, with the upstream or with the problem."""
+        """Load a plugin and register its hooks. Return its record, with ``problem`` set if this fails."""
         done = "imported"
         try:
             plugin = load()

@@ -28,10 +28,10 @@ TEMPLATES = Path(__file__).with_name("templates")
 Values = tuple[Sequence[int], Sequence[Sequence[float]]]  # steps, and for each name its values over time
 PAGE, PAGE_OF_MANY = "report.html", "ace-report.html"
 REMARKS = {
-    "gamma": "share of its branch that a layer uses",
-    "lambda": "pull of the constraint",
-    "u": "slack of a layer",
-    "gradient": "of the loss at gamma: below 0 a larger gamma would help",
+    "gamma": "factor of the branch in the output of a layer",
+    "lambda": "force that moves gamma towards its bound",
+    "u": "bound on |gamma| of a layer",
+    "gradient": "of the loss with respect to gamma; if negative, a larger gamma lowers the loss",
 }
 
 

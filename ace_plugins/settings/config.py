@@ -62,7 +62,7 @@ class Config:
     loop: str = _setting(
         "paper",
         Choice(("paced", "paper")),
-        "paced: gamma's pace follows from the run's budget and loss; paper: the paper's algorithms, unchanged",
+        "paced: ACE moves gamma, at a speed that fits the budget; paper: the paper's algorithms, unchanged",
     )
     budget: int | str = _setting(
         "auto", BUDGET, "paced: length of the run in optimizer steps or as '600 epochs'; auto: detected from the script"
@@ -70,17 +70,17 @@ class Config:
     horizon: float | str = _setting(
         "auto",
         Number(positive=True, high=1.0, auto=True),
-        "paced: share of the budget until gamma reaches its target, or mode auto decides; auto: 0.75 in mode auto, "
-        "0.25 in other modes, in strict mode at most 100 epochs",
+        "paced: share of the budget after which gamma has its final value and mode auto has decided; auto: 0.75 in "
+        "mode auto, 0.25 in other modes (in strict mode at most 100 epochs)",
     )
     holdout: float | str = _setting(
         "auto",
         Number(low=0, high=0.9, auto=True),
-        "paced: share of the training samples that judge gamma and do not train the branches; 0: all samples do both, "
-        "as in the paper; auto: 0.5 in mode auto, 0 in other modes",
+        "paced: share of the training samples that are held out: they train gamma but not the branches; 0: all samples "
+        "train both, as in the paper; auto: 0.5 in mode auto, 0 in other modes",
     )
     frames: str = _setting(
-        "auto", SWITCH, "transform training batches by random group elements; auto: in strict paced and scheduled mode"
+        "auto", SWITCH, "transform batches by random group elements; auto: in strict mode (paced) and scheduled mode"
     )
     dual_optimizer: str = _paper_setting(
         "sgd",
@@ -88,50 +88,50 @@ class Config:
         "optimizer of lambda: sgd (as in the paper) or adam (as in the authors' runs)",
     )
     dual_lr: float | str = _paper_setting(
-        "1x", RATE, "learning rate of lambda: a number, or a multiple of that of gamma's parameter group, such as 1x"
+        "1x", RATE, "learning rate of lambda: a number, or a multiple (1x) of the rate of gamma's parameter group"
     )
     gamma_init: float | str = _setting(
         "auto", Number(auto=True), "initial gamma of every site; auto: 0.1 in the paced loop, 1 in the paper's"
     )
-    gamma_lr: float = _paper_setting(1.0, Number(low=0), "multiple of the parameter group's learning rate for gamma")
+    gamma_lr: float = _paper_setting(1.0, Number(low=0), "learning rate of gamma, as a multiple of its group's")
     gamma_weight_decay: bool = _paper_setting(False, Flag(), "apply the optimizer's weight decay to gamma too")
     rho: float | str = _setting(
         "1x",
         PRICE,
-        "resilient: weight of the penalty on slack, rho / 2 |u|^2; 1x: the size of the loss's gradient at gamma",
+        "resilient, auto: weight of the penalty rho / 2 |u|^2; 1x: size of the loss's gradient with respect to gamma",
     )
     u_init: float = _paper_setting(0.0, Number(low=0), "resilient: initial slack u of every site")
     epsilon: float = _setting(0.1, Number(positive=True), "bounded: the bound on |gamma|")
     augmented: float = _paper_setting(
-        0.0, Number(low=0), "constant c of the augmented Lagrangian: c slack^2 damps oscillations"
+        0.0, Number(low=0), "weight c of the penalty c v^2 on a constraint's violation v, to damp oscillations"
     )
-    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the constraint's running mean")
-    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: the same for the squared constraint")
+    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the mean constraint")
+    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: decay rate of the mean squared constraint")
     land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
         "auto",
         Flag(auto=True),
-        "bound branches by spectral normalisation; auto: in the paced loop, if branches can stay",
+        "divide branch weights by their spectral norm; auto: in the paced loop, in modes that can keep branches",
     )
     eval_branches: str = _setting(
-        "auto", SWITCH, "use the branches in model.eval(); auto: in resilient and bounded mode, kept ones in mode auto"
+        "auto", SWITCH, "use branches in model.eval(); auto: all in mode resilient or bounded, kept ones in mode auto"
     )
     device: str = _setting(
-        "auto", Choice(("auto", "cpu")), "cpu: run on the CPU even if upstream requires a GPU; auto: as upstream"
+        "auto", Choice(("auto", "cpu")), "cpu: run on the CPU even if upstream requires a GPU; auto: upstream chooses"
     )
     shims: bool = _setting(True, Flag(), "apply compatibility shims for missing dependencies")
     tell: bool = _setting(
-        True, Flag(), "print what is attached and a summary at the end; ACE_QUIET=1 silences whole processes"
+        True, Flag(), "print a line when ACE is attached, and a summary at the end; ACE_QUIET=1 hides all messages"
     )
     trace: bool = _setting(True, Flag(), "write gamma, lambda and u to .ace/runs/")
     trace_every: int = _setting(10, Number(low=1, whole=True), "steps between two lines of the trace")
     error_every: int = _setting(
-        0, COUNT, "steps between two measurements of the equivariance error for trace and log; 0: never"
+        0, COUNT, "steps between two measurements of the equivariance error (for trace and log); 0: never measure"
     )
     log: str = _setting(
         NONE,
         Choice((NONE, *LOGGERS)),
-        "also log gamma, lambda and u every trace_every steps, into the script's own wandb or trackio run if any",
+        "also send gamma, lambda and u to a logger; wandb and trackio use the script's open run if there is one",
     )
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ ROWS = 256
 SHIFTS = 2
 """Number of random translations that are tried, for groups with translations."""
 GROWTH = 100.0
-"""Factor between the errors of a layer's output and input, up to which the growth counts as rounding."""
+"""Largest ratio of the error of a layer's output to that of its input that counts as rounding."""
 ROUNDING = 1e-14
 """Smallest error of a layer's input that is assumed; smaller errors are replaced by this value."""
 NOISE = 1e-15
@@ -68,7 +68,7 @@ class LayerSymmetry:
     known: bool
     """True if the action on the output is known, so that the result does not depend on the Gram matrix only."""
     begins: bool
-    """True if an error starts here: it is far larger than that of the inputs, which is not the case further inside."""
+    """True if an error starts here: it is far larger than the inputs' error, here but in no submodule inside."""
 
 
 @dataclass
@@ -175,7 +175,7 @@ def measure_layers(
 
 
 def _compare(one: Tensors, two: Tensors, element: Element, shift: bool, floor: float, least: float) -> Change:
-    """Compare the tensors of two calls. Errors are relative to the first norm, or to ``least`` if larger."""
+    """Compare the tensors of two calls. Errors are relative to the norm of the first, or to ``least`` if larger."""
     if [x.shape for x, _ in one] != [y.shape for y, _ in two]:
         return None, "unknown"
     changes: list[Change] = []

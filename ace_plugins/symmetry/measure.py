@@ -136,7 +136,7 @@ def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tu
         difference = as_double(y) - as_double(found[name])
         rows.append((difference.flatten(0, -2) if y.ndim > 1 else difference.reshape(-1, 1)).norm(dim=-1))
     if not sum(r.numel() for r in rows):
-        raise AdapterError(f"output: nothing to compare, found {shapes[0] or 'no tensor with an action'}")
+        raise AdapterError(f"the output has no values to compare, found {shapes[0] or 'no tensor with an action'}")
     every = torch.cat(rows)
     return float(every.mean()), float(every.norm())
 

@@ -43,7 +43,7 @@ def find_at(value: Any, path: str) -> Any:
 
 
 def get_part(value: Any, step: str, where: str) -> Any:
-    """Return the part of a value that ``step`` names, or raise an AdapterError that starts with ``where``."""
+    """Return the item, key or attribute ``step`` of a value. If missing, raise an AdapterError about ``where``."""
     found = find_part(value, step, _MISSING)
     if found is _MISSING:
         known = value.keys() if callable(getattr(value, "keys", None)) else getattr(value, "__dict__", ())

@@ -103,7 +103,7 @@ def audit(
     Args:
         fn_or_model: A model, attached or not, or a function, for example preprocessing and model together.
         batch: A tuple of positional arguments, a dict of keyword arguments, a `Call`, or a single argument.
-        action: Action of the group on arguments and outputs. Optional for models that an adapter claims.
+        action: Action of the group on arguments and outputs. Optional for models that an adapter supports.
         samples: Number of random group elements.
         seed: Seed of the group elements and of every forward pass.
         branches_on: For an attached model, audit f_eq + gamma f_neq (True) or f_eq alone (False). Default: the one
@@ -116,7 +116,7 @@ def audit(
     Raises:
         ConfigError: An argument has the wrong type.
         AttachError: ``branches_on`` is set for a model without ACE.
-        AdapterError: No adapter claims the model and ``action`` is missing.
+        AdapterError: No adapter supports the model and ``action`` is missing.
     """
     is_model = isinstance(fn_or_model, nn.Module)
     if not is_model and not (callable(fn_or_model) and action is not None):
@@ -248,7 +248,7 @@ def audit_example(
     if isinstance(content, nn.Module):
         model = content
         if registry().find_adapter(model) is not kit.plugin:
-            raise AdapterError(f"adapter {name!r} does not claim {class_path(type(model))}: choose another adapter")
+            raise AdapterError(f"adapter {name!r} does not support {class_path(type(model))}: choose another adapter")
         example = kit.plugin.example(kit.seed, model)
         batch = Call(example.args, example.kwargs)
     else:

@@ -68,10 +68,10 @@ def check_hooks_answer(kit: Kit) -> None:
 
 
 def check_example_is_claimed(kit: Kit) -> None:
-    """The example's model is one that this adapter claims."""
+    """The adapter supports the model of its own example."""
     model, upstream = kit.plain(), kit.plugin.patches
     expected = ", ".join(upstream.models) or "a model it recognises"
-    reason = f"the example is a {class_path(type(model))}, which the adapter does not claim: expected {expected}"
+    reason = f"the example is a {class_path(type(model))}, which the adapter does not support: expected {expected}"
     look_at = "ace_upstream, models" if upstream.models else "ace_upstream, recognises"
     require(claims(upstream, type(model)) or recognises(kit.plugin, model), reason, look_at)
 
@@ -277,7 +277,7 @@ def check_project_gives_upstream_back(kit: Kit) -> None:
     project(model)
     left = sorted(shapes(model).items() ^ shapes(kit.plain()).items())
     refuse([name for name, _ in left], "project leaves other keys or shapes: {}", ADDS)
-    require(same(expected, kit.run(model)), "project changes f_eq", CHANGES)
+    require(same(expected, kit.run(model)), "project changes the output of upstream's model", CHANGES)
     hooks = [(name, hook) for name, module in model.named_modules() for hook in module._forward_hooks.values()]
     hooked = [name for name, hook in hooks if type(hook).__module__.startswith("ace_plugins.")]
     refuse(hooked, "project leaves hooks on {}", "ace_layers: modules that the model contains twice")
@@ -331,7 +331,7 @@ def check_checkpoints_export(kit: Kit) -> None:
         reason = f"upstream does not load an exported checkpoint: {' '.join(str(error).split())}"
         raise CheckError(reason, ADDS) from error
     expected = kit.run(plain.eval())
-    require(same(expected, kit.run(model.eval())), "an exported checkpoint is not f_eq", CHANGES)
+    require(same(expected, kit.run(model.eval())), "an exported checkpoint gives other outputs", CHANGES)
     fresh = kit.attached(mode="strict")
     fresh.load_state_dict(plain.state_dict(), strict=True)
     loads = same(kit.run(fresh.eval()), expected)

@@ -106,7 +106,7 @@ def test_wrapped_attached_model_loads_with_and_without_ace() -> None:
 
 
 def test_export_says_what_it_leaves_out() -> None:
-    with pytest.warns(AceWarning, match=r"exporting f_eq alone although max \|gamma\| is 1"):
+    with pytest.warns(AceWarning, match=r"export removes branches with \|gamma\| up to 1"):
         export(trained().state_dict())
     model = trained()
     with torch.no_grad():
@@ -127,13 +127,9 @@ def test_checkpoints_of_other_architectures_change_nothing() -> None:
         "checkpoint of another architecture: 0 of its 2 weights fit .* Layered": VectorMaps(),
         "checkpoint of another architecture: 0 of its .* weights fit": attach(TwoOutputs()),
         "checkpoint of another architecture: 1 of its 10 .* Layered.*nothing was loaded": Layered(width=16),
-        "holds ACE of other sites .*layers.3.*expected layered: layers.0, layers.1, layers.2": attach(
-            Layered(layers=4)
-        ),
-        r"holds ACE of other sites \(layered: layers.0, layers.1\)": attach(Layered(layers=2)),
-        "holds ACE with other branches: .*attach with the settings it was trained": attach(
-            Layered(), spectral_norm=True
-        ),
+        "of other sites .*layers.3.*the model has layered: layers.0, layers.1, layers.2": attach(Layered(layers=4)),
+        r"of other sites \(layered: layers.0, layers.1\)": attach(Layered(layers=2)),
+        "of other branches: .*attach with the settings of the run": attach(Layered(), spectral_norm=True),
     }
     for match, other in others.items():
         refused(match, lambda other=other: model.load_state_dict(other.state_dict()))
@@ -222,7 +218,7 @@ def test_export_of_models_that_were_saved_whole(tmp_path: Path) -> None:
     task = nn.Sequential(model)
     task.hparams = {"model": model, "lr": 0.1, "initial": copy.deepcopy(model)}  # type: ignore[assignment]
     torch.save({"model": model, "more": [task]}, tmp_path / "whole.pt")
-    with pytest.warns(AceWarning, match="exporting f_eq alone"):
+    with pytest.warns(AceWarning, match="export removes branches"):
         plain = export(tmp_path / "whole.pt", tmp_path / "plain.pt", trust=True)
     assert torch.equal(plain["model"](x), expected)
     assert find(model) is not None, "the model that was saved is left alone"
@@ -308,7 +304,7 @@ def test_numbers_of_numpy_beside_the_weights(tmp_path: Path, core: str) -> None:
             if name.endswith("data.pkl"):
                 data = data.replace(b"numpy._core.multiarray", b"numpy." + core.encode() + b".multiarray")
             changed.writestr(name, data)
-    with pytest.warns(AceWarning, match="exporting f_eq alone"):
+    with pytest.warns(AceWarning, match="export removes branches"):
         assert export(content)["accuracy"] == 0.5
 
 

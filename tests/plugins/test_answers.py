@@ -141,15 +141,15 @@ def test_no_hook_ends_the_process(error: BaseException) -> None:
         (lambda: Site("a", "m", (8,), (8,), axis=1.0), "Site 'a': axis: expected int, found 1.0"),
         (
             lambda: Site("a", "m", (8, 3), (8,), axis=1),
-            "Site 'a': axis: expected -1, except for .* one-dimensional",
+            "Site 'a': axis: expected -1 .*one-dimensional",
         ),
         (
             lambda: Site("a", "m", (8,), (8,), reads="b", axis=1),
-            "Site 'a': axis: expected -1, except for .* a Tap",
+            "Site 'a': axis: expected -1 .*a Tap",
         ),
         (
             lambda: Site("a", "m", (8,), (8,), through="b", axis=1),
-            "Site 'a': axis: expected -1, except for .* no through",
+            "Site 'a': axis: expected -1 .*no through",
         ),
         (lambda: Site("a"), r"Site 'a': shape_in: .*found \(\)"),
         (lambda: Tap(None), "Tap: argument: expected int or str, found None"),

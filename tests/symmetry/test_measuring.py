@@ -475,7 +475,7 @@ def test_planar_vectors(group: Any) -> None:
             normal(4, 3),
             "no tensor with an action",
         ),
-        (Function(lambda x: x), VECTORS, normal(0, 3), r"nothing to compare, found {'output': \[0, 3\]}"),
+        (Function(lambda x: x), VECTORS, normal(0, 3), r"no values to compare, found {'output': \[0, 3\]}"),
         (Function(lambda x: x[x[:, 0] > 0]), VECTORS, normal(5, 3), "shapes of the outputs depend"),
         (Centred(), VECTORS, normal(5, 3), "unknown input of the forward 'x': expected one of pos"),
     ],

@@ -40,7 +40,7 @@ def test_refusals(tmp_path: Path) -> None:
     path = saved(VectorMaps(), tmp_path)
     with pytest.raises(CheckpointError, match="you trust it, add --trust"):
         audit_example("vector_maps", checkpoint=path)
-    with pytest.raises(AdapterError, match="'layered' does not claim toy:VectorMaps"):
+    with pytest.raises(AdapterError, match="'layered' does not support toy:VectorMaps"):
         audit_example("layered", checkpoint=path, trust=True)
     with pytest.raises(AdapterError, match=r"'layered' .*Layered"):
         audit_example("layered", checkpoint=saved(Layered(), tmp_path), trust=True)
