@@ -1,16 +1,18 @@
 """Parses the runs, seeds and metrics of a comparison, from options or from an experiment file.
 
-adapter = "segnn"
-command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
-epochs = 1000
-seeds = 3
-needs = "ace-patch data nbody --out nbody/dataset"  # optional note: how to get the data
-vary.samples = [1000, 3000]     # optional: one comparison for each value
-paper.off = "5.6"               # optional: published result of a run; paper.1000.off: for the value 1000 of vary
-[runs.off]
-[runs.slow]
-mode = "strict"
-horizon = 0.9
+An experiment file is TOML::
+
+    adapter = "segnn"
+    command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
+    epochs = 1000
+    seeds = 3
+    needs = "ace-patch data nbody --out nbody/dataset"  # optional note: how to get the data
+    vary.samples = [1000, 3000]     # optional: one comparison for each value
+    paper.off = "5.6"               # optional: published result of a run; paper.1000.off: for the value 1000 of vary
+    [runs.off]
+    [runs.slow]
+    mode = "strict"
+    horizon = 0.9
 """
 
 from __future__ import annotations
