@@ -1,4 +1,4 @@
-"""Draws line charts for the HTML page, as SVG. Every line is labelled where it ends."""
+"""Draws line charts and heat maps for the HTML page, as SVG. Every line is labelled where it ends."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ LETTER = 6.4  # estimated width of a letter
 GAP = 13.0  # smallest distance between the base lines of two labels
 AWAY = 16.0  # distance between the end of a line and its label
 LINES_AT_MOST = COLOURS = 8  # more lines cannot be distinguished; page.css defines 8 colours
+COLUMNS, LEVELS = 120, 8  # of a heat map; CSS classes: p1 to p8 above 0, n1 to n8 below 0, z at 0, x not finite
 PARTS = 150  # number of parts of a long line; of each part only the lowest and highest point are drawn
 FEW = 60  # a line with at most this many points has a dot per point
 NOISY, SMOOTH = 240, 60  # a noisy line with more points than the first number is drawn as the second number of means
@@ -137,7 +138,11 @@ def draw_lines(
             line = f"M{x(end[0]) + 1:.1f} {y(end[1]):.1f}L{x.end + AWAY - 3:.1f} {height - 4:.1f}"
             parts.append(f'<path class="leader {colour}" d="{line}"/>')
         parts.append(_text(x.end + AWAY, height, label, colour, f"{each.name}: {format_number(end[1])}"))
-    opening = f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(title)}">'
+    return _wrap(title, HEIGHT, parts)
+
+
+def _wrap(title: str, height: float, parts: Sequence[str]) -> Markup:
+    opening = f'<svg viewBox="0 0 {WIDTH:g} {height:g}" role="img" aria-label="{escape(title)}">'
     return Markup(f"{opening}{''.join(parts)}</svg>")
 
 
@@ -192,3 +197,51 @@ def _draw_line(series: Series, x: Scale, y: Scale, colour: str) -> str:
     drawn += f'<path class="line {colour}" d="{path(pieces)}"><title>{escape(series.name)}</title></path>'
     dots = [point for piece in pieces for point in piece] if len(points) <= FEW else []
     return drawn + "".join(f'<circle class="{colour}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="2"/>' for a, b in dots)
+
+
+def draw_heat_map(title: str, names: Sequence[str], steps: Sequence[int], values: Sequence[Sequence[float]]) -> Markup:
+    """Return a heat map of ``values``, one series per site. The strongest shade stands for the largest |value|."""
+    rows = [average_spans(steps, site, COLUMNS) for site in values]
+    found = [value for row in rows for value in row if math.isfinite(value)]
+    most = max(map(abs, found), default=0.0)
+    top, high = 26.0, max(4.0, min(13.5, 270.0 / len(rows)))
+    labels = [shorten_name(name, 16) for name in names]
+    left = 8 + LETTER * max(map(len, labels))
+    paths: dict[str, list[str]] = {}
+    for place, row in enumerate(rows):
+        shades = [_find_shade(value, most) for value in row]
+        begun = 0
+        for end in range(1, COLUMNS + 1):
+            if end == COLUMNS or shades[end] != shades[begun]:  # neighbours of one shade form a rectangle
+                paths.setdefault(shades[begun], []).append(f"M{begun} {place}h{end - begun}v1h{begun - end}z")
+                begun = end
+    cells = "".join(f'<path class="{shade}" d="{"".join(moves)}"/>' for shade, moves in sorted(paths.items()))
+    size = f"translate({left:.1f} {top:g}) scale({(WIDTH - left - 8) / COLUMNS:.4f} {high:.3f})"
+    parts = [f'<g class="heat" transform="{size}">{cells}</g>']
+    for place in range(0, len(rows), math.ceil(13 / high)):
+        parts.append(_text(left - 5, top + (place + 0.5) * high + 4, labels[place], "left", names[place]))
+    bottom = top + len(rows) * high
+    x = Scale(find_axis_start(min(steps), max(steps)), max(steps), left, WIDTH - 8)
+    parts += [draw_ticks(x, bottom + 16, "step"), _draw_legend(min(found, default=0.0) < 0, most)]
+    return _wrap(title, math.ceil(bottom + 24), parts)
+
+
+def _find_shade(value: float, most: float) -> str:
+    if not math.isfinite(value):
+        return "x"
+    # The shade depends on the square root of |value|, so that small values are visible beside large ones.
+    level = round(LEVELS * math.sqrt(abs(value) / most)) if most else 0
+    return "z" if level == 0 else f"{'p' if value > 0 else 'n'}{level}"
+
+
+def _draw_legend(signed: bool, most: float) -> str:
+    """Return the legend of a heat map, at its top right: the shades from the lowest to the highest value."""
+    shades = [*(f"n{k}" for k in range(LEVELS, 0, -1) if signed), "z", *(f"p{k}" for k in range(1, LEVELS + 1))]
+    high = format_number(most, 3)
+    end = WIDTH - 8 - LETTER * len(high) - 6
+    start = end - 8 * len(shades)
+    boxes = "".join(
+        f'<rect class="{shade}" x="{start + 8 * k:.1f}" y="6" width="8" height="9"/>' for k, shade in enumerate(shades)
+    )
+    low = _text(start - 5, 14.5, format_number(-most, 3) if signed else "0", "left")
+    return f'{low}<g class="heat">{boxes}</g>{_text(end + 5, 14.5, high)}'

@@ -19,7 +19,7 @@ from markupsafe import Markup
 from .. import __version__
 from ..output import publish
 from ..settings.config import LEVEL, SETTINGS
-from .charts import LINES_AT_MOST, Series, draw_lines, is_drawable
+from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, is_drawable
 from .tables import TableData, build_site_table, format_duration, format_number
 from .trace import Curve, SavedRun, find_run, read_run, shorten_path, to_numbers
 from .verdicts import judge_saved
@@ -170,18 +170,19 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
 
 
 def _draw_values(title: str, remark: str, names: Sequence[str], data: Values, events: Sequence[int]) -> Chart | None:
-    """Draw one line per name. Of many names, those with the largest values are drawn. A constant is given as text."""
+    """Draw one line per name, or a heat map for many names. A constant is given as text."""
     steps, values = data
     finite = {value for each in values for value in each if math.isfinite(value)}
     if not finite:
         return None
     if len(finite) == 1:
         return Chart(title, remark, text=f"{format_number(finite.pop())} throughout.")
-    sizes = [max((abs(value) for value in each if math.isfinite(value)), default=0.0) for each in values]
-    drawn = sorted(sorted(range(len(names)), key=lambda n: -sizes[n])[:LINES_AT_MOST])
-    if len(drawn) < len(names):
-        remark += f" ({len(drawn)} of {len(names)}: those with the largest values)"
-    series = [Series(names[n], list(zip(steps, values[n], strict=True)), noisy=title == "gradient") for n in drawn]
+    if len(names) > LINES_AT_MOST:
+        return Chart(title, remark, draw_heat_map(title, names, steps, values))
+    series = [
+        Series(name, list(zip(steps, each, strict=True)), title == "gradient")
+        for name, each in zip(names, values, strict=True)
+    ]
     return Chart(title, remark, draw_lines(title, series, zero=True, events=events))
 
 

@@ -20,6 +20,7 @@ from ace_plugins.report.charts import (
     WIDTH,
     Scale,
     Series,
+    draw_heat_map,
     draw_lines,
     draw_ticks,
     fit_scale,
@@ -140,10 +141,12 @@ def test_nothing_that_is_read_becomes_markup(tmp_path: Path) -> None:
     checked(render_report([read_run(many)]))
 
 
-def test_of_many_layers_those_with_the_largest_values_are_drawn(tmp_path: Path) -> None:
-    page = checked(render_report([read_run(write_run(tmp_path / "a", sites=20))]))
-    assert "(8 of 20: those with the largest values)" in page.words
-    assert "layers.9.h" in page.words
+def test_many_layers_are_maps_and_few_are_lines(tmp_path: Path) -> None:
+    few = render_report([read_run(write_run(tmp_path / "a", sites=8))])
+    many = render_report([read_run(write_run(tmp_path / "b", sites=9))])
+    assert few.count('<g class="heat" transform') == 0
+    assert many.count('<g class="heat" transform') == 4
+    checked(many)
 
 
 @pytest.mark.parametrize(("sites", "lines", "megabytes"), [(14, 5000, 2), (8, 5000, 2), (100, 2000, 5)])
@@ -264,16 +267,6 @@ def test_scales_have_round_numbers() -> None:
     assert fit_scale([float("nan")], 0, 1).ticks()
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_begins_where_it_began() -> None:
-    steps, values = [5000, 6000, 7000], [1.0, 0.5, -1.0]
-    assert average_spans([1, 10, 20], [1.0, 3.0, 5.0], 4) == [1.0, 3.0, 3.0, 5.0]
-    assert average_spans(steps, values, 4) == [1.0, 0.5, 0.5, -1.0]
-    assert average_spans([1, 50, 100], values, 4) == [1.0, 0.5, 0.5, -1.0]
-    drawn = draw_lines("t", [Series("a", list(zip(steps, values, strict=True)))])
-    assert ">6,000</text>" in drawn
-    assert ">1,000</text>" not in drawn
-
-
 def test_an_axis_is_logarithmic_only_where_it_can_be() -> None:
     def falling(end: float) -> str:
         return draw_lines("t", [Series("a", [(0.0, 100.0), (1.0, 10.0), (2.0, end)])])
@@ -302,3 +295,22 @@ def test_observers_wait_for_no_heavy_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == []
+
+
+def test_maps_tell_signs_apart_and_show_what_is_not_finite() -> None:
+    nan = float("nan")
+    drawn = draw_heat_map("t", ["a", "b", "c"], [1, 2, 3], [[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0], [0.0, nan, 0.0]])
+    for shade in ("p8", "n8", "z", "x"):
+        assert f'<path class="{shade}"' in drawn
+    assert '<path class="p8" d="M0 0h120v1' in drawn, "the first row is above 0"
+    assert average_spans([1, 10, 20], [1.0, 3.0, 5.0], 4) == [1.0, 3.0, 3.0, 5.0]
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_begins_where_it_began() -> None:
+    steps, values = [5000, 6000, 7000], [1.0, 0.5, -1.0]
+    assert average_spans(steps, values, 4) == [1.0, 0.5, 0.5, -1.0]
+    assert average_spans([1, 50, 100], values, 4) == [1.0, 0.5, 0.5, -1.0]
+    drawn = draw_heat_map("t", ["a", "b"], steps, [values, values])
+    assert '<path class="x"' not in drawn, "nothing before it is called not finite"
+    assert ">6,000</text>" in drawn
+    assert ">1,000</text>" not in drawn
