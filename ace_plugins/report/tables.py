@@ -93,7 +93,7 @@ def build_site_table(outcome: RunOutcome, run: SavedRun | None = None) -> TableD
         steps, values = run.per_site("gamma")
         columns["over time"] = [sparkline(steps, gamma, 16) for gamma in values]
     if outcome.mode == "auto":
-        columns["benefit"] = [_format_percent(site.benefit) if math.isfinite(site.p) else "" for site in sites]
+        columns["benefit"] = [_format_percent(site.benefit) if math.isfinite(site.benefit) else "" for site in sites]
         columns["p"] = [f"{site.p:.1g}" if math.isfinite(site.p) else "" for site in sites]
     else:
         columns["lambda"] = [format_number(site.lambda_) for site in sites]

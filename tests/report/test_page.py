@@ -146,6 +146,8 @@ def test_many_layers_are_maps_and_few_are_lines(tmp_path: Path) -> None:
     many = render_report([read_run(write_run(tmp_path / "b", sites=9))])
     assert few.count('<g class="heat" transform') == 0
     assert many.count('<g class="heat" transform') == 4
+    shades = ["z", "x", *(f"{sign}{level}" for sign in "pn" for level in range(1, 9))]
+    assert all(f".heat .{shade}" in many for shade in shades), "every shade has a colour"
     checked(many)
 
 
