@@ -6,6 +6,7 @@ packages and change their behaviour if they find one: PyTorch Geometric looks fo
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -132,12 +133,12 @@ class StandIns:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        importer = _find_importing_file()
+        importer, line = _find_import_statement()
         if self.on_missing is not None:
             self.on_missing(name, importer)
         for files, stand_ins in self.offered.items():
             for stand_in in stand_ins:
-                if stand_in.name == name and belongs(importer, files):
+                if stand_in.name == name and belongs(importer, files) and not _is_optional(importer, line):
                     loader: Any = self
                     return ModuleSpec(name, loader, origin=f"stub of ace-plugins for {name}", loader_state=stand_in)
         return None
@@ -152,16 +153,25 @@ class StandIns:
         pass  # create_module has already filled the module
 
 
-def _find_importing_file() -> str:
+def _find_import_statement() -> tuple[str, int]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         ours = str(frame.f_globals.get("__name__")).startswith("ace_plugins.")
         # Skip code that is in no file ("<string>", "<frozen importlib._bootstrap>"): code in a file has called it.
         if not ours and not file.startswith("<") and os.path.basename(os.path.dirname(file)) != "importlib":
-            return file
+            return file, frame.f_lineno
         frame = frame.f_back
-    return ""
+    return "", 0
+
+
+def _is_optional(file: str, line: int) -> bool:
+    """Return whether an import is in a ``try`` with an ``except``. The script can do without such a module."""
+    import ast  # slow to import, and every patched script imports this module
+
+    tree = ast.parse("".join(linecache.getlines(file)))
+    tries = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
+    return any(node.body[0].lineno <= line <= (node.body[-1].end_lineno or line) for node in tries)
 
 
 STAND_INS = StandIns()
