@@ -129,13 +129,17 @@ class Registry:
 
     def _find_problem(self, plugin: object, hooks: Mapping[str, Any]) -> str:
         """Return what is wrong with a plugin's hooks, in one line; empty if nothing is wrong."""
+        if isinstance(plugin, type):
+            return f"is the class {plugin.__name__}, expected a module or an object; name an instance of it"
         lazy = {hook for hook, value in hooks.items() if isinstance(value, LazyHook)}
-        marked = {name for name in dir(plugin) if self.manager.parse_hookimpl_opts(plugin, name)}
-        if unmarked := hooks.keys() - lazy - marked:
+        marked = {name: opts for name in dir(plugin) if (opts := self.manager.parse_hookimpl_opts(plugin, name))}
+        if unmarked := hooks.keys() - lazy - marked.keys():
             return f"{', '.join(sorted(unmarked))} not marked with @hookimpl; add the marker"
         if observers := lazy - EXPECTED.keys():
             return f"{', '.join(sorted(observers))}: an observer hook cannot be a LazyHook; define a function"
-        if unknown := marked - HOOKS:
+        if wrappers := [name for name, opts in marked.items() if opts["wrapper"] or opts["hookwrapper"]]:
+            return f"{', '.join(wrappers)} is a hook wrapper, which is not supported; use a plain @hookimpl"
+        if unknown := marked.keys() - HOOKS:
             known = ", ".join(sorted(HOOKS))
             return f"unknown hook {', '.join(sorted(unknown))}: the hooks of ace-plugins {__version__} are {known}"
         if not hooks:

@@ -79,6 +79,14 @@ BROKEN = {
         ),
         "ace_upstream failed: ValueError: Checkout: scripts: expected files in the clone.*'../main.py'",
     ),
+    "wrapper": (
+        GOOD + "@hookimpl(wrapper=True)\ndef ace_layers(model):\n    return (yield)\n",
+        "ace_layers is a hook wrapper, which is not supported",
+    ),
+    "hookwrapper": (
+        GOOD + "@hookimpl(hookwrapper=True)\ndef ace_stepped(model):\n    yield\n",
+        "ace_stepped is a hook wrapper, which is not supported",
+    ),
     "lazy_form": (
         GOOD + "from ace_plugins.adapter import LazyHook\nace_example = LazyHook('example.small')\n",
         "could not be imported: ValueError: LazyHook: expected 'module:name'.*'example.small'",
@@ -117,7 +125,7 @@ class Touchy:
     ("plugin", "problem"),
     [
         (Touchy(), "could not be registered: SystemExit: do not look"),
-        (ADAPTERS["layered"], "ace_upstream failed: TypeError: .* missing 1 required positional argument: 'self'"),
+        (ADAPTERS["layered"], "is the class BrokenLayered, expected a module or an object; name an instance of it"),
         ("ace_mine.plugin", "str implements no hook, expected functions such as ace_upstream marked with @hookimpl"),
         (None, "NoneType implements no hook, .*"),
         (3, "int implements no hook, .*"),
