@@ -47,7 +47,8 @@ COMMANDS_HEAD = f"""\
 # Commands
 
 {GENERATED}
-This page lists the commands of `ace-patch`, which train with ACE, show the results and help to write adapters. If a
+This page lists the commands of `ace-patch`, which train with ACE, show the results and help to write adapters. The
+[glossary](method.md#glossary) explains the words: adapter, upstream, site, branch, gamma, lambda, u, verdict. If a
 command gets invalid input, it prints one line, exits with code 2 and changes nothing. (If a clone does not have the
 expected layout, it prints one line for each difference.)
 

@@ -32,8 +32,8 @@ def doctor(adapter: str, checkout: Path | None, as_json: bool) -> None:
     """Check ADAPTER on its example model.
 
     Attaches ACE to the example and runs all checks of the test kit. Shows sites, branches, parameters, the equivariance
-    error at gamma = 0 and gamma = 1, presets and shims. If the upstream is a cloned repository, CHECKOUT is the clone
-    (default: the current folder), and the code of the clone is run.
+    error at gamma = 0 and gamma = 1, presets, and shims (fixes that let the upstream run). If the upstream is a cloned
+    repository, CHECKOUT is the clone (default: the current folder), and the code of the clone is run.
     """
     from ..testing.doctor import diagnose
 
@@ -80,9 +80,9 @@ def _format_error(error: EquivarianceError, more: str = "") -> str:
     "average",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Also measure the error of the mean over N random frames.",
+    help="Also measure the error of the mean output over N random rotations or other group elements.",
 )
-@click.option("--all", "every", is_flag=True, help="Show every submodule, not only those down to the sites.")
+@click.option("--all", "every", is_flag=True, help="Also show submodules nested deeper than the sites.")
 @as_json
 def audit(adapter: str, branches: str | None, every: bool, as_json: bool, **options: Any) -> None:
     """Measure the equivariance error of ADAPTER's example model.

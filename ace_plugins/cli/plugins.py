@@ -86,7 +86,7 @@ def _call_hook(hook: str) -> Iterator[tuple[Plugin, Any]]:
             try:
                 yield plugin, plugin.call(hook)
             except AceError as error:
-                warnings.warn(f"left out: {error}", AceWarning, stacklevel=2)
+                warnings.warn(f"this adapter is left out: {error}", AceWarning, stacklevel=2)
 
 
 class Demos(Commands):

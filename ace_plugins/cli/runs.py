@@ -144,7 +144,7 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, as_json: bool) 
     comparison. Default: the newest run in .ace/runs. Several runs are shown side by side.
     """
     if text and as_json:
-        raise AceError("--text and --json: expected one of them")
+        raise AceError("--text and --json cannot be combined: leave one of them out")
     comparisons = [read_comparison(path) for path in runs if is_comparison(path)]
     folders = [find_run(path) for path in runs if not is_comparison(path)] if runs else [find_run(None)]
     read = [read_run(folder) for folder in dict.fromkeys(folders)]

@@ -72,7 +72,7 @@ class Hooks:
 
     @hookspec
     def ace_branch(self, site: Node, model: nn.Module, config: Config) -> nn.Module | None:
-        """Return the non-equivariant module for a site or stem, on the CPU. None selects the host's default, an MLP."""
+        """Return the non-equivariant module for a site or stem, on the CPU. None selects ACE's default, an MLP."""
 
     @hookspec
     def ace_group_action(self, model: nn.Module) -> GroupAction:  # type: ignore[empty-body]
@@ -80,7 +80,7 @@ class Hooks:
 
     @hookspec
     def ace_preset(self) -> Mapping[str, Mapping[str, Any]]:  # type: ignore[empty-body]
-        """Return presets by name: "paper" has the published settings, "fit" changes the host's defaults."""
+        """Return presets by name: "paper" has the published settings, "fit" changes ACE's defaults."""
 
     @hookspec
     def ace_shims(self) -> Sequence[AnyShim]:  # type: ignore[empty-body]

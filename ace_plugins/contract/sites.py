@@ -123,8 +123,8 @@ Node = Site | Stem
 class AddsItself(Protocol):
     """A branch that adds its output to the submodule's output by itself, where this is faster than a separate addition.
 
-    Its site must read a `Tap` of a submodule. The branch must check the tensor's shape: the host does not. The branch
-    may change the memory layout of the output, because the host calls ``restore`` on the tapped submodule's output.
+    Its site must read a `Tap` of a submodule. The branch must check the tensor's shape: ACE does not. The branch
+    may change the memory layout of the output, because ACE calls ``restore`` on the tapped submodule's output.
     """
 
     def prepare(self, read: Tensor) -> Any:

@@ -202,9 +202,9 @@ class Script:
     ) -> Script | None:
         """Return facts about a script, with the epochs from an ``option`` such as "--epochs" on its command line.
 
-        ``argv`` is the command line. ``scripts`` have this option, print ``metrics``, and have the option ``seed`` for
-        their random seed. ``default`` is the number of epochs without the option. Return None if the command line runs
-        another script or the option's value cannot be parsed.
+        ``argv`` is the command line. ``scripts`` are the files of the scripts that have this option. They print
+        ``metrics``, and ``seed`` is their option for the random seed. ``default`` is the number of epochs without
+        ``option``. Return None if the command line runs another script, or if the option's value cannot be parsed.
         """
         name = os.path.basename(argv[0]) if argv else ""
         if name not in {os.path.basename(script) for script in scripts}:

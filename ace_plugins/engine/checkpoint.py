@@ -65,12 +65,12 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
     except (AttributeError, KeyError, TypeError, ValueError):
         found = "an unreadable manifest"
     if found != expected:
-        raise CheckpointError(f"checkpoint of other sites ({found}): the model has {expected}; nothing was loaded")
+        raise CheckpointError(f"the checkpoint's sites ({found}) are not the model's ({expected}); nothing was loaded")
     wrong = [n for n, value in own.items() if n.startswith(mine) and _shape(state.get(n)) != _shape(value)]
     extra = [n for n in state if n.startswith(mine) and n not in own]
     if wrong or extra:
         raise CheckpointError(
-            f"checkpoint of other branches: it lacks or has another shape for {_some(wrong)}, and has in addition "
+            f"the checkpoint's branches are not the model's: missing or of another shape {_some(wrong)}, unknown "
             f"{_some(extra)}; attach with the settings of the run that wrote it; nothing was loaded"
         )
 

@@ -347,9 +347,9 @@ class SiteHook(BranchHook):
 
 
 class RestoreHook(BranchHook):
-    """Forward hook that restores the memory layout of a layer's output after `AddsItself` branches.
+    """Forward hook that restores the memory layout of a layer's output, which an `AddsItself` branch may have changed.
 
-    Sites with the same input share one such hook, which has the name of the first of these sites.
+    Sites with the same input share one hook. It has the name of the first of these sites.
     """
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:

@@ -65,7 +65,7 @@ def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument
         known = name in names or inspect.Parameter.VAR_KEYWORD in kinds
     if not known:
         found = tap.argument if isinstance(tap.argument, int) else name
-        raise AdapterError(f"{where} reads argument {found!r} of a forward that takes ({', '.join(names)})")
+        raise AdapterError(f"{where} reads argument {found!r} of a forward pass with arguments ({', '.join(names)})")
     default = parameters[name].default if name in parameters else inspect.Parameter.empty
     return Argument(index, name, tuple(rest), default, path)
 
@@ -73,7 +73,7 @@ def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument
 class Live:
     """The attached models of this process, including copied and unpickled models.
 
-    ``changed`` is called after a model is added or removed. It patches PyTorch while there is any attached model.
+    ``changed`` is called after a model is added or removed. It patches PyTorch, or undoes this if no model is left.
     """
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class Registry:
             self._load(entry_point)
 
     def __iter__(self) -> Iterator[Plugin]:
-        """Iterate over all plugins except the host's own observers."""
+        """Iterate over all plugins except the observers that are part of ace-plugins."""
         return iter([p for p in self.plugins.values() if p.distribution != HOST])
 
     @property

@@ -45,7 +45,7 @@ _MEANINGS = {
     (MOVING, "resilient"): "gamma or u is still changing: train longer",
     (BREAKS, "strict"): "gamma does not stay at 0: the data breaks the symmetry here (try mode resilient), or a "
     "learning rate (dual_lr, gamma_lr) does not fit",
-    (BREAKS, "bounded"): "|gamma| is at epsilon: the data breaks the symmetry here, and a larger epsilon would be used",
+    (BREAKS, "bounded"): "|gamma| is at epsilon: the data breaks the symmetry here; gamma would use a larger epsilon",
     (BREAKS, "resilient"): "the data breaks the symmetry here: u measures how much",
     (CUT, ""): "gamma was set to 0 while it was still large: the model is plain upstream again, but the branch was cut "
     "off before training had reduced it; preset 'fit' lets gamma reach 0 by itself",
@@ -103,7 +103,7 @@ class RunOutcome:
         return {word: self._explain(word) for word in self.counts}
 
     def _explain(self, word: str) -> str:
-        """Explain a verdict; in mode auto with the numbers of its sites."""
+        """Explain a verdict. In mode auto, say how much the branches with this verdict lower the loss."""
         sites = [site for site in self.sites if site.verdict == word]
         limit = max((site.limit for site in sites if math.isfinite(site.limit)), default=math.nan)
         if self.mode != "auto" or word not in (BREAKS, FITS, UNDECIDED):

@@ -303,7 +303,7 @@ class GroupAction:
             if name in given:
                 given = _transform(given, path, action, element, f"input {path!r}")
             elif name not in names:
-                raise AdapterError(one_of("input of the forward", name, names))
+                raise AdapterError(one_of("forward argument", name, names))
         by_position = [given[name] for name in positional_names(names)[: len(args)]]
         return (*by_position, *args[len(by_position) :]), {name: given[name] for name in kwargs}
 

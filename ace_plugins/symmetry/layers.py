@@ -66,9 +66,9 @@ class LayerSymmetry:
     after: float | None
     """Largest relative error of the outputs; None if they could not be compared."""
     known: bool
-    """True if the action on the output is known, so that the result does not depend on the Gram matrix only."""
+    """True if the action on the output is known. Otherwise the result is derived from the Gram matrix only."""
     begins: bool
-    """True if an error starts here: it is far larger than the inputs' error, here but in no submodule inside."""
+    """True if an error starts here: the outputs' error is far above the inputs'. This holds for no submodule inside."""
 
 
 @dataclass

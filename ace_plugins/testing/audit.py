@@ -177,9 +177,9 @@ def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
 
 
 def _blame(layers: list[LayerSymmetry], relative: float, floor: float) -> tuple[LayerSymmetry, ...]:
-    """Keep ``begins`` only for layers that can explain the model's error, and blame the model itself if none can.
+    """Find the layers that cause the model's error: their ``begins`` stays True, that of all others becomes False.
 
-    The first call is that of the model itself. Its estimated error is replaced by the measured one.
+    The first of ``layers`` is the model itself. It has the error ``relative``, and is the cause if there is no other.
     """
     least = max(SINGLE, floor) if relative > SINGLE else floor
     broken = not relative <= floor  # also true for nan

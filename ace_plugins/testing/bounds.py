@@ -83,11 +83,11 @@ class Bounds:
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> Bounds:
     """Compute the paper's bounds for an attached model with its branches on, and measure what they bound.
 
-    M is estimated from below. Let a_k be the change of the model's output due to the branch of the k-th of L layers,
-    divided by the norm of what this branch adds. Then M is at least the (L - k)-th root of a_k. M also covers the
-    growth of the branches' inputs from layer to layer, divided by 1 + |gamma|. So ``measured_1`` never exceeds
-    ``theorem_1`` except by rounding; ``theorem_2`` is an estimate. Everything after the last site counts as one more
-    layer, with gamma = 0.
+    M is the largest of two kinds of measured lower bounds. The first is the (L - k)-th root of a_k for the k-th of L
+    layers. Here a_k is the change of the model's output due to the layer's branch, divided by the norm of what the
+    branch adds. The second is the growth of the branches' inputs per layer, without the factors 1 + |gamma|. With this
+    M, ``measured_1`` exceeds ``theorem_1`` at most by rounding. The true M may be larger, so ``theorem_2`` is only
+    an estimate. Everything after the last site counts as one more layer, with gamma = 0.
 
     Args:
         model: An attached model. A copy is evaluated, in float64 and eval mode where possible.
@@ -155,7 +155,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
 def _watch(ace: Ace) -> Iterator[dict[str, list[tuple[float, float]]]]:
     """Record the calls of every site's branch inside the block, by the site's name and in the order of the first calls.
 
-    A call is a pair of norms: of the input of the branch, or of the first branch of its chain, and of the output.
+    A call is a pair: the norm of the input and that of the output. In a chain of branches, the input is the chain's.
     """
     inputs: dict[str, float] = {}
     calls: dict[str, list[tuple[float, float]]] = {}

@@ -65,7 +65,7 @@ def test_text_and_json_write_no_file(here: Path) -> None:
         (["report"], "no runs in .ace/runs: expected folders with run.json and trace.jsonl; train with ACE"),
         (["report", "nowhere"], "no runs in nowhere: expected folders with run.json"),
         (["report", "."], "no runs in ."),
-        (["report", ".", "--text", "--json"], "--text and --json: expected one of them"),
+        (["report", ".", "--text", "--json"], "--text and --json cannot be combined: leave one of them out"),
         (["watch", "--once"], "no runs in .ace/runs"),
         (["watch", "nowhere"], "no runs in nowhere"),
     ],

@@ -339,8 +339,8 @@ def odd_adapter(nodes: Sequence[Node]) -> Iterator[None]:
         ([], "finds no site in toy:Pair: ace_layers returned 0 nodes, expected at least one Site"),
         ([Site("a", "mux", (1,), (1,))], "site 'a' names submodule 'mux', which does not exist"),
         ([Site("a", "mix", (1,), (1,), reads="b")], "'a' reads 'b', which is not an earlier stem"),
-        ([Site("a", "mix", (1,), (1,), reads=Tap("y"))], r"'a' reads argument 'y' of a forward that takes \(input\)"),
-        ([Site("a", "mix", (1,), (1,), reads=Tap(3))], r"'a' reads argument 3 of a forward that takes \(input\)"),
+        ([Site("a", "mix", (1,), (1,), reads=Tap("y"))], r"argument 'y' of a forward pass with arguments \(input\)"),
+        ([Site("a", "mix", (1,), (1,), reads=Tap(3))], r"argument 3 of a forward pass with arguments \(input\)"),
         ([Site("a.b", "mix", (1,), (1,)), Site("a_b", "mix", (1,), (1,))], "'a.b' and 'a_b' count as one name"),
         (
             [Site("a", "mix", (1,), (1,)), Site("b", "mix", (1,), (1,))],

@@ -127,9 +127,9 @@ def test_checkpoints_of_other_architectures_change_nothing() -> None:
         "checkpoint of another architecture: 0 of its 2 weights fit .* Layered": VectorMaps(),
         "checkpoint of another architecture: 0 of its .* weights fit": attach(TwoOutputs()),
         "checkpoint of another architecture: 1 of its 10 .* Layered.*nothing was loaded": Layered(width=16),
-        "of other sites .*layers.3.*the model has layered: layers.0, layers.1, layers.2": attach(Layered(layers=4)),
-        r"of other sites \(layered: layers.0, layers.1\)": attach(Layered(layers=2)),
-        "of other branches: .*attach with the settings of the run": attach(Layered(), spectral_norm=True),
+        r"sites .*layers.3\) are not the model's \(layered: layers.0, layers.1, layers.2\)": attach(Layered(layers=4)),
+        r"the checkpoint's sites \(layered: layers.0, layers.1\)": attach(Layered(layers=2)),
+        "branches are not the model's: .*attach with the settings of the run": attach(Layered(), spectral_norm=True),
     }
     for match, other in others.items():
         refused(match, lambda other=other: model.load_state_dict(other.state_dict()))

@@ -477,7 +477,7 @@ def test_planar_vectors(group: Any) -> None:
         ),
         (Function(lambda x: x), VECTORS, normal(0, 3), r"no values to compare, found {'output': \[0, 3\]}"),
         (Function(lambda x: x[x[:, 0] > 0]), VECTORS, normal(5, 3), "shapes of the outputs depend"),
-        (Centred(), VECTORS, normal(5, 3), "unknown input of the forward 'x': expected one of pos"),
+        (Centred(), VECTORS, normal(5, 3), "unknown forward argument 'x': expected one of pos"),
     ],
 )
 def test_nothing_compared_is_not_a_pass(model: nn.Module, action: GroupAction, x: Tensor, message: str) -> None:
