@@ -44,6 +44,9 @@ class Norm(nn.BatchNorm1d):
 
     num_batches_tracked: Tensor
     fits_rows = True
+    statistics: str = "batch"
+    """Statistics used in training. "batch": those of the batch, which the running statistics follow. "next": the same,
+    and the running statistics become equal to them. "constant": the running statistics, unchanged."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -51,8 +54,10 @@ class Norm(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        training = self.training and rows.shape[0] > 1
-        factor = self.momentum
+        # With momentum None torch.optim.swa_utils.update_bn computes new statistics, also for constant ones.
+        constant = self.statistics == "constant" and self.momentum is not None
+        training = self.training and rows.shape[0] > 1 and not constant
+        factor = 1.0 if self.statistics == "next" else self.momentum
         if factor is None:
             # Cumulative average, used by torch.optim.swa_utils.update_bn. Batches are counted only here, because
             # torch.compile treats the count as a constant and would compile again for every batch.
@@ -62,6 +67,10 @@ class Norm(nn.BatchNorm1d):
         weight, bias = (self.weight, self.bias) if together else (None, None)
         mean, variance = self.running_mean, self.running_var
         result = functional.batch_norm(rows, mean, variance, weight, bias, training, factor, self.eps).reshape(x.shape)
+        if training and self.statistics == "next":
+            # torch stores the unbiased variance, but normalises with the biased one. No change in place: the backward
+            # pass uses the stored one.
+            self.running_var = variance.detach() * (1 - 1 / rows.shape[0])  # type: ignore[union-attr]
         if together:
             return result
         return torch.addcmul(train_with_rows(self.bias, x), result, train_with_rows(self.weight, x))

@@ -177,19 +177,21 @@ class Duals(nn.Module):
         """Convert a checkpoint of version 0.1.0 in place.
 
         Such a checkpoint has no evidence, and stores three quantities in one buffer, ``error``. Checkpoints of
-        development versions have one buffer per quantity, but no evidence either.
+        development versions have one buffer per quantity, but no evidence either, or no ``settled`` in it.
         """
         if f"{prefix}lambda_" in state and not any(name.startswith(f"{prefix}evidence.") for name in state):
             buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")
             state.update({name: torch.zeros_like(buffer) for name, buffer in buffers})
+        elif isinstance(kept := state.get(f"{prefix}evidence.kept"), Tensor):
+            state.setdefault(f"{prefix}evidence.settled", torch.zeros_like(kept))
         error = state.pop(f"{prefix}error", None)
         if not isinstance(error, Tensor):
             return
-        kept = error if self.config.paced else torch.zeros_like(error)
+        known = error if self.config.paced else torch.zeros_like(error)
         meaning = "waited" if self.config.lands else "run_square"
         # ``error`` was -1 at landed sites, so the number of steps for which their gamma was 0 before is unknown.
-        found = {"run_square": torch.zeros_like(error), "waited": torch.zeros_like(error), meaning: kept.abs()}
-        found["site_landed"] = (kept < 0).to(error.dtype)
+        found = {"run_square": torch.zeros_like(error), "waited": torch.zeros_like(error), meaning: known.abs()}
+        found["site_landed"] = (known < 0).to(error.dtype)
         state.update({prefix + name: value for name, value in found.items()})
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:

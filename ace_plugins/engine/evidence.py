@@ -68,6 +68,8 @@ class Evidence(nn.Module):
     """Sum of the squares of the terms of ``benefit``."""
     kept: Tensor
     """1 for sites that the test has decided to keep, else 0."""
+    settled: Tensor
+    """1 for kept sites at which batch normalisation has constant statistics, else 0; see `Ace.set_statistics`."""
     probing: Tensor
     """1 for sites whose branch the judges do not see in the next step, else 0."""
     batch_draw: Tensor
@@ -79,11 +81,12 @@ class Evidence(nn.Module):
         super().__init__()
         self.holdout = holdout
         """Share of the training samples that judge gamma."""
-        for name in (*self.SUMS, "kept", "probing"):
+        for name in (*self.SUMS, "kept", "settled", "probing"):
             self.register_buffer(name, torch.zeros(sites, dtype=dtype, device=device))
         self.register_buffer("batch_draw", torch.zeros((), device=device))
         self.kept_sites: frozenset[int] = frozenset()
         """Indices of the kept sites, readable without waiting for the device."""
+        self.settled_sites: frozenset[int] = frozenset()
         self._changes = _count_changes(self.kept)
 
     def sums(self) -> list[Tensor]:
@@ -137,6 +140,14 @@ class Evidence(nn.Module):
             self.read_buffers()
         return self.kept_sites != before
 
+    def settle(self) -> bool:
+        """Mark the sites kept before this step as settled, after their first step as kept. Return if there are any."""
+        changed = self.settled_sites != self.kept_sites
+        if changed:
+            self.settled.copy_(self.kept)
+            self.settled_sites = self.kept_sites
+        return changed
+
     def summarise(self) -> dict[str, list[float]]:
         """Return the outcome of the test as numbers per site. Waits for the device.
 
@@ -162,6 +173,7 @@ class Evidence(nn.Module):
         """Update ``kept_sites`` from the buffer."""
         if not self.kept.is_meta:
             self.kept_sites = frozenset(self.kept.nonzero().flatten().tolist())
+            self.settled_sites = frozenset(self.settled.nonzero().flatten().tolist())
             self._changes = _count_changes(self.kept)
 
     def notice_changes(self) -> None:

@@ -33,10 +33,11 @@ BITS = 20
 class _Fit(threading.local):
     """State, per thread, of the branch that is running: which rows may train its parameters."""
 
-    rows: Tensor | None = None
-    """1 for each row that trains the branch, 0 for each row that judges gamma, [rows]; None: all rows train it."""
-    constant: bool = False
-    """True while a branch is computed with constant parameters."""
+    def __init__(self) -> None:  # called in every thread. A later first assignment would make torch.compile recompile.
+        self.rows: Tensor | None = None
+        """1 for each row that trains the branch, 0 for each row that judges gamma, [rows]; None: all rows train it."""
+        self.constant = False
+        """True while a branch is computed with constant parameters."""
 
 
 FIT = _Fit()

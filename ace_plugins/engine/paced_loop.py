@@ -179,7 +179,8 @@ class PacedLoop(Loop):
             duals.evidence.add(before, gradient, ace.session.observed.loss)
         guard.put_back()  # before any decision: a step with a non-finite gradient is no evidence
         if auto:
-            changed = explore(duals, horizon)
+            settled = duals.evidence.settle()
+            changed = explore(duals, horizon) or settled
         else:
             changed = horizon is not None and land(duals, horizon)
             if duals.evidence.holdout:

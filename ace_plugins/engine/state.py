@@ -19,6 +19,7 @@ from ..settings.config import Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import Call
 from ..symmetry.parts import get_part
+from .branches import Norm
 from .budget import Budget
 from .distributed import is_distributed
 from .duals import Duals
@@ -168,6 +169,7 @@ class Ace(nn.Module):
         self.passes = PassState()
         self.session = Session()
         self.freed: list[nn.Parameter] = []  # parameters that only landed sites use; training leaves them out
+        self._constant_norms = False
         self.hooks: ModelHooks | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self.register_load_state_dict_post_hook(_finish_load)  # type: ignore[no-untyped-call]
@@ -297,18 +299,26 @@ class Ace(nn.Module):
         self.sync()
         return self
 
-    def freeze_norms(self) -> None:
-        """Let the batch normalisation in kept branches use its running statistics in training too, unchanged.
+    def set_statistics(self) -> None:
+        """Choose the statistics that batch normalisation in branches uses in training.
 
-        A kept branch is part of the deployed model, so it has to be trained as it is evaluated. In a chain of branches
-        small differences between the statistics of a batch and the running ones grow from link to link.
+        A kept branch is part of the deployed model, so it is trained as it is evaluated: with constant statistics. They
+        are those of the first training batch after the decision. Running averages would lag behind the weights, and in
+        a chain of branches this error grows from link to link.
         """
-        kept = self.duals.evidence.kept_sites
-        if kept:
-            for name in self.needed_by(self.sites[number] for number in kept):
-                for module in self.branch(name).modules():
-                    if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                        module.training = False
+        evidence = self.duals.evidence
+        if not evidence.kept_sites and not self._constant_norms:
+            return
+        kept, settled = (
+            self.needed_by(self.sites[number] for number in numbers)
+            for numbers in (evidence.kept_sites, evidence.settled_sites)
+        )
+        self._constant_norms = bool(kept)
+        for name in self.nodes:
+            chosen = "constant" if name in settled else "next" if name in kept else "batch"
+            for module in self.branch(name).modules():
+                if isinstance(module, Norm):
+                    module.statistics = chosen
 
     def _settle(self) -> None:
         """Update the directions of bounded maps before evaluation: torch.compile would trace later ones as constant."""
@@ -317,7 +327,7 @@ class Ace(nn.Module):
 
     def sync(self) -> None:
         """Register the forward hooks that are needed now, and remove the others."""
-        self.freeze_norms()
+        self.set_statistics()
         if self.hooks is not None:
             self.hooks.sync(self)
 

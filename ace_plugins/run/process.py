@@ -12,9 +12,10 @@ import os
 import signal
 import sys
 import threading
+import traceback
 import warnings
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from torch import nn
@@ -22,7 +23,7 @@ from torch import nn
 from ..checkout.layout import read_layout
 from ..contract.hookspecs import hookimpl
 from ..engine.distributed import rank
-from ..errors import AceWarning
+from ..errors import AceError, AceWarning
 from ..output import quiet, say
 from ..patch.constructors import patch_models
 from ..plugins.registry import registry
@@ -51,6 +52,8 @@ class ProcessRun:
         registry().manager.register(self, name="ace_plugins.run")
         self._show_warning = warnings.showwarning
         warnings.showwarning = self._warn
+        self._excepthook = sys.excepthook
+        sys.excepthook = self._handle_uncaught
         commit, checkout = "", self.plugin.patches.checkout
         if request.root is not None:
             RECORDER.home = Path(request.root)
@@ -83,6 +86,19 @@ class ProcessRun:
             say(str(message), anyway=True)
         else:
             self._show_warning(message, category, *where, **more)
+
+    def _handle_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Print an error of ACE in one line, with the last place in the script that led to it."""
+        if not isinstance(error, AceError):
+            self._excepthook(kind, error, trace)
+            return
+        ours = ("ace_plugins", self.plugin.target.partition(":")[0].partition(".")[0])
+        place = ""
+        for frame, line in traceback.walk_tb(trace):
+            file, package = frame.f_code.co_filename, str(frame.f_globals.get("__name__")).partition(".")[0]
+            if package not in ours and "site-packages" not in file and not file.startswith("<"):
+                place = f" ({shorten_path(file)} line {line})"
+        say(" ".join(str(error).split()) + place, anyway=True)
 
     @hookimpl
     def ace_attached(self, model: nn.Module) -> None:

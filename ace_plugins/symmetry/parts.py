@@ -30,11 +30,11 @@ def find_part(value: Any, step: str, missing: Any = None) -> Any:
     """Return the part of a value that ``step`` (an index, key or attribute) names, or ``missing`` if there is none."""
     if isinstance(value, (tuple, list)) and step.isdecimal() and int(step) < len(value):
         return value[int(step)]
+    if isinstance(value, Mapping):
+        return value.get(step, missing)
     keys = getattr(value, "keys", None)
     # A PyG graph returns None for missing x, pos and so on, so look at its keys instead of using hasattr.
-    if step not in keys() if callable(keys) else not hasattr(value, step):
-        return missing
-    return value[step] if isinstance(value, Mapping) else getattr(value, step)
+    return getattr(value, step) if (step in keys() if callable(keys) else hasattr(value, step)) else missing
 
 
 def find_at(value: Any, path: str) -> Any:

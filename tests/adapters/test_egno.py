@@ -135,7 +135,7 @@ def test_the_script_of_a_patched_checkout_trains_with_ace_and_plain_upstream_loa
     saved, exported = root / "exp_results" / "exp" / "saved_model.pth", tmp_path / "plain.pth"
     done = ace(root, "export", str(saved), "-o", str(exported))
     assert done.returncode == 0, done.stderr
-    assert "max |gamma|" in done.stderr, "resilient branches still count"
+    assert "branches with |gamma| up to" in done.stderr, "resilient branches still count"
     done = python(fresh(root), "-c", textwrap.dedent(PLAIN), str(saved), str(exported))
     assert done.stdout.split() == ["True", "loaded"], done.stderr
 
@@ -285,7 +285,7 @@ def test_simulated_particles(root: Path) -> None:
     done = python(root, "main_simulation_simple_no.py", "--config_by_file", "config.json", "--outf", "exp_results")
     assert done.returncode == 0, done.stderr
     assert "attached to EGNO, 4 sites" in done.stderr
-    assert "ACE auto, 4 steps" in done.stderr
+    assert re.search(r"ACE auto, \d steps", done.stderr)
 
 
 def with_molecule(root: Path, folder: str, name: str) -> list[str]:

@@ -178,23 +178,34 @@ def chain() -> Any:
 
 
 def test_a_kept_branch_is_trained_as_it_is_evaluated(chain: Any) -> None:
-    """Its normalisation, and that of the links before it, has constant statistics, whatever train() is called on."""
-    chain(BATCH)
-    keep(chain, 1)
+    """After the first batch, its normalisation and that of the links before it have the statistics of this batch."""
     norms = {name: chain.ace.branch(name)[0] for name in "abc"}
     assert all(isinstance(norm, Norm) for norm in norms.values())
-    for _ in range(2):
-        chain.eval()
-        chain.train()
+    chain(BATCH)
+    keep(chain, 1)
+
+    def through() -> Tensor:
+        out: Tensor = chain.ace.branch("b")(chain.ace.branch("a")(chain.ace.branch("lift")(BATCH)))
+        return out
+
+    def moves() -> dict[str, bool]:
         before = {name: norm.running_mean.clone() for name, norm in norms.items()}
-        lifted = chain.ace.branch("lift")(BATCH)
-        trained = chain.ace.branch("b")(chain.ace.branch("a")(lifted))
-        chain(BATCH)
-        moved = {name: not torch.equal(norm.running_mean, before[name]) for name, norm in norms.items()}
-        assert moved == {"a": False, "b": False, "c": True}
+        chain(2 * BATCH)
+        return {name: not torch.equal(norm.running_mean, before[name]) for name, norm in norms.items()}
+
+    normalised = through()  # with the statistics of this batch, which the running ones become
+    normalised.square().mean().backward()
+    assert chain.ace.duals.evidence.settle()
+    chain.ace.sync()
+    assert not chain.ace.duals.evidence.settle()
+    for _ in range(2):
+        assert torch.allclose(through(), normalised, rtol=1e-9)
+        trained = through()
+        assert moves() == {"a": False, "b": False, "c": True}
         chain.eval()
-        assert torch.equal(trained, chain.ace.branch("b")(chain.ace.branch("a")(lifted)))
+        assert torch.equal(through(), trained)
         chain.load_state_dict(chain.state_dict())
+        chain.train()
 
 
 def test_once_all_sites_are_decided_every_sample_trains_what_is_left(chain: Any) -> None:

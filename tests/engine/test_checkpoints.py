@@ -52,7 +52,7 @@ def test_keys_are_a_contract() -> None:
         "ace.duals.square", "ace.duals.run_square", "ace.duals.waited", "ace.duals.site_landed",
         *(f"ace.duals.evidence.{name}" for name in (
             "cycle_sum", "cycle_steps", "size", "total", "square", "probes", "benefit", "benefit_square", "kept",
-            "probing", "batch_draw",
+            "settled", "probing", "batch_draw",
         )),
     ]  # fmt: skip
     for config in ({"mode": "resilient"}, {"dual_optimizer": "adam"}):
@@ -204,7 +204,7 @@ def test_export_tells_of_optimizers_and_nan() -> None:
     with pytest.warns(AceWarning) as caught:
         export({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     told = " ".join(str(warning.message) for warning in caught)
-    assert "max |gamma| is nan" in told
+    assert "|gamma| up to nan" in told
     assert "optimizer state" in told
 
 

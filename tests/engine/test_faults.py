@@ -194,27 +194,6 @@ def test_a_wrapper_that_is_no_whole_optimizer(config: Any) -> None:
     assert torch.equal(values(model), values(twin))
 
 
-class Homemade:
-    """No torch.optim.Optimizer."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def zero_grad(self) -> None:
-        self.model.zero_grad()
-
-    def step(self) -> None:
-        for parameter in self.model.parameters():
-            parameter.data -= 0.001 * parameter.grad
-
-
-def test_an_optimizer_that_is_none_of_torchs() -> None:
-    model = attach(Layered().double(), **FIT)
-    with pytest.warns(AceWarning, match="torch.optim.Optimizer") as told:
-        steps(model, Homemade(model), 210)
-    assert len(told) == 1
-
-
 def test_many_models_alive() -> None:
     """A step looks at the models that its optimizer has parameters of, not at all there are."""
     models = [attach(Layered(layers=1), **FIT) for _ in range(30)]
