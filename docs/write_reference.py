@@ -106,8 +106,9 @@ def _command(name: str, command: click.Command, context: click.Context) -> str:
 
 
 def _row(option: str, text: str) -> str:
-    # HTML, because some Markdown parsers end a table cell at a bar inside backticks.
-    option, text = (escape(" ".join(each.split()), quote=False).replace("|", "&#124;") for each in (option, text))
+    # HTML, because some Markdown parsers end a table cell at a bar inside backticks, and "[...] [...]" is a link.
+    special = {ord("|"): "&#124;", ord("["): "&#91;"}
+    option, text = (escape(" ".join(each.split()), quote=False).translate(special) for each in (option, text))
     return f"| <code>{option}</code> | {text} |\n"
 
 
