@@ -109,7 +109,6 @@ def test_it_installs_and_passes_its_own_tests_untouched(tmp_path: Path) -> None:
     tests = python(folder, "-m", "pytest", "-q", "-W", "error", *plugin, PYTHONPATH=str(site))
     assert tests.returncode == 0, tests.stdout
     assert "mynet (ace-mynet 0.1.0): 25 of 25 checks pass" in tests.stdout
-    assert "sites: 5" in tests.stdout
 
 
 def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
