@@ -107,7 +107,7 @@ def test_forces_are_the_gradient_of_the_energy(mode: str, how: str) -> None:
     judged: nn.Module = model
     if how == "exported":
         judged, _ = example()
-        with pytest.warns(AceWarning, match="f_eq"):
+        with pytest.warns(AceWarning, match="export removes branches"):
             judged.load_state_dict(export(model.state_dict()), strict=True)
     elif how == "averaged":
         judged = averaged(model, samples=3)
@@ -445,7 +445,7 @@ def test_what_resilient_training_writes_keeps_its_branches(runs: Runs, tmp_path:
     whole = torch.load(place / "t.model", weights_only=False)
     assert float(whole.ace.gamma.detach().abs().max()) > 0
     plain = tmp_path / "plain.model"
-    with pytest.warns(AceWarning, match="f_eq"):
+    with pytest.warns(AceWarning, match="export removes branches"):
         export(place / "t.model", plain, trust=True)
     refused, (energy, _, _) = load_without_ace(runs.folder, place / "t.model", plain)
     assert "ace_plugins" in refused
