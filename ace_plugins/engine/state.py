@@ -162,14 +162,13 @@ class Ace(nn.Module):
         # Stored as floats, because scripts that average checkpoints average every entry.
         self.register_buffer("manifest", torch.tensor(list(about.encode()), dtype=torch.float32))
         self.action = action if config.turns else None  # for random frames
-        self.samples = action  # tells the samples of a batch apart; None if it is unknown
+        self.samples = action  # finds the samples of a batch; None if the adapter does not define it
         self.separable = frozenset(name for name, branch in branches.items() if is_separable(branch))
         """Names of the sites and stems whose branch can be trained by some of its rows; see `holdout`."""
         self.evaluating = evaluating  # arguments with their values in evaluation, if upstream does not call eval()
         self.passes = PassState()
         self.session = Session()
         self.freed: list[nn.Parameter] = []  # parameters that only landed sites use; training leaves them out
-        self._constant_norms = False
         self.hooks: ModelHooks | None = None
         self._root: weakref.ref[nn.Module] | None = None
         self.register_load_state_dict_post_hook(_finish_load)  # type: ignore[no-untyped-call]
@@ -307,13 +306,10 @@ class Ace(nn.Module):
         a chain of branches this error grows from link to link.
         """
         evidence = self.duals.evidence
-        if not evidence.kept_sites and not self._constant_norms:
-            return
         kept, settled = (
             self.needed_by(self.sites[number] for number in numbers)
             for numbers in (evidence.kept_sites, evidence.settled_sites)
         )
-        self._constant_norms = bool(kept)
         for name in self.nodes:
             chosen = "constant" if name in settled else "next" if name in kept else "batch"
             for module in self.branch(name).modules():

@@ -8,24 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy import ADAPTERS, Layered
+from toy import ADAPTERS, Layered, LayeredAdapter
 
 from ace_plugins import attach, status
-from ace_plugins.adapter import (
-    O3,
-    GroupAction,
-    Invariant,
-    Node,
-    Norm,
-    Site,
-    Stem,
-    Tap,
-    Upstream,
-    Vectors,
-    hookimpl,
-    linear,
-    norm_linear,
-)
+from ace_plugins.adapter import Node, Norm, Site, Stem, Tap, hookimpl, linear, norm_linear
 from ace_plugins.engine.holdout import split
 from ace_plugins.plugins.registry import registry
 
@@ -147,7 +133,7 @@ def test_judges_train_no_branch_however_it_is_written(judging: bool) -> None:
     assert all(p.grad.any() for name, p in model.named_parameters() if not name.startswith("ace."))
 
 
-class ChainAdapter:
+class ChainAdapter(LayeredAdapter):
     """Branches in a chain that starts at a stem: the second reads the output of the first."""
 
     @hookimpl
@@ -159,14 +145,6 @@ class ChainAdapter:
     @hookimpl
     def ace_branch(self, site: Node) -> nn.Module:
         return linear(site) if isinstance(site, Stem) else norm_linear(site)
-
-    @hookimpl
-    def ace_upstream(self) -> Upstream:
-        return Upstream("Layered", models=("toy:Layered",))
-
-    @hookimpl
-    def ace_group_action(self) -> GroupAction:
-        return GroupAction(O3, inputs={"x": Vectors()}, outputs=Invariant())
 
 
 @pytest.fixture
