@@ -174,7 +174,8 @@ class Record:
         landed, averaged = self.duals.landed_sites, self._count_averaging_steps()
         evidence = Evidence(self.config, self.sites, history, self.steps, landed, held, averaged, self.frames)
         test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
-        return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test))
+        loaded = self.duals.count if self.duals.count + self.offset < self.position else None
+        return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test, loaded=loaded))
 
     def to_dict(self) -> dict[str, Any]:
         outcome = self.judge()

@@ -116,7 +116,7 @@ class RunOutcome:
         if word == FITS:
             return f"on held-out samples no branch lowers the loss by more than {_percent(limit)}: they are removed"
         if self.exploring:
-            return "the run has not decided yet: model.eval() leaves these branches out"
+            return "no decision up to this step: model.eval() leaves these branches out"
         most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
         return f"too few samples or steps to tell{most}; the branches are removed"
 
@@ -136,6 +136,7 @@ class Evidence:
     budget: int | None = None  # number of steps that the run was expected to have
     ended: bool = True  # False for a run in progress, which gets no advice
     test: Mapping[str, Sequence[float]] | None = None  # mode auto: the outcome of the test, see engine.evidence
+    loaded: int | None = None  # step of the checkpoint that the script loaded after its last step, usually the best
 
 
 def judge(evidence: Evidence) -> RunOutcome:
@@ -152,6 +153,9 @@ def judge(evidence: Evidence) -> RunOutcome:
     exploring = test is not None and any(not kept and n not in landed for n, kept in enumerate(test["kept"]))
     silent = not evidence.ended or not sites or len(landed) == len(sites) or any(s.verdict == DIVERGED for s in sites)
     advice = "" if silent or (test is not None and not exploring) else _advise(evidence, sites)
+    if evidence.loaded is not None:
+        advice = f"the script loaded its checkpoint of step {evidence.loaded:,} after step {evidence.steps:,}: "
+        advice += "these results describe that checkpoint, not the last step"
     return RunOutcome(evidence.config.mode, sites, advice, exploring)
 
 

@@ -92,7 +92,7 @@ def test_a_saved_run_has_the_verdicts_of_its_record(tmp_path: Path, strength: fl
 def test_a_run_that_ends_before_its_budget_decides_once_the_advice_is_followed(tmp_path: Path) -> None:
     run, told = trained(tmp_path, 1.0, 150, budget=10_000)
     assert {site["verdict"] for site in told["sites"]} == {"undecided"}
-    assert "the run has not decided yet" in words(render_report([run]))
+    assert "no decision up to this step" in words(render_report([run]))
     advice = re.search(r"set budget = (\d+) if runs have this length", told["verdict"])
     assert advice, told["verdict"]
     _, told = trained(tmp_path, 1.0, 150, budget=int(advice[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import re
 from typing import Any
@@ -99,6 +100,21 @@ def test_a_landing_from_far_away_is_no_success(capsys: pytest.CaptureFixture[str
     assert "ACE strict, landed at step 3\n" in printed
     assert "cut: gamma was set to 0" in printed
     assert "the symmetry holds" not in printed
+
+
+def test_a_checkpoint_loaded_after_the_last_step_is_named() -> None:
+    model = trained(3, budget=8)
+    early = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.randn(6, 3)).square().mean().backward()
+        optimizer.step()
+    assert "checkpoint" not in status(model).verdict
+    model.load_state_dict(early)
+    told = RECORDER.get_record(model).to_dict()
+    assert told["steps"] == 8
+    assert "checkpoint of step 3" in told["verdict"]
 
 
 def test_land_at_that_was_not_reached_is_told() -> None:

@@ -22,7 +22,7 @@ def test_what_is_told_and_where(clone: Clone) -> None:
     assert "ACE auto, 20 steps, trace in .ace/runs/" in done.stderr
     assert re.search(r"site .* gamma .* benefit .* p .* verdict", done.stderr)
     assert re.search(r"layer .* %.* undecided", done.stderr)
-    assert "undecided: the run has not decided yet" in done.stderr
+    assert "undecided: no decision up to this step" in done.stderr
     assert len(list((clone.root / ".ace" / "runs").iterdir())) == 1
 
 
