@@ -1,0 +1,81 @@
+"""Write the table of results in docs/evidence.md from the files in docs/evidence/.
+
+    python docs/write_evidence.py
+
+Each file holds one comparison: its ``title``, the ``truth`` about the data (symmetric or broken), the ``command``, the
+``metric`` in the table, and the ``results`` of every run and seed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+BEGIN, END = "<!-- results: docs/write_evidence.py writes this table -->", "<!-- end of results -->"
+HEAD = """\
+| task | data | seeds | auto / upstream by seed | mean | resilient / upstream | branches kept |
+|---|---|---|---|---|---|---|
+"""
+
+
+def read() -> list[dict[str, Any]]:
+    """Return all comparisons, those on broken data first."""
+    found = [json.loads(file.read_text(encoding="utf-8")) for file in (DOCS / "evidence").glob("*.json")]
+    return sorted(found, key=lambda one: (one["truth"], one["title"]))
+
+
+def ratios(comparison: dict[str, Any], run: str) -> list[float]:
+    """Return the error of a run divided by upstream's, for every seed that both have."""
+    errors: dict[str, dict[int, float]] = {}
+    for result in comparison["results"]:
+        value = result["metrics"][comparison["metric"]]
+        error = 1 - value if comparison.get("higher_is_better") else value
+        errors.setdefault(result["run"], {})[result["seed"]] = error
+    upstream = errors["off"]
+    return [error / upstream[seed] for seed, error in sorted(errors.get(run, {}).items()) if seed in upstream]
+
+
+def mean(values: list[float]) -> str:
+    """Return the geometric mean as text; "" if there are no values."""
+    return f"{math.exp(sum(map(math.log, values)) / len(values)):.2f}" if values else ""
+
+
+def kept(comparison: dict[str, Any]) -> str:
+    """Return how many branches each seed of mode auto keeps, such as "10, 9 of 12"."""
+    verdicts = [result["verdicts"] for result in comparison["results"] if "verdicts" in result]
+    if not verdicts:
+        return ""
+    return ", ".join(str(words.count("breaks")) for words in verdicts) + f" of {len(verdicts[0])}"
+
+
+def table() -> str:
+    """Return the table in Markdown."""
+    rows = []
+    for one in read():
+        auto = ratios(one, "auto")
+        by_seed = ", ".join(f"{ratio:.2f}" for ratio in auto)
+        row = [
+            one["title"],
+            one["truth"],
+            str(len(auto)),
+            by_seed,
+            mean(auto),
+            mean(ratios(one, "resilient")),
+            kept(one),
+        ]
+        rows.append(f"| {' | '.join(row)} |\n")
+    return HEAD + "".join(rows)
+
+
+def page(text: str) -> str:
+    """Return the page with the table in its place."""
+    return re.sub(f"{BEGIN}.*{END}", lambda _: f"{BEGIN}\n{table()}\n{END}", text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    evidence = DOCS / "evidence.md"
+    evidence.write_text(page(evidence.read_text(encoding="utf-8")), encoding="utf-8")
