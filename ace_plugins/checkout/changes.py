@@ -15,10 +15,8 @@ class Change:
     """The old and the new content of a file. For a link, the contents of the file that it points to."""
 
     path: Path
-    before: bytes | None
-    """Old content; None if the file must not exist yet."""
-    after: bytes | None
-    """New content; None to remove the file."""
+    before: bytes | None  # old content; None if the file must not exist yet
+    after: bytes | None  # new content; None to remove the file
 
 
 @dataclass(frozen=True)

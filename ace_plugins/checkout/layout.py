@@ -22,12 +22,9 @@ from .marking import parse
 class Layout:
     """The result of comparing a folder with the layout that an adapter expects."""
 
-    commit: str | None
-    """The commit that git has checked out; None if the folder is not the top of a git repository."""
-    tried: bool
-    """True if the adapter was tested on that commit."""
-    differences: tuple[str, ...]
-    """One line for each part that the adapter expects and the folder lacks."""
+    commit: str | None  # the commit that git has checked out; None if the folder is not the top of a git repository
+    tried: bool  # True if the adapter was tested on that commit
+    differences: tuple[str, ...]  # one line for each part that the adapter expects and the folder lacks
 
     @property
     def fits(self) -> bool:

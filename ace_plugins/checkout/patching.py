@@ -102,10 +102,8 @@ class State:
     config: Config | None
     environment: Mapping[str, str]
     """Environment variables, with their values, that override the settings file in this shell."""
-    problems: tuple[str, ...]
-    """Problems that would stop a run."""
-    runs: tuple[str, ...]
-    """Names of the folders that contain the traces of runs."""
+    problems: tuple[str, ...]  # problems that would stop a run
+    runs: tuple[str, ...]  # names of the folders that contain the traces of runs
 
     @property
     def patched(self) -> bool:

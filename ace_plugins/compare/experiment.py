@@ -119,8 +119,7 @@ class Experiment:
     """A script, the runs to compare, their seeds and metrics."""
 
     adapter: str
-    words: tuple[str, ...]
-    """The script's command: the script and its arguments."""
+    words: tuple[str, ...]  # the script's command: the script and its arguments
     runs: Mapping[str, Mapping[str, Any]]
     """Mapping from the name of each run to its settings. The first run is the baseline."""
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -128,8 +127,7 @@ class Experiment:
     """Metrics to read from the output. Runs are compared by the first one. Default: the adapter's metrics."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Description: title, requirements, expected hours, and the paper's result for each run."""
-    label: str = ""
-    """Name and value of the parameter that varies within an experiment file, such as "samples 1000"."""
+    label: str = ""  # name and value of the parameter that varies within an experiment file, such as "samples 1000"
 
 
 def read_experiments(path: Path, scale: float = 1.0) -> list[Experiment]:

@@ -101,10 +101,8 @@ class Comparison(Experiment):
     """An experiment that was checked and can be run."""
 
     contents: Contents = field(default_factory=lambda: Contents(Path()))
-    below: str = "."
-    """Working directory of the command, relative to the root of the contents."""
-    script: Script = field(default_factory=Script)
-    """The adapter's description of the script."""
+    below: str = "."  # working directory of the command, relative to the root of the contents
+    script: Script = field(default_factory=Script)  # the adapter's description of the script
 
     @property
     def trials(self) -> list[Trial]:
@@ -149,10 +147,8 @@ class TrialResult:
     metrics: dict[str, float]
     curves: dict[str, list[list[float]]] = field(default_factory=dict)
     """Mapping from each metric to its evaluations, each as [seconds since the start, value]."""
-    seconds: float = 0.0
-    """Duration of the trial in seconds."""
-    error: float | None = None
-    """Last measured relative equivariance error of the deployed model."""
+    seconds: float = 0.0  # duration of the trial in seconds
+    error: float | None = None  # last measured relative equivariance error of the deployed model
 
     @property
     def seconds_per_evaluation(self) -> float | None:

@@ -33,14 +33,11 @@ class MetricReader:
     """Reads the metrics of one trial from the lines that its script prints."""
 
     def __init__(self, metrics: Sequence[Metric]) -> None:
-        self.values: dict[str, float] = {}
-        """Mapping from each metric to its last printed value."""
+        self.values: dict[str, float] = {}  # mapping from each metric to its last printed value
         self.curves: dict[str, list[list[float]]] = {metric.name: [] for metric in metrics}
         """Mapping from each metric to its evaluations, each as [seconds since the start, value]."""
-        self.epoch = 0
-        """Last epoch number in the output, from which the progress is estimated."""
-        self.seconds = 0.0
-        """Time of the last line, in seconds since the start."""
+        self.epoch = 0  # last epoch number in the output, from which the progress is estimated
+        self.seconds = 0.0  # time of the last line, in seconds since the start
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._patterns = [(m, compile_pattern(m, m.pattern), compile_pattern(m, m.curve or m.pattern)) for m in metrics]
 

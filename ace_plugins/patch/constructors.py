@@ -126,10 +126,8 @@ class Constructors:
         """Mapping from each model class ("module:Class") to its patches in effect, of which the newest applies."""
         self.paths: dict[type, str] = {}
         """Mapping from each imported model class to its "module:Class", and from each of its subclasses to ""."""
-        self.undo: list[Callable[[], None]] = []
-        """Functions that each undo one wrapper or import hook."""
-        self.building: set[int] = set()
-        """Ids of the models whose constructors are running."""
+        self.undo: list[Callable[[], None]] = []  # functions that each undo one wrapper or import hook
+        self.building: set[int] = set()  # ids of the models whose constructors are running
 
     def begin(self, patch: Patch) -> None:
         for path in patch.plugin.patches.models:

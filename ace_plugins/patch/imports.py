@@ -112,8 +112,7 @@ class StandIns:
     def __init__(self) -> None:
         self.offered: dict[tuple[str, ...], Sequence[StandIn]] = {}
         """Mapping from the files that identify an upstream to the stubs that this upstream may import."""
-        self.active: set[str] = set()
-        """Names of the stubs that were imported."""
+        self.active: set[str] = set()  # names of the stubs that were imported
         self.on_missing: Callable[[str, str], None] | None = None
         """Function to call with the name of each module that no other finder has found, and the importing file."""
 

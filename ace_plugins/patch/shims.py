@@ -15,8 +15,7 @@ class Repairs:
     """The shims that were applied in this process."""
 
     def __init__(self) -> None:
-        self.applied: set[tuple[str, str]] = set()
-        """Pairs of an adapter's name and the name of its applied shim."""
+        self.applied: set[tuple[str, str]] = set()  # pairs of an adapter's name and the name of its applied shim
 
     def apply(self, plugin: Plugin, device: str, *, importing: bool = False) -> None:
         """Apply the shims that an upstream needs; if ``importing``, only those without which it cannot be imported."""
