@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import unittest
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..checkout.layout import fits, read_layout
 from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
 from ..engine.forward import select_output
-from ..errors import AdapterError, CheckoutError
+from ..errors import AceWarning, AdapterError, CheckoutError
 from ..patch.constructors import attach
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import Plugin
@@ -139,6 +140,20 @@ class Kit:
             raise AdapterError(f"adapter {self.plugin.name!r}: its example has no floating point output")
         return found
 
+    def site_outputs(self, model: nn.Module, sites: Iterable[Site]) -> dict[str, Tensor]:
+        """Run a model on the batch, and return the sites' outputs, with branches, in the order of the calls."""
+        found: dict[str, Tensor] = {}
+
+        def keep(site: Site, module: nn.Module, args: Any, output: Any) -> None:
+            found[site.name] = select_output(output, site).detach().clone()
+
+        with ExitStack() as hooks:
+            for site in sites:
+                hook = functools.partial(keep, site)
+                hooks.enter_context(model.get_submodule(site.module).register_forward_hook(hook))
+            self.call(model)
+        return found
+
     def loss(self, model: nn.Module) -> Tensor:
         """Return the loss of a model: the mean squared distance from 1, summed over the tensors of its output."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model)]).sum()
@@ -173,23 +188,12 @@ def different(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
     return [name for name, value in tensors.items() if name not in two or not torch.equal(value, two[name])]
 
 
-def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in the model's state_dict."""
-    return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-
-
 @contextmanager
-def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Tensor]]:
-    """Collect the sites' outputs, branches included, of a forward pass inside the block, in the order of the calls."""
-    found: dict[str, Tensor] = {}
-
-    def keep(site: Site, module: nn.Module, args: Any, output: Any) -> None:
-        found[site.name] = select_output(output, site).detach().clone()
-
-    with ExitStack() as hooks:
-        for site in sites:
-            hooks.enter_context(model.get_submodule(site.module).register_forward_hook(functools.partial(keep, site)))
-        yield found
+def hide_warnings() -> Iterator[None]:
+    """Hide warnings of ACE: they advise people who train, for example to bound the branches."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AceWarning)
+        yield
 
 
 def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = None) -> Path | None:
