@@ -131,7 +131,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
         every = dict(zip((site.name for site in ace.sites), ace.gamma.tolist(), strict=True))
         for name in every:
             if len(calls.get(name, ())) != samples + 1 or not all(read for read, _ in calls[name]):
-                reason = "does not run exactly once per forward pass, as in the theorems, or its input is 0"
+                reason = "does not run exactly once per forward pass, or its input is 0: the theorems do not apply"
                 raise AdapterError(f"bounds: the branch of {name!r} {reason}")
         gammas = {name: every[name] for name in calls}
         branches = {name: max(given / read for read, given in found) for name, found in calls.items()}

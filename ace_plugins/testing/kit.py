@@ -137,7 +137,9 @@ class Kit:
         tensors = (tensor for _, tensor in iterate_tensors(self.call(model)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
-            raise AdapterError(f"adapter {self.plugin.name!r}: its example has no floating point output")
+            raise AdapterError(
+                f"adapter {self.plugin.name!r}: its example must return floating point tensors, found none"
+            )
         return found
 
     def site_outputs(self, model: nn.Module, sites: Iterable[Site]) -> dict[str, Tensor]:
@@ -205,14 +207,14 @@ def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = No
     expected, variable = plugin.patches.checkout, f"ACE_UPSTREAM_{plugin.name.upper()}"
     if expected is None:
         if checkout is not None:
-            raise AdapterError(f"adapter {plugin.name!r} patches an installed package: expected no checkout")
+            raise AdapterError(f"adapter {plugin.name!r} patches an installed package: leave the checkout out")
         return None
     given = checkout or os.environ.get(variable)
     folders = [Path(given)] if given else [*map(Path, sys.path), Path.cwd(), *Path.cwd().parents]
     root = next((folder for folder in folders if fits(folder, expected)), None)
     if root is None:
         where = given or "this folder"
-        do = "" if given else f"; run the command in one, give its path, or set {variable}"
+        do = "" if given else f"; run the command in a clone, give its path, or set {variable}"
         details = read_layout(folders[0], expected).differences if given else ()
         raise CheckoutError(f"{where} does not look like a checkout of {expected.repository}{do}", details)
     if os.path.realpath(root) not in map(os.path.realpath, sys.path):
