@@ -62,7 +62,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
 
 
 def activate() -> None:
-    """Start a run in the patched script whose import line led to this call, with the settings in ``ace.toml``."""
+    """Start a run in a patched script, with the settings in ``ace.toml``. The script's import line calls this."""
     if Activation.current is not None:
         return  # 'ace-patch run' of a patched script: the command's settings apply
     importer = sys._getframe(2)

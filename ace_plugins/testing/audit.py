@@ -212,7 +212,7 @@ class ExampleAudit:
     branches: bool
     """True if the branches were on."""
     sites: dict[str, str]
-    """Mapping from the name of each site to the submodule to whose output the branch is added."""
+    """Mapping from the name of each site to its submodule. The branch is added to the output of this submodule."""
     found: Audit
     averaged: tuple[int, EquivarianceError] | None
     """Number of random frames that the output was averaged over, and the error of this average; None if it was not."""

@@ -279,7 +279,7 @@ def check_project_gives_upstream_back(kit: Kit) -> None:
 
 
 def check_copies_are_independent(kit: Kit) -> None:
-    """`copy.deepcopy` and `pickle` give a model with the same outputs, whose training does not change the original."""
+    """`copy.deepcopy` and `pickle` give a model with the same outputs. Training it does not change the original."""
     model = kit.attached()
     for how in ("deepcopy", "pickle") if _pickles(kit.plain()) else ("deepcopy",):
         try:
