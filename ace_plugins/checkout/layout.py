@@ -34,8 +34,8 @@ class Layout:
         at = f"at commit {self.commit[:7]}" if self.commit else "without a git commit"
         if self.tried and self.fits:
             return at
-        new = "" if self.tried else ", which the adapter was not tested on"
-        return f"{at}{new}: {'the same' if self.fits else 'another'} layout"
+        new = ", which the adapter was not tested on" if self.commit and not self.tried else ""
+        return f"{at}{new}: the layout is {'' if self.fits else 'not '}the expected one"
 
 
 def read_layout(root: Path, checkout: Checkout) -> Layout:

@@ -132,7 +132,7 @@ def _print_state(found: State) -> None:
     for name, value in found.environment.items():
         click.echo(f"  {name}={value} in this shell overrides ace.toml")
     if found.runs:
-        click.echo(f"  .ace/runs: {len(found.runs)}, the last {found.runs[-1]}")
+        click.echo(f"  .ace/runs: {len(found.runs)} runs, the newest is {found.runs[-1]}")
     for problem in found.problems:
         click.echo(f"{click.style('problem', fg='red')}: {problem}")
     if not found.patched and not found.problems:

@@ -106,7 +106,8 @@ def execute(
         say(f"stopped; {done} of {total} runs are finished: run the same command again to continue", anyway=True)
         raise
     if comparison.contents.data_state() != data_before:
-        say(f"a run changed data in {comparison.contents.root}, which all runs share: check it", anyway=True)
+        changed = f"a run changed data files in {comparison.contents.root} that all runs read"
+        say(f"{changed}: restore the files, and repeat the comparison with another --out", anyway=True)
     failed = {str(trial): text for trial, text in progress.failed.items()}
     return ComparisonResult(comparison, list(progress.done.values()), failed, store.folder)
 

@@ -1,4 +1,4 @@
-"""One plugin: its origin, its requirements and problems, and calls of its hooks, whose results are checked."""
+"""One plugin: its origin, its requirements and problems, and calls of its hooks with checks of their results."""
 
 from __future__ import annotations
 

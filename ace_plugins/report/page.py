@@ -125,7 +125,7 @@ def _render_run(run: SavedRun, *, alone: bool) -> Markup:
 
 def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
     """Return the most important numbers of a run, each as a tuple of name, number and remark."""
-    facts = [("steps", f"{run.length:,}", "finished" if run.end is not None else "no end in the trace")]
+    facts = [("steps", f"{run.length:,}", "finished" if run.end is not None else "not finished")]
     if run.duration:
         pace = f"{format_number(run.length / run.duration, 3)} steps per second"
         facts.append(("time", format_duration(run.duration), pace))
@@ -201,7 +201,7 @@ def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
         ("settings", "; ".join(settings)),
         ("upstream", str(about.get("upstream") or "")),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
-        ("lines", f"{len(run.lines):,} in the trace, up to step {run.length:,}"),
+        ("trace", f"{len(run.lines):,} lines, up to step {run.length:,}"),
     ]
 
 
@@ -220,7 +220,7 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
     }
     rows = {
         **{key: values for key, values in settings.items() if len(set(values)) > 1},
-        "steps": [f"{run.length:,}{'' if run.end is not None else ', no end'}" for run in runs],
+        "steps": [f"{run.length:,}{'' if run.end is not None else ', not finished'}" for run in runs],
         "time": [format_duration(run.duration) for run in runs],
         **{name: [format_number(c[-1][1]) if c else "" for c in found] for name, (_, found) in curves.items()},
         "verdicts": [", ".join(f"{count} {word}" for word, count in each.counts.items()) for each in outcomes],

@@ -69,7 +69,7 @@ def watch_run(folder: Path, *, seconds: float = SECONDS) -> None:
             parts = draw_run(run)
             silence = time.time() - (folder / LINES).stat().st_mtime if run.lines else 0.0
             if run.end is None and silence > QUIET:
-                parts.insert(2, f"[yellow]no new line for {format_duration(silence)}[/]")
+                parts.insert(2, f"[yellow]no new line in the trace for {format_duration(silence)}[/]")
             live.update(Group(*parts), refresh=True)
             time.sleep(seconds)
 

@@ -39,13 +39,16 @@ _UNKNOWN = (
 _MEANINGS = {
     (FITS, "strict"): "gamma is at 0: the symmetry fits the data, and the branch can be removed",
     (FITS, "bounded"): "|gamma| is below epsilon",
-    (FITS, "resilient"): "gamma is at 0 without slack: the symmetry fits the data",
+    (FITS, "resilient"): "gamma and its bound u are at 0: the symmetry fits the data",
     (MOVING, "strict"): "gamma has not reached 0 yet: train longer, or set a budget that matches the run",
     (MOVING, "bounded"): "|gamma| is still above epsilon: train longer",
     (MOVING, "resilient"): "gamma or u is still changing: train longer",
     (BREAKS, "strict"): "gamma does not stay at 0: the data breaks the symmetry here (try mode resilient), or a "
     "learning rate (dual_lr, gamma_lr) does not fit",
-    (BREAKS, "bounded"): "|gamma| is at epsilon: the data breaks the symmetry here; gamma would use a larger epsilon",
+    (
+        BREAKS,
+        "bounded",
+    ): "|gamma| has reached epsilon: the data breaks the symmetry here by more than epsilon allows",
     (BREAKS, "resilient"): "the data breaks the symmetry here: u measures how much",
     (CUT, ""): "gamma was set to 0 while it was still large: the model is plain upstream again, but the branch was cut "
     "off before training had reduced it; preset 'fit' lets gamma reach 0 by itself",
@@ -294,7 +297,7 @@ def _advise(evidence: Evidence, sites: Sequence[SiteOutcome]) -> str:
     if config.mode == "strict" and config.loop == "paper":
         if largest <= NEAR:
             return "the symmetry holds: gamma is at 0" if largest < 0.01 else ""
-        still += "model.eval() leaves the branches out, which is not yet the model that was trained; "
+        still += "model.eval() leaves out the branches that the model was trained with, so its outputs differ; "
         still += "early stopping or a falling learning rate can stop gamma before it reaches 0; "
         if config.land_at:
             return still + f"land_at = {config.land_at:,} was not reached in {steps:,} steps"

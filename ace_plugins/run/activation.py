@@ -216,7 +216,8 @@ class Activation:
         for name, module in list(sys.modules.items()):
             own_file = any(is_file(getattr(module, "__file__", None), file) for file in files)
             if self._may_be_upstream(name) and (own_file or not self.request.cloned):
-                say(f"{name} was imported by another import hook before ACE's, so nothing was attached")
+                do = "call attach(model) in the script instead"
+                say(f"{name} was imported by another import hook, so ACE was not attached: {do}")
                 return
         if os.environ.get("RANK", "0") in ("", "0"):
             self.request.report_no_model()

@@ -43,7 +43,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
         words = words[1:]  # "python", as in a command from a README; this interpreter is used instead
     command = _find_command(words)
     if sys.flags.ignore_environment or sys.flags.no_site:
-        raise AceError("Python was started with -I, -E or -S, with which ACE cannot be loaded: leave the option out")
+        raise AceError("Python was started with -I, -E or -S, so it cannot load ACE: leave that option out")
     os.environ.pop(VARIABLE, None)  # set if this process is itself part of a run
     root = find_checkout(plugin, words)
     file = read(root / NAME) if root and (root / NAME).is_file() else None
@@ -62,7 +62,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
 
 
 def activate() -> None:
-    """Start a run in the patched script whose import line led to this call, with the settings in ``ace.toml``."""
+    """Start a run in a patched script, with the settings in ``ace.toml``. The script's import line calls this."""
     if Activation.current is not None:
         return  # 'ace-patch run' of a patched script: the command's settings apply
     importer = sys._getframe(2)

@@ -61,7 +61,7 @@ class ProcessRun:
             layout = read_layout(Path(request.root), checkout)
             commit = f" at commit {layout.commit[:7]}" if layout.commit else " without a git commit"
             for difference in layout.differences:
-                say(f"this checkout has changed: {difference}")
+                say(f"this checkout differs from the layout that the adapter expects: {difference}")
         RECORDER.about = {"origins": request.origins, "upstream": f"{self.plugin.patches.title}{commit}"}
         ANNOUNCER.commit, ANNOUNCER.summarises = commit, False
         if threading.current_thread() is threading.main_thread():
@@ -69,7 +69,7 @@ class ProcessRun:
                 if signal.getsignal(number) is signal.SIG_DFL:  # a handler of the script stays
                     signal.signal(number, self._handle_signal)
         if config.mode == "off" and rank() == 0 and request.is_first:
-            say(f"{self.plugin.name}{commit}: mode off, plain upstream")
+            say(f"{self.plugin.name}{commit}: mode off, ACE is not attached")
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Print the summary on SIGTERM and SIGHUP, then let the same signal end the process."""

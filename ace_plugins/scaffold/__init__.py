@@ -55,7 +55,7 @@ def make_adapter(name: str, into: Path, taken: dict[str, str]) -> tuple[Path, li
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError):
-            raise AceError(f"{folder} cannot be written: {error.strerror}") from error
+            raise AceError(f"{folder} cannot be written: {error.strerror}; fix this and try again") from error
         raise
     return folder, written
 

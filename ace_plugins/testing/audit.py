@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,14 +19,15 @@ from ..engine.checkpoint import read_checkpoint
 from ..engine.forward import select_output
 from ..engine.measure import adapter_of, averaged, convert_to_double, hide_from_budget, use_branches
 from ..engine.state import Ace, find, find_argument, unwrap
-from ..errors import AceWarning, AdapterError, CheckpointError, ConfigError
+from ..errors import AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.registry import registry
+from ..report.trace import to_json
 from ..symmetry.actions import GroupAction
 from ..symmetry.layers import Features, LayerSymmetry, measure_layers
 from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
 from ..symmetry.parts import iterate_tensors, positional_names
-from .kit import Kit
+from .kit import Kit, hide_warnings
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
 """Largest relative error that is due to rounding, for each floating point type; 0.1 for all other types."""
@@ -71,10 +70,8 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as a dict for JSON; errors that are not finite become None."""
-        content = dataclasses.asdict(self)
-        for errors in (content["error"], *content["layers"]):
-            errors.update({k: None for k, v in errors.items() if isinstance(v, float) and not math.isfinite(v)})
-        return {**content, "verdict": self.verdict, "culprits": [layer.name for layer in self.culprits]}
+        found = {"verdict": self.verdict, "culprits": [layer.name for layer in self.culprits]}
+        return {**to_json(dataclasses.asdict(self)), **found}
 
 
 def audit(
@@ -215,7 +212,7 @@ class ExampleAudit:
     branches: bool
     """True if the branches were on."""
     sites: dict[str, str]
-    """Mapping from the name of each site to the submodule to whose output the branch is added."""
+    """Mapping from the name of each site to its submodule. The branch is added to the output of this submodule."""
     found: Audit
     averaged: tuple[int, EquivarianceError] | None
     """Number of random frames that the output was averaged over, and the error of this average; None if it was not."""
@@ -279,8 +276,7 @@ def _load_weights(model: nn.Module, path: Path, content: Any) -> None:
     own = model.state_dict()
     best = max(_state_dicts(content), key=lambda state: len(state.keys() & own.keys()), default={})
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AceWarning)  # checkpoints of plain upstream are audited too
+        with hide_warnings():  # checkpoints of plain upstream are audited too
             model.load_state_dict(best)
     except RuntimeError as error:
         raise CheckpointError(

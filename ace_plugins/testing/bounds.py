@@ -22,6 +22,7 @@ from ..contract.sites import Node, Site
 from ..engine.measure import adapter_of, convert_to_double, get_ace, hide_from_budget, use_branches
 from ..engine.state import Ace, unwrap
 from ..errors import AdapterError, ConfigError
+from ..report.trace import to_json
 from ..symmetry.measure import as_call, as_double, compare_orders, evaluate, preserve_state
 
 
@@ -76,8 +77,8 @@ class Bounds:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bounds as a dict for JSON; values that are not finite become None."""
-        content = dataclasses.asdict(self)
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in content.items()}
+        content: dict[str, Any] = to_json(dataclasses.asdict(self))
+        return content
 
 
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> Bounds:
@@ -130,7 +131,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
         every = dict(zip((site.name for site in ace.sites), ace.gamma.tolist(), strict=True))
         for name in every:
             if len(calls.get(name, ())) != samples + 1 or not all(read for read, _ in calls[name]):
-                reason = "does not run exactly once per forward pass, as in the theorems, or its input is 0"
+                reason = "does not run exactly once per forward pass, or its input is 0: the theorems do not apply"
                 raise AdapterError(f"bounds: the branch of {name!r} {reason}")
         gammas = {name: every[name] for name in calls}
         branches = {name: max(given / read for read, given in found) for name, found in calls.items()}
@@ -155,27 +156,22 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
 def _watch(ace: Ace) -> Iterator[dict[str, list[tuple[float, float]]]]:
     """Record the calls of every site's branch inside the block, by the site's name and in the order of the first calls.
 
-    A call is a pair: the norm of the input and that of the output. In a chain of branches, the input is the chain's.
+    A call is a pair: the norm of the input and that of the output. A branch that reads another branch has the input of
+    the first branch of this chain.
     """
     inputs: dict[str, float] = {}
     calls: dict[str, list[tuple[float, float]]] = {}
 
     def keep(node: Node, branch: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        inputs[node.name] = float(args[0].detach().norm())
+        before = node.reads if isinstance(node.reads, str) else getattr(node, "through", None)
+        inputs[node.name] = inputs[before] if before else float(args[0].detach().norm())
         if isinstance(node, Site):
-            calls.setdefault(node.name, []).append((inputs[_first(ace, node)], float(output.detach().norm())))
+            calls.setdefault(node.name, []).append((inputs[node.name], float(output.detach().norm())))
 
     with ExitStack() as hooks:
         for node in ace.nodes.values():
             hooks.enter_context(ace.branch(node.name).register_forward_hook(partial(keep, node)))
         yield calls
-
-
-def _first(ace: Ace, node: Node) -> str:
-    """Return the name of the stem or site whose branch is the first of the chain that ends at this node's branch."""
-    if isinstance(node.reads, str):
-        return _first(ace, ace.nodes[node.reads])
-    return getattr(node, "through", None) or node.name
 
 
 def _distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:

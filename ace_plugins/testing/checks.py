@@ -8,9 +8,7 @@ import math
 import pickle
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +19,6 @@ from ..contract.upstreams import class_path
 from ..engine.attach import project
 from ..engine.checkpoint import export
 from ..engine.measure import convert_to_double, equivariance_error, use_branches
-from ..errors import AceWarning
 from ..patch.constructors import attach
 from ..plugins.claims import claims
 from ..plugins.plugin import one_line
@@ -30,7 +27,7 @@ from ..report.status import status
 from ..symmetry.measure import EquivarianceError, compare_orders, evaluate
 from ..symmetry.parts import iterate_tensors
 from .audit import FLOOR
-from .kit import PLAIN, CheckError, Kit, NotApplicable, different, node_field, outputs_of, refuse, require, same, shapes
+from .kit import PLAIN, CheckError, Kit, NotApplicable, different, hide_warnings, node_field, refuse, require, same
 
 CHANGES = "ace_layers and ace_branch: changes to the model"
 ADDS = "ace_branch: modules or parameters added to the model"
@@ -105,8 +102,7 @@ def check_sites_are_named_for_people(kit: Kit) -> None:
 def check_sites_fit_the_forward(kit: Kit) -> None:
     """Every site's module is called in the forward pass, with the inputs, outputs and shapes that the site names."""
     model = kit.attached()
-    with outputs_of(model.train(), model.ace.sites) as seen:
-        kit.call(model)  # raises an error if inputs, outputs or shapes do not fit
+    seen = kit.site_outputs(model.train(), model.ace.sites)  # raises an error if inputs, outputs or shapes do not fit
     for site in model.ace.sites:
         reason = f"site {site.name!r}: {site.module} is not called in the example's forward pass"
         require(site.name in seen, reason, node_field(site, "module"))
@@ -167,11 +163,7 @@ def check_gamma_zero_is_upstream(kit: Kit) -> None:
 def _require_same(kit: Kit, plain: nn.Module, model: Any, reason: str, look_at: str) -> None:
     """Require that a model gives the output of plain upstream. An error names the first site with another output."""
     if not same(kit.run(plain), kit.run(model)):
-        seen = []
-        for each in (plain, model):
-            with outputs_of(each, model.ace.sites) as found:
-                kit.call(each)
-            seen.append(found)
+        seen = (kit.site_outputs(each, model.ace.sites) for each in (plain, model))
         first = "".join(f" (first at site {name!r})" for name in different(*seen)[:1])
         raise CheckError(reason + first, look_at)
 
@@ -201,20 +193,23 @@ def check_off_is_upstream(kit: Kit) -> None:
     attach(off, kit.plugin.name, mode="off")
     losses, look_at = kit.train(off), "ace_shims and ace_preset: side effects"
     require(losses == expected, f"mode off trains with losses {losses}, upstream with {expected}", look_at)
-    fits = shapes(off) == shapes(plain)
-    require(fits, "mode off changes the keys or shapes of the state_dict", look_at)
+    require(_shapes(off) == _shapes(plain), "mode off changes the keys or shapes of the state_dict", look_at)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in the model's state_dict."""
+    return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
 
 
 def check_every_site_learns(kit: Kit) -> None:
     """Every gamma gets a finite, non-zero gradient."""
     # In mode auto, only some of the samples give gamma a gradient.
     model = kit.attached(mode="strict", gamma_init=1.0)
-    with outputs_of(model.train(), model.ace.sites) as seen:
-        torch.autograd.backward(kit.loss(model))
+    torch.autograd.backward(kit.loss(model.train()))
     pulls = torch.zeros_like(model.ace.gamma) if model.ace.gamma.grad is None else model.ace.gamma.grad
     gradients = list(zip(model.ace.sites, pulls.tolist(), strict=True))
     if silent := [site for site, gradient in gradients if gradient == 0]:
-        called = silent[0].name in seen
+        called = silent[0].name in kit.site_outputs(model, model.ace.sites)
         why = "the branch has no effect on the output" if called else f"{silent[0].module} is not called"
         look_at = f"{node_field(silent[0], 'output' if called else 'module')}: correct it, or leave the site out"
         refuse([repr(site.name) for site in silent], f"gamma of {{}} gets no gradient: {why}", look_at)
@@ -275,7 +270,7 @@ def check_project_gives_upstream_back(kit: Kit) -> None:
     model = kit.trained()
     expected = kit.run(model.eval())
     project(model)
-    left = sorted(shapes(model).items() ^ shapes(kit.plain()).items())
+    left = sorted(_shapes(model).items() ^ _shapes(kit.plain()).items())
     refuse([name for name, _ in left], "project leaves other keys or shapes: {}", ADDS)
     require(same(expected, kit.run(model)), "project changes the output of upstream's model", CHANGES)
     hooks = [(name, hook) for name, module in model.named_modules() for hook in module._forward_hooks.values()]
@@ -284,7 +279,7 @@ def check_project_gives_upstream_back(kit: Kit) -> None:
 
 
 def check_copies_are_independent(kit: Kit) -> None:
-    """`copy.deepcopy` and `pickle` give a model with the same outputs, whose training does not change the original."""
+    """`copy.deepcopy` and `pickle` give a model with the same outputs. Training it does not change the original."""
     model = kit.attached()
     for how in ("deepcopy", "pickle") if _pickles(kit.plain()) else ("deepcopy",):
         try:
@@ -339,11 +334,10 @@ def check_checkpoints_export(kit: Kit) -> None:
 
 
 def _save_and_load(model: nn.Module) -> dict[str, Tensor]:
-    """Save the model's state_dict to a file in memory, and return what is loaded from it."""
+    """Return the model's state_dict after saving and loading it."""
     model.eval()  # scripts save after validation, and escnn has different buffers in training mode
     torch.save(model.state_dict(), file := io.BytesIO())
-    state: dict[str, Tensor] = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-    return state
+    return dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
 
 
 def check_upstream_is_symmetric(kit: Kit) -> None:
@@ -395,20 +389,7 @@ def _worst_output(kit: Kit) -> str:
     return max(expected, key=lambda name: float((found[name] - expected[name]).norm() / expected[name].norm()))
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Hide warnings of ACE: they advise people who train, for example to bound the branches."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", AceWarning)
-        yield
-
-
-Check = Callable[[Kit], None]
-
-CHECKS: dict[str, Check] = {
-    name.removeprefix("check_"): _without_warnings()(check)
-    for name, check in list(globals().items())
-    if name.startswith("check_")
-}
+_found = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}
+CHECKS: dict[str, Callable[[Kit], None]] = {name: hide_warnings()(check) for name, check in _found.items()}
 """Mapping from the name of each check to its function. A check raises `CheckError` if the adapter fails it, and
 `unittest.SkipTest` if it does not apply to the adapter."""

@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import unittest
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from ..checkout.layout import fits, read_layout
 from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
 from ..engine.forward import select_output
-from ..errors import AdapterError, CheckoutError
+from ..errors import AceWarning, AdapterError, CheckoutError
 from ..patch.constructors import attach
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import Plugin
@@ -136,7 +137,23 @@ class Kit:
         tensors = (tensor for _, tensor in iterate_tensors(self.call(model)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
-            raise AdapterError(f"adapter {self.plugin.name!r}: its example has no floating point output")
+            raise AdapterError(
+                f"adapter {self.plugin.name!r}: its example must return floating point tensors, found none"
+            )
+        return found
+
+    def site_outputs(self, model: nn.Module, sites: Iterable[Site]) -> dict[str, Tensor]:
+        """Run a model on the batch, and return the sites' outputs, with branches, in the order of the calls."""
+        found: dict[str, Tensor] = {}
+
+        def keep(site: Site, module: nn.Module, args: Any, output: Any) -> None:
+            found[site.name] = select_output(output, site).detach().clone()
+
+        with ExitStack() as hooks:
+            for site in sites:
+                hook = functools.partial(keep, site)
+                hooks.enter_context(model.get_submodule(site.module).register_forward_hook(hook))
+            self.call(model)
         return found
 
     def loss(self, model: nn.Module) -> Tensor:
@@ -173,23 +190,12 @@ def different(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
     return [name for name, value in tensors.items() if name not in two or not torch.equal(value, two[name])]
 
 
-def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in the model's state_dict."""
-    return {name: tuple(value.shape) for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-
-
 @contextmanager
-def outputs_of(model: nn.Module, sites: Iterable[Site]) -> Iterator[dict[str, Tensor]]:
-    """Collect the sites' outputs, branches included, of a forward pass inside the block, in the order of the calls."""
-    found: dict[str, Tensor] = {}
-
-    def keep(site: Site, module: nn.Module, args: Any, output: Any) -> None:
-        found[site.name] = select_output(output, site).detach().clone()
-
-    with ExitStack() as hooks:
-        for site in sites:
-            hooks.enter_context(model.get_submodule(site.module).register_forward_hook(functools.partial(keep, site)))
-        yield found
+def hide_warnings() -> Iterator[None]:
+    """Hide warnings of ACE: they advise people who train, for example to bound the branches."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AceWarning)
+        yield
 
 
 def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = None) -> Path | None:
@@ -201,14 +207,14 @@ def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = No
     expected, variable = plugin.patches.checkout, f"ACE_UPSTREAM_{plugin.name.upper()}"
     if expected is None:
         if checkout is not None:
-            raise AdapterError(f"adapter {plugin.name!r} patches an installed package: expected no checkout")
+            raise AdapterError(f"adapter {plugin.name!r} patches an installed package: leave the checkout out")
         return None
     given = checkout or os.environ.get(variable)
     folders = [Path(given)] if given else [*map(Path, sys.path), Path.cwd(), *Path.cwd().parents]
     root = next((folder for folder in folders if fits(folder, expected)), None)
     if root is None:
         where = given or "this folder"
-        do = "" if given else f"; run the command in one, give its path, or set {variable}"
+        do = "" if given else f"; run the command in a clone, give its path, or set {variable}"
         details = read_layout(folders[0], expected).differences if given else ()
         raise CheckoutError(f"{where} does not look like a checkout of {expected.repository}{do}", details)
     if os.path.realpath(root) not in map(os.path.realpath, sys.path):

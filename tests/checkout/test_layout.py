@@ -201,9 +201,10 @@ def test_a_repository_without_a_commit(root: Path) -> None:
 def test_in_words() -> None:
     head = "abcdef0123456789"
     assert str(Layout(head, True, ())) == "at commit abcdef0"
-    assert str(Layout(head, True, ("x",))) == "at commit abcdef0: another layout"
-    assert str(Layout(head, False, ())) == "at commit abcdef0, which the adapter was not tested on: the same layout"
-    assert str(Layout(None, False, ())) == "without a git commit, which the adapter was not tested on: the same layout"
+    assert str(Layout(head, True, ("x",))) == "at commit abcdef0: the layout is not the expected one"
+    new = "at commit abcdef0, which the adapter was not tested on: the layout is the expected one"
+    assert str(Layout(head, False, ())) == new
+    assert str(Layout(None, False, ())) == "without a git commit: the layout is the expected one"
 
 
 def test_files_that_are_not_as_expected(root: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_patch_is_one_line_and_a_file(patched: tuple[Path, Result], clone: Pat
     at = after.index(LINE)
     assert after[:at] + after[at + 1 :] == before
     assert "from __future__ import annotations" in after[:at]
-    assert re.search("at commit .*, which the adapter was not tested on: the same layout", done.output)
+    assert re.search("at commit .*, which the adapter was not tested on: the layout is the expected one", done.output)
     assert "main.py: marked (one line)" in done.output
     assert "ace.toml: written (mode resilient" in done.output
     assert read(root / "ace.toml").settings == {"mode": "resilient"}

@@ -213,7 +213,7 @@ def test_audit(folder: Path, call: Any) -> None:
     assert "interactions.0 " in blamed
     assert "in float64): broken" in table.stdout
     assert "mean over 4 random frames: " in table.stdout
-    assert " more inside these: --all shows them" in table.stdout
+    assert " are hidden: --all shows them" in table.stdout
     assert "interactions.0.mlp.0" not in table.stdout
     assert "interactions.0.mlp.0" in call("audit", "schnet", "--all").stdout
     assert list(folder.iterdir()) == [folder / "train.py"], "audit leaves nothing behind"

@@ -110,7 +110,7 @@ def test_a_page_has_all_that_was_asked_for(tmp_path: Path) -> None:
         "training loss",
         "learning rate",
         "relative, under SE(3)",
-        "gamma is at 0 without slack",
+        "gamma and its bound u are at 0",
         "u measures how much",
     ):
         assert told in page.words, told
@@ -189,7 +189,7 @@ def test_runs_side_by_side_say_what_differs(tmp_path: Path) -> None:
     assert "2 runs side by side" in page.words
     assert "mode resilient strict" in page.words
     assert "rho 2x" not in page.words, "what they share is not in the table"
-    assert "600 600, no end" in page.words
+    assert "600 600, not finished" in page.words
 
 
 def test_the_data_are_json(tmp_path: Path) -> None:

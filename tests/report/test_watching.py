@@ -85,7 +85,7 @@ def test_a_run_that_has_only_begun_and_one_that_is_silent(tmp_path: Path, monkey
     assert "1 step" in begun
     monkeypatch.setattr(terminal.time, "time", lambda: os.stat(path).st_mtime + 420)
     (silent,) = watched(folder, monkeypatch)
-    assert "no new line for 7 min" in silent
+    assert "no new line in the trace for 7 min" in silent
 
 
 def test_sparklines() -> None:

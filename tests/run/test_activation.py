@@ -34,7 +34,7 @@ def test_settings_come_from_the_file_and_the_environment_goes_before_it(clone: C
     assert "ace: unknown variable 'ACE_DUALLR' (did you mean 'ACE_DUAL_LR'?): it is ignored" in done.stderr
     off = clone.python("train.py", ACE_MODE="off", ACE_LOOP="fitted")
     assert trained(off) == (PLAIN, "plain")
-    told = "ace: toy_net without a git commit: mode off, plain upstream\n"
+    told = "ace: toy_net without a git commit: mode off, ACE is not attached\n"
     assert off.stderr == f"ace: loop 'fitted' is now called 'paced'; use the new name\n{told}"
 
 

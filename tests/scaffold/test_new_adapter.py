@@ -94,7 +94,10 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "write_text", full)
     told = call("mynet", "--into", str(tmp_path))
     assert told.exit_code == 2
-    assert told.output == f"ace-patch: {tmp_path}/ace-mynet cannot be written: No space left on device\n"
+    assert (
+        told.output
+        == f"ace-patch: {tmp_path}/ace-mynet cannot be written: No space left on device; fix this and try again\n"
+    )
     assert list(tmp_path.iterdir()) == []
 
 

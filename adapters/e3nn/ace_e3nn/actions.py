@@ -37,8 +37,9 @@ CALLED = {
 }
 """Mapping from an input's name to attributes of the model that may have its irreps, besides ``irreps_<name>``."""
 HOW = (
-    "with names from ace_plugins.adapter, set model.ace_action = GroupAction(E3, {'pos': Positions(), "
-    "'data.x': Irreps('8x0e+4x1o')}, outputs=Irreps('1x1o')), for the arguments of your forward"
+    "list the arguments of your forward pass, for example: from ace_plugins.adapter import E3, GroupAction, Irreps, "
+    "Positions; model.ace_action = GroupAction(E3, {'pos': Positions(), 'data.x': Irreps('8x0e+4x1o')}, "
+    "outputs=Irreps('1x1o'))"
 )
 
 

@@ -30,18 +30,18 @@ INSTALL = "run pip install './adapters/c4[demo]' in a clone of ace-plugins, or p
 CLEARLY = 0.8
 """Ratio of test errors below which ACE is clearly better."""
 ENOUGH = 4
-"""Number of epochs below which the comparison means nothing."""
+"""Number of epochs below which the comparison is not meaningful."""
 
 
 @click.command()
 @click.option("--epochs", default=6, show_default=True, type=click.IntRange(min=1), help="Epochs of each run.")
-@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Number of seeds, from 0 on.")
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Number of seeds: 0, 1, 2, ...")
 @click.option(
     "--picture",
     default="ace-demo-c4.png",
     show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File for f_eq, gamma f_neq, their sum and the curves: .png, .pdf or .svg.",
+    help="Picture to write (.png, .pdf or .svg): f_eq, gamma f_neq, their sum and the error curves.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def demo(epochs: int, seeds: int, picture: Path, as_json: bool) -> None:
@@ -134,7 +134,7 @@ def conclude(results: Mapping[str, Sequence[tuple[Result, Result]]], epochs: int
     """Return what the numbers show, one paragraph per target."""
     conclusions = [_conclude_target(target, pairs) for target, pairs in results.items()]
     if epochs < ENOUGH:
-        conclusions.append(f"After {epochs} epoch{'s' * (epochs > 1)} the comparison means nothing.")
+        conclusions.append(f"After {epochs} epoch{'s' * (epochs > 1)} the comparison is not meaningful.")
     return conclusions
 
 
@@ -145,11 +145,11 @@ def _conclude_target(target: str, pairs: Sequence[tuple[Result, Result]]) -> str
     if not all(map(math.isfinite, ratios)):
         verdict = "a run diverged"
     elif max(ratios) < CLEARLY:
-        verdict = f"with ACE it is clearly lower in {seeds}, {mean(ratios):.2g} of that without"
+        verdict = f"with ACE it is clearly lower in {seeds}, {mean(ratios):.2g} times that without"
     elif min(ratios) > 1 / CLEARLY:
         verdict = f"with ACE it is clearly higher in {seeds}, {mean(ratios):.2g} times that without"
     else:
-        verdict = f"neither is clearly better (with ACE {min(ratios):.2g} to {max(ratios):.2g} of that without)"
+        verdict = f"neither is clearly better (with ACE {min(ratios):.2g} to {max(ratios):.2g} times that without)"
     floor = mean(pair[0].floor for pair in pairs)
     limit = f" No equivariant model gets below {floor:.4f}." if floor > 0 else ""
     largest = [max(map(abs, pair[1].gamma)) for pair in pairs]

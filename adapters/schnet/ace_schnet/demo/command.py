@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # imported inside the functions, so that --help does not wait
 DEVICES = ("auto", "cpu", "cuda")
 MODES = {"upstream": "off", "ACE strict": "strict", "ACE resilient": "resilient"}
 ENOUGH_STEPS, ENOUGH_TESTED = 500, 200
-"""Training steps and test molecules below which the comparison means nothing."""
+"""Training steps and test molecules below which the comparison is not meaningful."""
 CHANCE = 0.05
 """Largest relative difference between runs that may be due to chance: another seed may reverse it."""
 
@@ -165,7 +165,7 @@ def conclude(results: Sequence[Result], runs: Sequence[Run], unit: str, tested: 
 def _caution(results: Sequence[Result], steps: int, tested: int) -> str:
     plain, *others = results
     if steps < ENOUGH_STEPS or tested < ENOUGH_TESTED:
-        return f"After {steps} steps, on {tested} test molecules, the comparison means nothing."
+        return f"After {steps} steps, on {tested} test molecules, the comparison is not meaningful."
     chance = f"differences below {100 * CHANCE:.0f} % can be chance"
     if all(abs(result.test_deployed / plain.test_deployed - 1) < CHANCE for result in others):
         return f"This is one seed, and {chance}: a tie."

@@ -246,8 +246,8 @@ def _publish(fresh: Path, paths: list[Path]) -> None:
 @click.option("--train", default=10000, show_default=True, help="Number of training trajectories.")
 @click.option("--valid", default=2000, show_default=True, help="Number of validation trajectories.")
 @click.option("--test", default=2000, show_default=True, help="Number of test trajectories.")
-@click.option("--seed", default=43, show_default=True, help="Seed; upstream makes the same data set from it.")
-@click.option("--suffix", default="small", show_default=True, help="End of the file names, as upstream expects it.")
+@click.option("--seed", default=43, show_default=True, help="Random seed, as in upstream's generator.")
+@click.option("--suffix", default="small", show_default=True, help="Suffix of the file names that upstream reads.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def nbody(out: Path, **settings: Any) -> None:
     """Generate the data set of SEGNN's N-body experiment: simulations of five charged particles.
