@@ -35,22 +35,15 @@ class Duals(nn.Module):
 
     lambda_: Tensor
     u: Tensor
-    steps: Tensor
-    """Number of steps made, a scalar."""
-    mean: Tensor
-    """Running mean of the constraint's value (paper's loop, adam), or of the loss's gradient at gamma (paced loop)."""
-    square: Tensor
-    """Running mean of the square of the quantity that ``mean`` averages."""
-    run_square: Tensor
-    """Mean of the squared gradient over the whole run, from which rho is computed (paced loop, resilient mode)."""
-    waited: Tensor
-    """Number of steps for which gamma has stayed at 0 (paced loop, strict mode)."""
-    site_landed: Tensor
-    """1 for each site that has landed, so that its gamma is 0 for good, else 0 (paced loop; strict, scheduled mode)."""
+    steps: Tensor  # number of steps made, a scalar
+    mean: Tensor  # running mean of the constraint (paper's loop, adam), or of the loss's gradient at gamma (paced)
+    square: Tensor  # running mean of the square of the quantity that ``mean`` averages
+    run_square: Tensor  # mean of the squared gradient over the whole run, which sets rho (paced; resilient, auto)
+    waited: Tensor  # number of steps for which gamma has stayed at 0 (paced loop, strict mode)
+    site_landed: Tensor  # 1 for sites that have landed: their gamma is 0 for good (paced loop); else 0
     skipped: Tensor | None = None
     """Two counts of steps with a non-finite gradient, on the device: all of them, and those in a row up to now."""
-    warned: bool = False
-    """True once the user was warned of steps with a non-finite gradient."""
+    warned: bool = False  # true once the user was warned of steps with a non-finite gradient
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -62,12 +55,9 @@ class Duals(nn.Module):
         for name in ("mean", "square", "run_square", "waited", "site_landed"):
             self.register_buffer(name, zeros.clone())
         self.evidence = Evidence(sites, config.held_out, dtype=dtype, device=device)
-        self.count = 0
-        """``steps`` as a Python number, which can be read without waiting for the device."""
-        self.landed_sites: frozenset[int] = frozenset()
-        """Indices of the sites that have landed, readable without waiting for the device."""
-        self.landed = False
-        """True if all sites have landed."""
+        self.count = 0  # ``steps`` as a Python number, which can be read without waiting for the device
+        self.landed_sites: frozenset[int] = frozenset()  # indices, read without waiting for the device
+        self.landed = False  # true if all sites have landed
         averages = ("mean", "square") if config.paced or config.dual_optimizer == "adam" else ()
         strict = ("waited",) if config.paced and config.mode == "strict" else ()
         slack = config.mode in ("resilient", "auto")

@@ -32,10 +32,8 @@ class Observed:
     """Loss, gradient and learning rates of a model's last step, for observers."""
 
     loss: Tensor | None = None
-    gradient: Tensor | None = None
-    """Gradient of the loss at gamma, [sites]."""
-    rates: tuple[Any, ...] = ()
-    """Learning rates of the optimizer's parameter groups, each a number or a tensor."""
+    gradient: Tensor | None = None  # gradient of the loss at gamma, [sites]
+    rates: tuple[Any, ...] = ()  # learning rates of the optimizer's parameter groups, each a number or a tensor
 
 
 class Losses:
@@ -130,10 +128,8 @@ class Loop(ABC):
     ace: Ace
     group: int
     index: int
-    before: Tensor | None = None
-    """gamma at the beginning of the step; None between steps."""
-    gradient: Tensor | None = None
-    """Gradient at gamma that the script computed; None between steps."""
+    before: Tensor | None = None  # gamma at the beginning of the step; None between steps
+    gradient: Tensor | None = None  # gradient at gamma that the script computed; None between steps
 
     @abstractmethod
     def prepare(self, optimizer: Optimizer) -> None:

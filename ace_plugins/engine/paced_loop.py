@@ -27,21 +27,16 @@ from .duals import Duals
 from .evidence import cycle
 from .loop import Guard, Loop
 
-SPEED = 1.2
-"""Largest change of gamma over one horizon; in strict mode as a multiple of gamma's initial value."""
+SPEED = 1.2  # largest change of gamma over one horizon; in strict mode as a multiple of gamma's initial value
 GROWTH = 12.0
 """Amount by which lambda / s grows over one horizon if the slack is constantly 1; s is the size of the gradient.
 The time constant with which u follows lambda / rho is the horizon divided by this number."""
 DAMPING = 4.0
 """Factor of the slack in the term that is added to lambda / s in all modes but strict, to damp oscillations."""
-MOST = 2.0
-"""Limit of |lambda| / s, where s is the size of the gradient: twice the largest possible mean gradient."""
-MEMORY = 0.04
-"""Number of steps over which gradients are averaged, as a fraction of the horizon."""
-FLOOR = 0.1
-"""Smallest gamma of an undecided site in mode auto, as a share of its initial value."""
-SHORTEST = 5.0
-"""Smallest number of steps over which gradients are averaged, however short the horizon is."""
+MOST = 2.0  # limit of |lambda| / s, where s is the size of the gradient: twice the largest possible mean gradient
+MEMORY = 0.04  # number of steps over which gradients are averaged, as a fraction of the horizon
+FLOOR = 0.1  # smallest gamma of an undecided site in mode auto, as a share of its initial value
+SHORTEST = 5.0  # smallest number of steps over which gradients are averaged, however short the horizon is
 
 
 @torch.no_grad()
