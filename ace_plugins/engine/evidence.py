@@ -110,8 +110,7 @@ class Evidence(nn.Module):
     @torch.no_grad()
     def decide(self) -> bool:
         """Keep the sites that have enough evidence now. Returns whether there are new ones. Waits for the device."""
-        found = self.log_e_values()
-        found = torch.where(self.kept > 0, torch.inf, found)
+        found = torch.where(self.kept > 0, torch.inf, self.log_e_values())
         values = sorted(found.tolist(), reverse=True)
         passed = [value for rank, value in enumerate(values, 1) if value >= math.log(len(values) / (rank * LEVEL))]
         before = self.kept_sites
@@ -144,10 +143,9 @@ class Evidence(nn.Module):
         limit = torch.where(known & (self.probes > FIRST), mean + DEVIATIONS * error, torch.nan)
         mean = torch.where(known, mean, torch.nan)
         used = (self.size > 0) | (self.cycle_sum != 0) | (self.probes == 0)
-        rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit, "kept": self.kept, "used": used}
-        rows["probes"] = self.probes
-        numbers = torch.stack([row.to(mean) for row in rows.values()]).tolist()
-        return dict(zip(rows, numbers, strict=True))
+        rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit}
+        rows |= {"kept": self.kept, "used": used, "probes": self.probes}
+        return {name: row.to(mean).tolist() for name, row in rows.items()}
 
     def read_buffers(self) -> None:
         """Update ``kept_sites`` from the buffer."""
