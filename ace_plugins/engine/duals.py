@@ -22,9 +22,7 @@ from ..settings.config import Config
 from .evidence import Evidence
 
 ADAM_EPS = 1e-8
-DIVERGED_AFTER = 3
-"""Number of consecutive steps with a non-finite gradient after which a run counts as diverged. In a run shorter than
-twice this number, half of its steps are enough."""
+DIVERGED_AFTER = 3  # number of steps in a row, with a non-finite gradient, after which a run counts as diverged
 
 
 class Duals(nn.Module):
@@ -35,22 +33,16 @@ class Duals(nn.Module):
 
     lambda_: Tensor
     u: Tensor
-    steps: Tensor
-    """Number of steps made, a scalar."""
-    mean: Tensor
-    """Running mean of the constraint's value (paper's loop, adam), or of the loss's gradient at gamma (paced loop)."""
-    square: Tensor
-    """Running mean of the square of the quantity that ``mean`` averages."""
-    run_square: Tensor
-    """Mean of the squared gradient over the whole run, from which rho is computed (paced loop, resilient mode)."""
-    waited: Tensor
-    """Number of steps for which gamma has stayed at 0 (paced loop, strict mode)."""
-    site_landed: Tensor
-    """1 for each site that has landed, so that its gamma is 0 for good, else 0 (paced loop; strict, scheduled mode)."""
-    skipped: Tensor | None = None
-    """Two counts of steps with a non-finite gradient, on the device: all of them, and those in a row up to now."""
-    warned: bool = False
-    """True once the user was warned of steps with a non-finite gradient."""
+    steps: Tensor  # number of steps made, a scalar
+    mean: Tensor  # running mean of the constraint (paper's loop, adam), or of the loss's gradient at gamma (paced)
+    square: Tensor  # running mean of the square of the quantity that ``mean`` averages
+    run_square: Tensor  # mean of the squared gradient over the whole run, which sets rho (paced; resilient, auto)
+    waited: Tensor  # number of steps for which gamma has stayed at 0 (paced loop, strict mode)
+    site_landed: Tensor  # 1 for sites that have landed: their gamma is 0 for good (paced loop); else 0
+    skipped: Tensor | None = (
+        None  # numbers of steps with a non-finite gradient: all of them, and the last ones in a row
+    )
+    warned: bool = False  # true once the user was warned of steps with a non-finite gradient
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -62,22 +54,20 @@ class Duals(nn.Module):
         for name in ("mean", "square", "run_square", "waited", "site_landed"):
             self.register_buffer(name, zeros.clone())
         self.evidence = Evidence(sites, config.held_out, dtype=dtype, device=device)
-        self.count = 0
-        """``steps`` as a Python number, which can be read without waiting for the device."""
-        self.landed_sites: frozenset[int] = frozenset()
-        """Indices of the sites that have landed, readable without waiting for the device."""
-        self.landed = False
-        """True if all sites have landed."""
-        averages = ("mean", "square") if config.paced or config.dual_optimizer == "adam" else ()
-        strict = ("waited",) if config.paced and config.mode == "strict" else ()
-        slack = config.mode in ("resilient", "auto")
-        resilient = ("u", *(("run_square",) if config.paced else ())) if slack else ()
-        self._moving = ("lambda_", *averages, *strict, *resilient)
+        self.count = 0  # ``steps`` as a Python number, which can be read without waiting for the device
+        self.landed_sites: frozenset[int] = frozenset()  # indices, read without waiting for the device
+        self.landed = False  # true if all sites have landed
 
     def moving(self) -> list[Tensor]:
         """Return the buffers that a step changes under the current settings."""
-        own: list[Tensor] = [self._buffers[name] for name in self._moving]  # type: ignore[misc]
-        return [*own, *(self.evidence.sums() if self.config.mode == "auto" else ())]
+        config, found = self.config, [self.lambda_]
+        if config.paced or config.dual_optimizer == "adam":
+            found += [self.mean, self.square]
+        if config.paced and config.mode == "strict":
+            found.append(self.waited)
+        if config.mode in ("resilient", "auto"):
+            found += [self.u, self.run_square]
+        return found + self.evidence.sums() if config.mode == "auto" else found
 
     def tick(self) -> None:
         """Count one more step."""
@@ -114,14 +104,12 @@ class Duals(nn.Module):
         return self.config.price(self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
     def normalise_lambda(self) -> Tensor:
-        """Return |lambda| of each site divided by the size of the loss's gradient, [sites]; 0 without a gradient.
-
-        The result is NaN for all sites if the gradient was not finite in the last `DIVERGED_AFTER` steps.
-        """
-        held = torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
+        """Return |lambda| / (size of the loss's gradient), [sites]; 0 without a gradient, NaN if the run diverged."""
+        normalised = torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
         if self.skipped is None:
-            return held
-        return torch.where(self.skipped[1] >= min(DIVERGED_AFTER, (self.count + 1) // 2), torch.nan, held)
+            return normalised
+        # In a run that is shorter than twice DIVERGED_AFTER, half of its steps are enough.
+        return torch.where(self.skipped[1] >= min(DIVERGED_AFTER, (self.count + 1) // 2), torch.nan, normalised)
 
     @property
     def bound(self) -> Tensor:
@@ -130,63 +118,45 @@ class Duals(nn.Module):
 
     def slack(self, gamma: Tensor) -> Tensor:
         """Return the constraint's value, [sites]. It holds if this is 0 (strict mode) or at most 0 (other modes)."""
-        if self.config.mode == "strict":
-            return gamma
-        return gamma.abs() - (self.config.epsilon if self.config.mode == "bounded" else self.u)
+        return gamma if self.config.mode == "strict" else gamma.abs() - self.bound
 
     @torch.no_grad()
     def pull(self, gamma: Tensor) -> Tensor:
         """Return the gradient of the constraints at gamma, [sites], which is added to that of the loss."""
-        c = self.config.augmented
+        c, slack = self.config.augmented, self.slack(gamma)
         if self.config.mode == "strict":
-            return self.lambda_ + 2 * c * gamma if c else self.lambda_
-        force = self.lambda_
-        if c:
-            # An inequality that holds is not penalised: only the violated part is squared.
-            force = force + 2 * c * self.slack(gamma).clamp_min(0)
-        return force * gamma.sign()
+            return self.lambda_ + 2 * c * slack
+        # An inequality that holds is not penalised: only the violated part is squared.
+        return (self.lambda_ + 2 * c * slack.clamp_min(0)) * gamma.sign()
 
     @torch.no_grad()
     def ascend(self, gamma: Tensor, eta_p: float | Tensor) -> None:
         """Update lambda, and u in resilient mode, given gamma before the step and its group's current learning rate."""
         self.tick()
         self.note_landed()
-        slack = self.slack(gamma)
-        lambda_before = self.lambda_.clone() if self.config.mode == "resilient" else self.lambda_
-        self._move(slack, self.config.dual_rate(eta_p))
-        if self.config.mode == "strict":
-            return
-        self.lambda_.clamp_(min=0)
-        if self.config.mode == "resilient":
-            descent = self.price() * self.u - lambda_before
-            if self.config.augmented:
-                descent -= 2 * self.config.augmented * slack.clamp_min(0)
-            self.u.sub_(eta_p * descent).clamp_(min=0)
-
-    def _move(self, slack: Tensor, rate: float | Tensor) -> None:
-        if self.config.dual_optimizer == "sgd":
+        config, slack, lambda_before = self.config, self.slack(gamma), self.lambda_.clone()
+        rate = config.dual_rate(eta_p)
+        if config.dual_optimizer == "sgd":
             self.lambda_ += rate * slack
         else:
-            beta1, beta2 = self.config.adam_beta1, self.config.adam_beta2
+            beta1, beta2 = config.adam_beta1, config.adam_beta2
             self.mean.lerp_(slack, 1 - beta1)
             self.square.mul_(beta2).addcmul_(slack, slack, value=1 - beta2)
             corrected = (self.square / (1 - beta2**self.count)).sqrt_().add_(ADAM_EPS)
             self.lambda_ += rate / (1 - beta1**self.count) * (self.mean / corrected)
+        if config.mode != "strict":
+            self.lambda_.clamp_(min=0)
+        if config.mode == "resilient":
+            descent = self.price() * self.u - lambda_before - 2 * config.augmented * slack.clamp_min(0)
+            self.u.sub_(eta_p * descent).clamp_(min=0)
 
     def migrate(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Convert a checkpoint of version 0.1.0 in place.
-
-        Such a checkpoint has no evidence, and stores three quantities in one buffer, ``error``. Checkpoints of
-        development versions have one buffer per quantity, but no evidence either, or no ``settled`` in it.
-        """
-        if f"{prefix}lambda_" in state and not any(name.startswith(f"{prefix}evidence.") for name in state):
-            buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")
-            state.update({name: torch.zeros_like(buffer) for name, buffer in buffers})
-        elif isinstance(kept := state.get(f"{prefix}evidence.kept"), Tensor):
-            state.setdefault(f"{prefix}evidence.settled", torch.zeros_like(kept))
+        """Convert a checkpoint of 0.1.0 in place: it has no evidence, and three quantities in one buffer, ``error``."""
         error = state.pop(f"{prefix}error", None)
         if not isinstance(error, Tensor):
             return
+        buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")
+        state.update({name: torch.zeros_like(buffer) for name, buffer in buffers})
         known = error if self.config.paced else torch.zeros_like(error)
         meaning = "waited" if self.config.lands else "run_square"
         # ``error`` was -1 at landed sites, so the number of steps for which their gamma was 0 before is unknown.

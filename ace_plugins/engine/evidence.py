@@ -33,59 +33,39 @@ from torch import Tensor, nn
 from ..settings.config import LEVEL
 from .holdout import BITS
 
-PROBES = 128
-"""Number of probes until mode auto must decide, for a run of any length."""
-PRIOR = 4.0
-"""r in the e-value. The test is most sensitive when V is 10 to 20 times as large."""
-MEMORY = 8
-"""Number of probes over which the size of b is averaged."""
-FIRST = 16
-"""Number of probes, at the start, that only measure the size of b: the branches have learned nothing yet."""
-DEVIATIONS = 2.33
-"""Number of standard errors from the mean benefit to its upper confidence limit, of 99 %."""
-LIMIT = 4.0
-"""Limit of |x|, so that a single outlier decides nothing."""
+PROBES = 128  # number of probes until mode auto must decide, for a run of any length
+PRIOR = 4.0  # r in the e-value. The test is most sensitive when V is 10 to 20 times as large.
+MEMORY = 8  # number of probes over which the size of b is averaged
+FIRST = 16  # number of probes, at the start, that only measure the size of b: the branches have learned nothing yet
+DEVIATIONS = 2.33  # number of standard errors from the mean benefit to its upper confidence limit, of 99 %
+LIMIT = 4.0  # limit of |x|, so that a single outlier decides nothing
 
 
 class Evidence(nn.Module):
     """The evidence on every site, in buffers of shape [sites]."""
 
-    cycle_sum: Tensor
-    """Sum of -gamma times its gradient over the steps since the last probe."""
-    cycle_steps: Tensor
-    """Number of steps since the last probe."""
-    size: Tensor
-    """Running mean of b^2."""
-    total: Tensor
-    """S, the sum of x."""
-    square: Tensor
-    """V, the sum of x^2."""
-    probes: Tensor
-    """Number of completed probes."""
-    benefit: Tensor
-    """Sum of b, each divided by the loss of the judges without branches; 0 if the loss is unknown."""
-    benefit_square: Tensor
-    """Sum of the squares of the terms of ``benefit``."""
-    kept: Tensor
-    """1 for sites that the test has decided to keep, else 0."""
-    settled: Tensor
-    """1 for kept sites at which batch normalisation has constant statistics, else 0; see `Ace.set_statistics`."""
-    probing: Tensor
-    """1 for sites whose branch the judges do not see in the next step, else 0."""
-    batch_draw: Tensor
-    """Number that decides whether the next batch judges or trains as a whole, if samples are unknown. A scalar."""
+    cycle_sum: Tensor  # sum of -gamma times its gradient over the steps since the last probe
+    cycle_steps: Tensor  # number of steps since the last probe
+    size: Tensor  # running mean of b^2
+    total: Tensor  # S, the sum of x
+    square: Tensor  # V, the sum of x^2
+    probes: Tensor  # number of completed probes
+    benefit: Tensor  # sum of b, each divided by the loss of the judges without branches; 0 if the loss is unknown
+    benefit_square: Tensor  # sum of the squares of the terms of ``benefit``
+    kept: Tensor  # 1 for sites that the test has decided to keep, else 0
+    settled: Tensor  # 1 for kept sites with constant statistics in batch normalisation; see `Ace.set_statistics`
+    probing: Tensor  # 1 for sites whose branch the judges do not see in the next step, else 0
+    batch_draw: Tensor  # decides whether the next batch judges or trains as a whole, if samples are unknown; a scalar
 
     SUMS = ("cycle_sum", "cycle_steps", "size", "total", "square", "probes", "benefit", "benefit_square")
 
     def __init__(self, sites: int, holdout: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.holdout = holdout
-        """Share of the training samples that judge gamma."""
+        self.holdout = holdout  # share of the training samples that judge gamma
         for name in (*self.SUMS, "kept", "settled", "probing"):
             self.register_buffer(name, torch.zeros(sites, dtype=dtype, device=device))
         self.register_buffer("batch_draw", torch.zeros((), device=device))
-        self.kept_sites: frozenset[int] = frozenset()
-        """Indices of the kept sites, readable without waiting for the device."""
+        self.kept_sites: frozenset[int] = frozenset()  # indices, read without waiting for the device
         self.settled_sites: frozenset[int] = frozenset()
         self._changes = _count_changes(self.kept)
 
@@ -130,8 +110,7 @@ class Evidence(nn.Module):
     @torch.no_grad()
     def decide(self) -> bool:
         """Keep the sites that have enough evidence now. Returns whether there are new ones. Waits for the device."""
-        found = self.log_e_values()
-        found = torch.where(self.kept > 0, torch.inf, found)
+        found = torch.where(self.kept > 0, torch.inf, self.log_e_values())
         values = sorted(found.tolist(), reverse=True)
         passed = [value for rank, value in enumerate(values, 1) if value >= math.log(len(values) / (rank * LEVEL))]
         before = self.kept_sites
@@ -164,10 +143,9 @@ class Evidence(nn.Module):
         limit = torch.where(known & (self.probes > FIRST), mean + DEVIATIONS * error, torch.nan)
         mean = torch.where(known, mean, torch.nan)
         used = (self.size > 0) | (self.cycle_sum != 0) | (self.probes == 0)
-        rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit, "kept": self.kept, "used": used}
-        rows["probes"] = self.probes
-        numbers = torch.stack([row.to(mean) for row in rows.values()]).tolist()
-        return dict(zip(rows, numbers, strict=True))
+        rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit}
+        rows |= {"kept": self.kept, "used": used, "probes": self.probes}
+        return {name: row.to(mean).tolist() for name, row in rows.items()}
 
     def read_buffers(self) -> None:
         """Update ``kept_sites`` from the buffer."""

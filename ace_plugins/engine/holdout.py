@@ -26,8 +26,7 @@ from ..symmetry.graphs import Rows
 if TYPE_CHECKING:
     from .state import Ace
 
-BITS = 20
-"""Number of bits of the number that `draw` computes for a sample, which decides whether the sample judges or trains."""
+BITS = 20  # number of bits of the number that `draw` computes for a sample
 
 
 class _Fit(threading.local):
@@ -36,8 +35,7 @@ class _Fit(threading.local):
     def __init__(self) -> None:  # called in every thread. A later first assignment would make torch.compile recompile.
         self.rows: Tensor | None = None
         """1 for each row that trains the branch, 0 for each row that judges gamma, [rows]; None: all rows train it."""
-        self.constant = False
-        """True while a branch is computed with constant parameters."""
+        self.constant = False  # true while a branch is computed with constant parameters
 
 
 FIT = _Fit()

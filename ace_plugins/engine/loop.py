@@ -1,6 +1,6 @@
 """One model's training in this process: its session, and the loop that moves gamma whenever an optimizer steps.
 
-Steps with a non-finite gradient move neither gamma nor the duals, just as GradScaler skips updates of weights. `Guard`
+Steps with a non-finite gradient move neither gamma nor the duals, just as GradScaler skips updates of weights. The loop
 restores their values by arithmetic on the device, so that no step waits for it. The loss of a step is the tensor on
 which ``backward`` was last called; only a reference to this tensor is kept.
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +23,6 @@ from .duals import Duals
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable
 
     from .distributed import Ranks
     from .state import Ace
@@ -32,10 +33,8 @@ class Observed:
     """Loss, gradient and learning rates of a model's last step, for observers."""
 
     loss: Tensor | None = None
-    gradient: Tensor | None = None
-    """Gradient of the loss at gamma, [sites]."""
-    rates: tuple[Any, ...] = ()
-    """Learning rates of the optimizer's parameter groups, each a number or a tensor."""
+    gradient: Tensor | None = None  # gradient of the loss at gamma, [sites]
+    rates: tuple[Any, ...] = ()  # learning rates of the optimizer's parameter groups, each a number or a tensor
 
 
 class Losses:
@@ -43,10 +42,8 @@ class Losses:
 
     def __init__(self) -> None:
         self.last: Tensor | None = None
-        self._scaled: tuple[int, Tensor] | None = None
-        """Identity of the tensor that a GradScaler returned last, and the loss from which that tensor was computed."""
-        self.idle: Callable[[], None] | None = None
-        """Function that the next backward pass calls, at a time when no optimizer is iterating over its step hooks."""
+        self._scaled: tuple[int, Tensor] | None = None  # ``id`` of a GradScaler's last result, and the unscaled loss
+        self.idle: Callable[[], None] | None = None  # called by the next backward pass, when no optimizer is stepping
 
     def backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Wrap ``torch.autograd.backward`` to record the loss."""
@@ -73,17 +70,14 @@ class Losses:
 LOSSES = Losses()
 
 
+@dataclass
 class Session:
     """Steps and ranks of one model in this process."""
 
-    def __init__(self) -> None:
-        self.ranks: Ranks | None = None
-        """The processes that train the model together, under DistributedDataParallel or ``fully_shard``."""
-        self.running: tuple[Loop, Optimizer] | None = None
-        """The loop and the optimizer whose step is in progress; None between steps."""
-        self.observed = Observed()
-        self.adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None
-        """The optimizer to which `adopt` added ACE's parameters, and the parameter group it added."""
+    ranks: Ranks | None = None  # the ranks that train the model together, with DDP or ``fully_shard``
+    running: tuple[Loop, Optimizer] | None = None  # loop and optimizer of the step in progress; None between steps
+    observed: Observed = field(default_factory=Observed)
+    adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None  # optimizer and group that `adopt` changed
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -91,28 +85,21 @@ def is_finite(gradient: Tensor) -> Tensor:
     return gradient.square().isfinite().all()
 
 
-class Guard:
-    """The values of gamma and the duals before a step, to restore if the gradient of the step is not finite."""
-
-    def __init__(self, duals: Duals, gamma: Tensor, before: Tensor, gradient: Tensor) -> None:
-        self.duals = duals
-        self.finite = is_finite(gradient)
-        self._moving = [gamma, *duals.moving()]
-        self._before = torch.stack([before, *self._moving[1:]])
-
-    def put_back(self) -> None:
-        """Restore gamma and the duals if the gradient of the step was not finite, and count such a step."""
-        kept = torch.where(self.finite, torch.stack(self._moving), self._before)
-        for tensor, value in zip(self._moving, kept.unbind(0), strict=True):
-            tensor.copy_(value)
-        self.duals.count_skipped(~self.finite)
+@contextmanager
+def skip_unless_finite(duals: Duals, gamma: Tensor, before: Tensor, gradient: Tensor) -> Iterator[None]:
+    """Undo the changes of a ``with`` block to gamma and the duals if the gradient is not finite; count such steps."""
+    finite = is_finite(gradient)
+    moving = [gamma, *duals.moving()]
+    values = torch.stack([before, *moving[1:]])
+    yield
+    for tensor, value in zip(moving, torch.where(finite, torch.stack(moving), values).unbind(0), strict=True):
+        tensor.copy_(value)
+    duals.count_skipped(~finite)
 
 
 def warn_of_skipped(duals: Duals) -> None:
     """Warn once if there were steps with a gradient that was not finite. Waits for the device."""
-    if duals.skipped is None or duals.warned:
-        return
-    skipped = round(float(duals.skipped[0]))
+    skipped = 0 if duals.skipped is None or duals.warned else round(float(duals.skipped[0]))
     if skipped:
         duals.warned = True
         warnings.warn(
@@ -130,10 +117,8 @@ class Loop(ABC):
     ace: Ace
     group: int
     index: int
-    before: Tensor | None = None
-    """gamma at the beginning of the step; None between steps."""
-    gradient: Tensor | None = None
-    """Gradient at gamma that the script computed; None between steps."""
+    before: Tensor | None = None  # gamma at the beginning of the step; None between steps
+    gradient: Tensor | None = None  # gradient at gamma that the script computed; None between steps
 
     @abstractmethod
     def prepare(self, optimizer: Optimizer) -> None:

@@ -25,23 +25,15 @@ from torch.optim import Optimizer
 
 from .duals import Duals
 from .evidence import cycle
-from .loop import Guard, Loop
+from .loop import Loop, skip_unless_finite
 
-SPEED = 1.2
-"""Largest change of gamma over one horizon; in strict mode as a multiple of gamma's initial value."""
-GROWTH = 12.0
-"""Amount by which lambda / s grows over one horizon if the slack is constantly 1; s is the size of the gradient.
-The time constant with which u follows lambda / rho is the horizon divided by this number."""
-DAMPING = 4.0
-"""Factor of the slack in the term that is added to lambda / s in all modes but strict, to damp oscillations."""
-MOST = 2.0
-"""Limit of |lambda| / s, where s is the size of the gradient: twice the largest possible mean gradient."""
-MEMORY = 0.04
-"""Number of steps over which gradients are averaged, as a fraction of the horizon."""
-FLOOR = 0.1
-"""Smallest gamma of an undecided site in mode auto, as a share of its initial value."""
-SHORTEST = 5.0
-"""Smallest number of steps over which gradients are averaged, however short the horizon is."""
+SPEED = 1.2  # largest change of gamma over one horizon; in strict mode as a multiple of gamma's initial value
+GROWTH = 12.0  # growth of lambda / s over one horizon if the slack is constantly 1; u follows lambda / rho as fast
+DAMPING = 4.0  # factor of the slack that is added to lambda / s in all modes but strict, to damp oscillations
+MOST = 2.0  # limit of |lambda| / s: twice the largest possible mean gradient
+MEMORY = 0.04  # number of steps over which gradients are averaged, as a fraction of the horizon
+FLOOR = 0.1  # smallest gamma of an undecided site in mode auto, as a share of its initial value
+SHORTEST = 5.0  # smallest number of steps over which gradients are averaged, however short the horizon is
 
 
 @torch.no_grad()
@@ -93,22 +85,16 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         duals.run_square.lerp_(gradient.square(), live / duals.count)
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
     if config.mode == "auto":
-        start = abs(config.gamma_start)
         # Above 0, so that the branch goes on learning until its site is decided.
-        moved = moved.clamp_min(FLOOR * start)
+        moved = moved.clamp_min(FLOOR * abs(config.gamma_start))
     return torch.where(duals.site_landed > 0, 0.0, moved)
 
 
 @torch.no_grad()
 def explore(duals: Duals, horizon: float | None) -> bool:
-    """Keep sites with evidence (mode auto), and land all others at the end of the horizon. Plans the next step.
+    """Keep sites with evidence, land all others at the end of the horizon, and plan the next step (mode auto).
 
-    Args:
-        duals: The duals, already updated by `advance`, with this step in the evidence.
-        horizon: Length of the exploration in steps; None if it is not known yet.
-
-    Returns:
-        Whether sites were kept or have landed in this step.
+    Returns whether sites were kept or have landed in this step.
     """
     evidence, changed, undecided = duals.evidence, False, duals.undecided
     if undecided and horizon is not None:
@@ -170,14 +156,12 @@ class PacedLoop(Loop):
             gradient = -gradient
         ace.budget.inspect(optimizer, duals.count + 1)
         horizon = ace.budget.horizon(duals.count)
-        guard = Guard(duals, ace.gamma, before, gradient)
-        auto = duals.config.mode == "auto"
-        # In mode auto gamma moves three times as fast, so that it has settled long before the decision.
-        ace.gamma.copy_(advance(duals, before, gradient, horizon / 3 if auto and horizon is not None else horizon))
-        kept = duals.evidence.kept_sites
-        if auto and duals.undecided:
-            duals.evidence.add(before, gradient, ace.session.observed.loss)
-        guard.put_back()  # before any decision: a step with a non-finite gradient is no evidence
+        auto, kept = duals.config.mode == "auto", duals.evidence.kept_sites
+        with skip_unless_finite(duals, ace.gamma, before, gradient):
+            # In mode auto gamma moves three times as fast, so that it has settled long before the decision.
+            ace.gamma.copy_(advance(duals, before, gradient, horizon / 3 if auto and horizon is not None else horizon))
+            if auto and duals.undecided:
+                duals.evidence.add(before, gradient, ace.session.observed.loss)
         if auto:
             settled = duals.evidence.settle()
             changed = explore(duals, horizon) or settled

@@ -35,7 +35,7 @@ from ..errors import AceWarning, AttachError, StepError
 from ..plugins.registry import notify
 from .branches import Norm
 from .distributed import SHARD, Ranks, find_shards
-from .loop import LOSSES, Guard, Loop, is_finite, warn_of_skipped
+from .loop import LOSSES, Loop, is_finite, skip_unless_finite, warn_of_skipped
 from .paced_loop import PacedLoop
 from .scheduled import ScheduledLoop
 from .spectral_norm import find_bounded, follow
@@ -98,9 +98,8 @@ class PaperLoop(Loop):
         self.pulled = self.params = self.separate = None
 
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
-        guard = Guard(self.ace.duals, self.ace.gamma, before, gradient)
-        self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
-        guard.put_back()
+        with skip_unless_finite(self.ace.duals, self.ace.gamma, before, gradient):
+            self.ace.duals.ascend(before, optimizer.param_groups[self.group]["lr"])
         if self.ace.landed:
             self.ace.sync()
 
