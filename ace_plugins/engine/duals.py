@@ -39,9 +39,7 @@ class Duals(nn.Module):
     run_square: Tensor  # mean of the squared gradient over the whole run, which sets rho (paced; resilient, auto)
     waited: Tensor  # number of steps for which gamma has stayed at 0 (paced loop, strict mode)
     site_landed: Tensor  # 1 for sites that have landed: their gamma is 0 for good (paced loop); else 0
-    skipped: Tensor | None = (
-        None  # numbers of steps with a non-finite gradient: all of them, and the last ones in a row
-    )
+    skipped: Tensor | None = None  # numbers of steps with a non-finite gradient: all, and the last ones in a row
     warned: bool = False  # true once the user was warned of steps with a non-finite gradient
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:

@@ -145,7 +145,7 @@ class Evidence(nn.Module):
         used = (self.size > 0) | (self.cycle_sum != 0) | (self.probes == 0)
         rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit}
         rows |= {"kept": self.kept, "used": used, "probes": self.probes}
-        return {name: row.to(mean).tolist() for name, row in rows.items()}
+        return dict(zip(rows, torch.stack([row.to(mean) for row in rows.values()]).tolist(), strict=True))
 
     def read_buffers(self) -> None:
         """Update ``kept_sites`` from the buffer."""
