@@ -30,7 +30,8 @@ from .experiment import Experiment, compile_pattern
 LARGE = 2**20  # size in bytes from which a file counts as data
 WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")  # types that are never linked
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
-DESCRIPTION = "comparison.json"  # folders with this file hold results and are not copied
+DESCRIPTION = "comparison.json"  # file in folders of results
+LEFT_OUT = {DESCRIPTION, "CACHEDIR.TAG"}  # folders with one of these files hold results or a cache and are not copied
 SEED = "{seed}"
 FOLDER = Path(".ace/compare")
 RESULT, LOG = "result.json", "log.txt"
@@ -50,7 +51,7 @@ class Contents:
         contents, seen = cls(root), set()
         for folder, folders, names in os.walk(root, followlinks=True):
             real = os.path.realpath(folder)
-            if real in seen or DESCRIPTION in names:
+            if real in seen or not LEFT_OUT.isdisjoint(names):
                 folders.clear()
                 continue
             seen.add(real)

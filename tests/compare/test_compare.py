@@ -181,8 +181,10 @@ def test_a_script_that_prints_no_metric(project: Path) -> None:
 
 def test_links_to_folders_are_gone_through_and_ours_are_left_out(tmp_path: Path) -> None:
     data, root = tmp_path / "data", tmp_path / "root"
-    for folder in (data, root / ".git", root / "results"):
+    for folder in (data, root / ".git", root / "results", root / ".mypy_cache" / "3.11"):
         folder.mkdir(parents=True)
+    (root / ".mypy_cache" / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55")
+    (root / ".mypy_cache" / "3.11" / "missing_stubs").write_text("")
     (data / "x.npy").write_bytes(bytes(LARGE))
     (root / "data").symlink_to(data)
     (root / "loop").symlink_to(root)
