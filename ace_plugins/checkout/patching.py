@@ -39,7 +39,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
         outside = find_target_outside(root, root / name)
         if outside is not None:
             where = f"{str(outside)!r}, outside of the checkout {root}"
-            raise CheckoutError(f"{name} is a link to {where}; replace the link by a copy, nothing was changed")
+            raise CheckoutError(f"{name} is a link to {where}; nothing was changed; replace the link by a copy")
     before = read_content(root / NAME)
     file = None if before is None else read(root / NAME, before)
     if file is not None and file.adapter != plugin.name:
@@ -222,7 +222,7 @@ def _find_nearby(root: Path, checkout: Checkout) -> Path | None:
 
 
 def _find_scripts(root: Path) -> Iterator[Path]:
-    """Yield all Python files of a checkout, except in hidden folders, environments, nested checkouts and by links."""
+    """Yield the Python files of a checkout. Skip hidden folders, environments, nested checkouts and links."""
     for where, folders, files in os.walk(root):
         here = Path(where)
         folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_separate(here / name))

@@ -161,7 +161,7 @@ def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> 
     command = command.replace("{epochs}", str(max(1, round(scale * epochs))))
     vary = table.get("vary", {})
     if len(vary) > 1 or not all(isinstance(values, list) and values for values in vary.values()):
-        raise AceError(f"vary: expected one name with a list of values, found {vary}")
+        raise AceError(f"vary: expected one placeholder with its values, as samples = [1000, 3000], found {vary}")
     name, values = next(iter(vary.items()), ("", [None]))
     place = f"{{{name}}}"
     if name and place not in command:
@@ -169,7 +169,7 @@ def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> 
     try:
         metrics = tuple(Metric(name=key, **fields) for key, fields in table.get("metrics", {}).items())
     except TypeError as error:
-        raise AceError(f"metrics: {error}; expected pattern, and optionally curve and higher") from None
+        raise AceError(f"metrics: {error}; expected the key 'pattern', and optionally 'curve' and 'higher'") from None
     runs, seeds = parse_runs(table["runs"]), parse_seeds(str(table.get("seeds", 3)))
     about = {key: table[key] for key in ("title", "needs", "hours") if key in table}
     paper = table.get("paper", {})

@@ -92,7 +92,7 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
         name = type(model).__name__
         raise AttachError(f"ACE is already attached to this {name} (model.{NAME}); call project(model) before attach")
     if hasattr(model, NAME):
-        raise AttachError(f"{class_path(type(model))} already has an attribute {NAME!r}, which ACE needs")
+        raise AttachError(f"{class_path(type(model))} already has an attribute {NAME!r}, which ACE needs: rename it")
     if config.mode == "off":
         return None
     nodes = list(plugin.call("ace_layers", model=model))

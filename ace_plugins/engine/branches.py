@@ -113,7 +113,7 @@ def mlp(node: Node) -> nn.Module:
 
 
 def norm_linear(node: Node) -> nn.Module:
-    """Return one link of a chain of branches: BatchNorm(d_in), then Linear(d_in, d); d is the output's width.
+    """Return a branch that reads another branch: BatchNorm(d_in), then Linear(d_in, d); d is the output's width.
 
     Args:
         node: The site or stem, as for `linear`.

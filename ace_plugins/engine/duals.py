@@ -98,7 +98,7 @@ class Duals(nn.Module):
         return torch.stack([gamma.detach(), self.lambda_, self.bound])
 
     def price(self) -> Any:
-        """Return rho, the weight of the penalty on slack, on the scale of the loss."""
+        """Return rho, the weight of the penalty on slack, in units of the loss."""
         return self.config.price(self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
     def normalise_lambda(self) -> Tensor:

@@ -181,7 +181,7 @@ def _mix(value: Tensor) -> Tensor:
 
 
 class Parts:
-    """The parts that the samples of one forward pass have: judges of gamma, or samples that train the branches."""
+    """The role of each sample in one forward pass: it either judges gamma or trains the branches."""
 
     def __init__(self, ace: Ace, rows: Rows | None, drawn: Tensor | None) -> None:
         evidence = ace.duals.evidence

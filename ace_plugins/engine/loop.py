@@ -72,7 +72,7 @@ LOSSES = Losses()
 
 @dataclass
 class Session:
-    """Steps and ranks of one model in this process."""
+    """State of one model's training in this process: the step in progress and the ranks that train together."""
 
     ranks: Ranks | None = None  # the ranks that train the model together, with DDP or ``fully_shard``
     running: tuple[Loop, Optimizer] | None = None  # loop and optimizer of the step in progress; None between steps

@@ -63,7 +63,7 @@ OPTIONAL = ("ace_branch", "ace_script", "ace_group_action")  # hooks that may re
 
 @dataclass(frozen=True)
 class Requires:
-    """A distribution that a plugin needs, and the version that is installed."""
+    """A Python package that a plugin needs, and the version that is installed."""
 
     requirement: str
     """Name and version range, for example "torch>=2.5"."""
@@ -130,7 +130,7 @@ class Plugin:
         return list(self.call("ace_shims")) if self.has("ace_shims") else []
 
     def resolve(self, **sources: Any) -> Resolved:
-        """Combine a preset of the adapter with the ``sources`` of `settings.sources.resolve`, and check the result."""
+        """Combine the adapter's presets with other settings, and check the result. See `settings.sources.resolve`."""
         found = resolve(self.presets, adapter=self.name, **sources)
         log, device = found.config.log, found.config.device
         # A spec without an origin is only a folder of that name: wandb makes a folder "wandb" beside the script.

@@ -190,7 +190,7 @@ class Config:
 
     @property
     def deploys_branches(self) -> bool:
-        """True if the branches are part of the trained model."""
+        """True if branches can stay in the model after training."""
         return self.mode in ("bounded", "resilient", "auto")
 
     @property

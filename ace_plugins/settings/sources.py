@@ -49,7 +49,7 @@ def resolve(
     arguments: Mapping[str, Any] | None = None,
     adapter: str = "",
 ) -> Resolved:
-    """Combine and validate settings. Each source overrides the ones listed before it.
+    """Combine and validate settings. From weakest to strongest: preset, file, environment, options, arguments.
 
     ``presets`` are the adapter's presets by name. The keys of ``options`` (of the command line) and ``arguments``
     (keyword arguments of a Python call) are names of settings. ``adapter`` is the adapter's name, for errors.

@@ -351,7 +351,7 @@ def check_upstream_is_symmetric(kit: Kit) -> None:
 
 
 def check_frames_leave_upstream(kit: Kit) -> None:
-    """The model without branches gives the same output if random frames transform its input and output."""
+    """Random frames do not change the model without branches: they transform its input, and its output back."""
     kit.needs_action()
     model = kit.attached(gamma=0.0, mode="strict", frames="on")
     expected, found = (model.ace.action.tensors_to_compare(kit.call(each.train())) for each in (kit.plain(), model))

@@ -125,7 +125,7 @@ def test_what_is_refused(source: bytes, message: str) -> None:
     with pytest.raises(AceError) as caught:
         mark(source, "main.py")
     assert message in str(caught.value)
-    assert str(caught.value).endswith(", nothing was changed")
+    assert "nothing was changed" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -75,14 +75,14 @@ def test_what_varies_is_one_comparison_each(tmp_path: Path) -> None:
         (('adapter = "segnn"', ""), "the key 'adapter' is missing"),
         (("epochs = 50", ""), "{epochs} in the command"),
         (("epochs = 50", "epochs = 0"), "epochs: expected a whole number of at least 1, found 0"),
-        (("[1000, 3000]", "[]"), "vary: expected one name with a list of values"),
+        (("[1000, 3000]", "[]"), "vary: expected one placeholder"),
         (("--max_samples={samples}", ""), "vary: expected {samples} in the command"),
         (("[runs.off]", "[runs.of]"), "unknown run 'of'.*did you mean 'off'"),
         (("horizon", "horizn"), "run 'slow': unknown setting 'horizn'"),
         (("[runs.off]", "[runs]\noff = 3"), "run 'off': expected a table of settings, found 3"),
         (('"segnn"', "segnn"), "x.toml is not valid TOML"),
         (("epochs = 50", "epochs = 50\nseeds = 0"), "seeds '0': expected a number of seeds"),
-        (("[runs.off]", "[metrics.a]\npatern = 'x'\n[runs.off]"), "metrics: .*expected pattern"),
+        (("[runs.off]", "[metrics.a]\npatern = 'x'\n[runs.off]"), "metrics: .*expected the key .pattern"),
     ],
 )
 def test_mistakes(tmp_path: Path, change: tuple[str, str], told: str) -> None:

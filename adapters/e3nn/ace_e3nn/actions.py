@@ -61,7 +61,7 @@ def group_action(model: nn.Module) -> ace.GroupAction:
     parameters = inspect.signature(model.forward).parameters.values()
     stars = [str(p) for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if stars or not parameters:
-        raise ace.AdapterError(f"{where}.forward({', '.join(stars)}): expected inputs with names; {HOW}")
+        raise ace.AdapterError(f"{where}.forward({', '.join(stars)}): expected a named parameter for each input; {HOW}")
     known = tuple(irreps.items())
     inputs = {parameter.name: ByName(parameter.name, known) for parameter in parameters}
     return NamedInputs(ace.E3, inputs, outputs=ace.Irreps(outputs))
