@@ -389,7 +389,7 @@ def _worst_output(kit: Kit) -> str:
     return max(expected, key=lambda name: float((found[name] - expected[name]).norm() / expected[name].norm()))
 
 
-_found = {name.removeprefix("check_"): check for name, check in globals().items() if name.startswith("check_")}
+_found = {name.removeprefix("check_"): check for name, check in [*globals().items()] if name.startswith("check_")}
 CHECKS: dict[str, Callable[[Kit], None]] = {name: hide_warnings()(check) for name, check in _found.items()}
 """Mapping from the name of each check to its function. A check raises `CheckError` if the adapter fails it, and
 `unittest.SkipTest` if it does not apply to the adapter."""

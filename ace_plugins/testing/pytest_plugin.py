@@ -44,8 +44,10 @@ class AdapterCheck:
 
         try:
             CHECKS[self.name](self.make_kit())
+            return
         except (AceError, CheckError) as error:
-            pytest.fail(f"adapter {self.adapter!r}, {self.name}: {error}", pytrace=False)
+            problem = f"adapter {self.adapter!r}, {self.name}: {error}"
+        pytest.fail(problem, pytrace=False)
 
 
 def parametrize_with_checks(
