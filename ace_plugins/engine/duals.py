@@ -152,13 +152,12 @@ class Duals(nn.Module):
         """Convert a checkpoint of version 0.1.0 in place.
 
         Such a checkpoint has no evidence, and stores three quantities in one buffer, ``error``. Checkpoints of
-        development versions have one buffer per quantity, but no evidence either, or no ``settled`` in it.
+        development versions lack some of these buffers.
         """
-        if f"{prefix}lambda_" in state and not any(name.startswith(f"{prefix}evidence.") for name in state):
-            buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")
-            state.update({name: torch.zeros_like(buffer) for name, buffer in buffers})
-        elif isinstance(kept := state.get(f"{prefix}evidence.kept"), Tensor):
-            state.setdefault(f"{prefix}evidence.settled", torch.zeros_like(kept))
+        if f"{prefix}lambda_" in state:
+            state.pop(f"{prefix}evidence.benefit_square", None)
+            for name, buffer in self.evidence.named_buffers(prefix=f"{prefix}evidence"):
+                state.setdefault(name, torch.zeros_like(buffer))
         error = state.pop(f"{prefix}error", None)
         if not isinstance(error, Tensor):
             return

@@ -36,7 +36,8 @@ from .holdout import BITS
 PROBES = 128  # number of probes until mode auto must decide, for a run of any length
 PRIOR = 4.0  # r in the e-value. The test is most sensitive when V is 10 to 20 times as large.
 MEMORY = 8  # number of probes over which the size of b is averaged
-FIRST = 16  # number of probes, at the start, that only measure the size of b: the branches have learned nothing yet
+FIRST = 16  # number of probes that only measure the size of b, in every second step at the start of the run
+RECENT = 32  # number of probes over which the benefit of all branches together is averaged
 DEVIATIONS = 2.33  # number of standard errors from the mean benefit to its upper confidence limit, of 99 %
 LIMIT = 4.0  # limit of |x|, so that a single outlier decides nothing
 
@@ -51,13 +52,18 @@ class Evidence(nn.Module):
     square: Tensor  # V, the sum of x^2
     probes: Tensor  # number of completed probes
     benefit: Tensor  # sum of b, each divided by the loss of the judges without branches; 0 if the loss is unknown
-    benefit_square: Tensor  # sum of the squares of the terms of ``benefit``
+    joint: Tensor  # running mean of the benefit of all undecided branches together, since the last decision
+    joint_square: Tensor  # running mean of the square of this benefit
+    joint_probes: Tensor  # number of probes in these means
     kept: Tensor  # 1 for sites that the test has decided to keep, else 0
     settled: Tensor  # 1 for kept sites with constant statistics in batch normalisation; see `Ace.set_statistics`
     probing: Tensor  # 1 for sites whose branch the judges do not see in the next step, else 0
     batch_draw: Tensor  # decides whether the next batch judges or trains as a whole, if samples are unknown; a scalar
 
-    SUMS = ("cycle_sum", "cycle_steps", "size", "total", "square", "probes", "benefit", "benefit_square")
+    SUMS = (
+        *("cycle_sum", "cycle_steps", "size", "total", "square", "probes", "benefit"),
+        *("joint", "joint_square", "joint_probes"),
+    )
 
     def __init__(self, sites: int, holdout: float, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -90,13 +96,17 @@ class Evidence(nn.Module):
             without = self.holdout * loss.to(b).abs() + b.sum().clamp_min(0)
             relative = (b / without).nan_to_num(0.0, 0.0, 0.0)
             self.benefit.add_(relative)
-            self.benefit_square.add_(relative.square())
+            self.joint_probes.add_(probe)
+            weight = probe / self.joint_probes.clamp(1, RECENT)
+            self.joint.lerp_(relative.sum().expand_as(b), weight)
+            self.joint_square.lerp_(relative.sum().square().expand_as(b), weight)
         self.cycle_sum.add_(lowered).mul_(1 - probe)
         self.cycle_steps.add_(1).mul_(1 - probe)
 
     def plan(self, count: int, explores: bool, horizon: float | None, landed: Tensor) -> None:
         """Decide, after ``count`` steps, whether the next step is a probe and whether its whole batch judges."""
-        probe = explores and horizon is not None and (count + 1) % cycle(horizon) == 0
+        steps = 2 if count < 2 * FIRST else 0 if horizon is None else cycle(horizon)
+        probe = explores and steps > 0 and (count + 1) % steps == 0
         self.probing.copy_((1 - self.kept) * (1 - landed) if probe else torch.zeros_like(self.kept))
         self.batch_draw.fill_(math.floor(count * 0.6180339887498949 % 1 * 2**BITS))
 
@@ -117,7 +127,9 @@ class Evidence(nn.Module):
         if passed:
             self.kept.copy_(found >= passed[-1])
             self.read_buffers()
-        return self.kept_sites != before
+        if changed := self.kept_sites != before:
+            self.joint_probes.zero_()  # the kept branches no longer count: the means begin again
+        return changed
 
     def settle(self) -> bool:
         """Mark the sites kept before this step as settled, after their first step as kept. Return if there are any."""
@@ -132,16 +144,16 @@ class Evidence(nn.Module):
 
         Returns:
             ``log_e``: logarithm of the e-value; ``benefit``: mean reduction of the judges' loss by the branch, as a
-            share of their loss without branches; ``limit``: upper confidence limit of this mean, both NaN if unknown;
-            ``kept``: 1 for kept sites; ``used``: 0 for sites that never had a gradient, else 1; ``probes``: number of
-            measurements.
+            share of their loss without branches; ``limit``: upper confidence limit of this reduction by all undecided
+            branches together, over the last probes; both NaN if unknown; ``kept``: 1 for kept sites; ``used``: 0 for
+            sites that never had a gradient, else 1; ``probes``: number of measurements.
         """
-        count = self.probes.clamp_min(1)
-        mean = self.benefit / count
-        error = ((self.benefit_square / count - mean.square()).clamp_min(0) / (count - 1).clamp_min(1)).sqrt()
-        known = self.benefit_square > 0
-        limit = torch.where(known & (self.probes > FIRST), mean + DEVIATIONS * error, torch.nan)
-        mean = torch.where(known, mean, torch.nan)
+        known = self.joint_square > 0
+        # A running mean over the last n values weighs as much as a mean over 2 n - 1 values.
+        count = torch.minimum(self.joint_probes, torch.full_like(self.joint, 2 * RECENT - 1))
+        error = ((self.joint_square - self.joint.square()).clamp_min(0) / (count - 1).clamp_min(1)).sqrt()
+        limit = torch.where(known & (count > FIRST), self.joint + DEVIATIONS * error, torch.nan)
+        mean = torch.where(known, self.benefit / self.probes.clamp_min(1), torch.nan)
         used = (self.size > 0) | (self.cycle_sum != 0) | (self.probes == 0)
         rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit}
         rows |= {"kept": self.kept, "used": used, "probes": self.probes}

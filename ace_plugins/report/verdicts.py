@@ -16,7 +16,7 @@ from ..settings.config import Config
 from .trace import QUANTITIES, SavedRun, to_json, to_number, to_numbers
 
 TEST = ("log_e", "benefit", "limit", "kept", "used")  # numbers per site that verdicts in mode auto are derived from
-SMALL = 0.01  # a branch that cannot lower the loss by more than this share is not needed: the symmetry fits the data
+SMALL = 0.01  # if all branches together cannot lower the loss by more than this share, the symmetry fits the data
 NEAR = 0.05  # a smaller |gamma| counts as 0: the branch then adds little to the equivariant layer
 HELD = 0.7  # above this |lambda| / s (see `Evidence`), a landed gamma would leave 0: most of its gradient is not noise
 FEWEST_GRADIENTS = 12  # fewer gradients at gamma = 0 give no reliable mean: all may have the same sign by chance
@@ -77,7 +77,7 @@ class SiteOutcome:
     u: float
     verdict: str = ""  # empty if there is none
     benefit: float = math.nan  # mode auto: reduction of the loss on held-out samples by the branch, as a share of it
-    limit: float = math.nan  # mode auto: upper confidence limit of the benefit
+    limit: float = math.nan  # mode auto: upper confidence limit of the benefit of all branches that are not kept
     p: float = math.nan  # mode auto: p-value of the benefit
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,10 +117,10 @@ class RunOutcome:
             chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
             return f"on held-out samples the branches lower the loss{size} ({chance}): they stay in the model"
         if word == FITS:
-            return f"on held-out samples no branch lowers the loss by more than {_percent(limit)}: they are removed"
+            return f"on held-out samples they lower the loss by at most {_percent(limit)} together: they are removed"
         if self.exploring:
             return "no decision up to this step: model.eval() leaves these branches out"
-        most = f": a benefit of up to {_percent(limit)} of the loss is possible" if math.isfinite(limit) else ""
+        most = f": they may lower the loss by up to {_percent(limit)} together" if math.isfinite(limit) else ""
         return f"too few samples or steps to tell{most}; the branches are removed"
 
 
