@@ -1,8 +1,7 @@
 """Determines the length of a run from the user's setting, the script, Lightning or a learning-rate scheduler.
 
 Steps per epoch are counted between calls of ``model.train()``, which scripts make when an epoch begins. If the length
-cannot be found, `ASSUMED` steps are assumed. A longer run then trains upstream's own model once all sites have landed.
-The report of a shorter run says that the run was too short.
+cannot be found, `ASSUMED` steps are assumed.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ class Budget:
     def total(self) -> int | None:
         """Number of steps in the whole run; None if unknown."""
         steps, epochs, epoch_steps, _, _ = self.agreed or self.facts
-        if steps is not None:
-            return steps
-        return epochs * epoch_steps if epochs and epoch_steps else None
+        return epochs * epoch_steps if steps is None and epochs and epoch_steps else steps
 
     @property
     def expected_steps(self) -> int:
