@@ -21,12 +21,12 @@ from ..symmetry.actions import GroupAction
 from ..symmetry.measure import forward_names
 from .branches import fork_random_stream, mlp
 from .checkpoint import check_state
-from .forward import install, uninstall
+from .forward import ModelHooks, uninstall
 from .holdout import separate
 from .measure import get_ace
 from .scheduled import relax
 from .spectral_norm import bound, find_bounded, find_unbounded, settle
-from .state import NAME, Ace, Argument, find, find_argument, key
+from .state import LIVE, NAME, Ace, Argument, find, find_argument, key
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -127,10 +127,15 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
 
 
 def put_on(ace: Ace, model: nn.Module) -> None:
-    """Attach an `Ace` that `prepare` has returned to its model."""
-    install(ace, model)
-    assert ace.hooks is not None
-    ace.hooks.permanent.append(model.register_load_state_dict_pre_hook(check_state))  # type: ignore[no-untyped-call]
+    """Make an `Ace` that `prepare` has returned a submodule of its model, and register the hooks."""
+    ace.train(model.training)
+    nn.Module.add_module(model, NAME, ace)  # the add_module of a container class may refuse it
+    ace.belong_to(model)
+    hooks = ace.hooks = ModelHooks(model)
+    hooks.sync(ace)
+    hooks.verified = False  # a subclass's constructor may still replace submodules: the first forward pass checks again
+    hooks.permanent.append(model.register_load_state_dict_pre_hook(check_state))  # type: ignore[no-untyped-call]
+    LIVE.add(ace)
     notify("ace_attached", model=model)
 
 

@@ -405,19 +405,8 @@ def _plan(ace: Ace, model: nn.Module) -> list[tuple[Any, nn.Module]]:
     return plan
 
 
-def install(ace: Ace, model: nn.Module) -> None:
-    """Make ``ace`` a submodule of the model and register its hooks. `attach.prepare` has done all checks before."""
-    ace.train(model.training)
-    nn.Module.add_module(model, NAME, ace)  # the add_module of a container class may refuse it
-    ace.belong_to(model)
-    hooks = ace.hooks = ModelHooks(model)
-    hooks.sync(ace)
-    hooks.verified = False  # a subclass's constructor may still replace submodules: the first forward pass checks again
-    LIVE.add(ace)
-
-
 def uninstall(ace: Ace, model: nn.Module) -> None:
-    """Remove ``ace`` and its hooks from the model, which undoes `install`."""
+    """Remove ``ace`` and its hooks from the model."""
     LIVE.discard(ace)
     for handle in () if ace.hooks is None else (*ace.hooks.handles, *ace.hooks.permanent):
         handle.remove()

@@ -142,7 +142,7 @@ class Steps:
             lambda: atexit.unregister(self.finish),
             optimizers.register_optimizer_step_pre_hook(self.before_step).remove,
             optimizers.register_optimizer_step_post_hook(self.after_step).remove,
-            wrap(Optimizer, "__init__", _construct),
+            wrap(Optimizer, "__init__", adopt),
             wrap(torch.autograd, "backward", LOSSES.backward),
             wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
             wrap(DistributedDataParallel, "__init__", _distribute),
@@ -276,13 +276,14 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     return Ownership(_describe(optimizer), loops, bounded)
 
 
-def adopt(optimizer: Optimizer) -> None:
-    """Add ACE's parameters to a new optimizer that was built from only some of the model's parameters.
+def adopt(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    """Wrap ``Optimizer.__init__`` to add ACE's parameters if it gets only some of the model's parameters.
 
     Scripts build optimizers from named submodules (MACE) or from lists of parameters. Such an optimizer gets one more
-    parameter group at construction, before a scheduler sees it. If a later optimizer is built with gamma in it, the
-    group is removed again, unless a step has already given its parameters a state.
+    parameter group, before a scheduler sees it. If a later optimizer is built with gamma in it, the group is removed
+    again, unless a step has already given its parameters a state.
     """
+    init(optimizer, *args, **kwargs)
     places = _find_places(optimizer)
     for ace in _find_models(places):
         if id(ace.gamma) in places:
@@ -360,11 +361,6 @@ def _running_steps(frame: FrameType | None) -> list[Any]:
             found.append(frame.f_locals.get("self"))
         frame = frame.f_back
     return found
-
-
-def _construct(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-    init(optimizer, *args, **kwargs)
-    adopt(optimizer)
 
 
 def _convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
