@@ -321,13 +321,9 @@ class GroupAction:
         return judged or found
 
     def _tensors_with_action(self, output: Any) -> dict[str, Tensor]:
-        found = {}
+        found: dict[str, Tensor] = {}  # without optional outputs that the model leaves out
         for path, _ in self._output_paths(output):
-            value: Any = {"output": output}
-            for step in path.split("."):
-                value = None if value is None else get_part(value, step, path)
-            if value is not None:  # the model may leave out an optional output
-                found[path] = value
+            _change_at({"output": output}, path.split("."), partial(found.setdefault, path), path)
         return found
 
     def mean(self, outputs: Sequence[Any]) -> Any:
