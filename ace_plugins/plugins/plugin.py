@@ -45,6 +45,7 @@ def _by_name(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _is_command = _instance("click", "Command")
 _is_action = _instance("ace_plugins.symmetry.actions", "GroupAction")
+# Mapping from each adapter hook to a description of the expected result and a function that tests a result.
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_upstream": ("Upstream(title, models)", lambda value: isinstance(value, Upstream)),
     "ace_layers": ("a list of Site and Stem", _list_of(Site, Stem)),
@@ -57,7 +58,6 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_demo": ("a click.Command", _is_command),
     "ace_datasets": ("click commands by name, as {'nbody': command}", _by_name(_is_command)),
 }
-"""Mapping from each adapter hook to a description of the expected result and a function that tests a result."""
 OPTIONAL = ("ace_branch", "ace_script", "ace_group_action")  # hooks that may return None
 
 

@@ -13,21 +13,15 @@ from typing import Any
 from ..errors import AceDeprecationWarning, ConfigError, one_of
 from .fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
 
-FIT = "fit"
-"""Name of the default preset: the paced loop in mode auto, with the adapter's own changes."""
-NONE = "none"
-"""The value of ``preset`` that selects no preset, and of ``log`` that selects no logger."""
-LOGGERS = ("tensorboard", "wandb", "trackio")
-"""Values of `Config.log`. Each is also the name of a package, and of the extra that installs this package."""
-UNBOUNDED = (
+FIT = "fit"  # name of the default preset: the paced loop in mode auto, with the adapter's own changes
+NONE = "none"  # the value of ``preset`` that selects no preset, and of ``log`` that selects no logger
+LOGGERS = ("tensorboard", "wandb", "trackio")  # each is also the name of a package, and of the extra that installs it
+UNBOUNDED = (  # text of a warning about branches that are deployed without a bound
     "the branches stay in the deployed model and nothing bounds them, so a branch can grow while its gamma shrinks: "
     "gamma and u do not measure the distance from equivariance, and no bound on the equivariance error holds"
 )
-"""Text of a warning about branches that are deployed without a bound."""
-FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}
-"""Mapping from former names of the loops, which are accepted with a warning, to their current names."""
-LEVEL = 0.001
-"""Level of the test in mode auto. It is strict because samples that return in every epoch are not independent."""
+FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}  # former names of the loops are accepted with a warning
+LEVEL = 0.001  # of the test in mode auto; strict, because samples that return in every epoch are not independent
 RATE = Multiple()
 PRICE = Multiple(positive=True)
 BUDGET = BudgetKind()
@@ -253,7 +247,6 @@ class Config:
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
 PAPER_ONLY = frozenset(name for name, field in SETTINGS.items() if field.metadata["paper_only"])
-"""Names of the settings that only the paper's loop uses."""
 KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in SETTINGS.items()}
 
 

@@ -24,21 +24,15 @@ from .groups import Element, Euclidean, Rigid
 from .measure import as_call, as_double, evaluate, forward_names, preserve_state
 from .parts import iterate_tensors
 
-ROWS = 256
-"""Largest number of rows of a tensor that are compared. It limits the size of the Gram matrix, rows x rows."""
-SHIFTS = 2
-"""Number of random translations that are tried, for groups with translations."""
-GROWTH = 100.0
-"""Largest ratio of the error of a layer's output to that of its input that counts as rounding."""
-ROUNDING = 1e-14
-"""Smallest error of a layer's input that is assumed; smaller errors are replaced by this value."""
-NOISE = 1e-15
-"""Rounding error in float64, relative to the norm of a layer's inputs and outputs."""
+ROWS = 256  # largest number of rows of a tensor that are compared, to limit the size of the Gram matrix
+SHIFTS = 2  # number of random translations that are tried, for groups with translations
+GROWTH = 100.0  # largest ratio of the error of a layer's output to that of its input that counts as rounding
+ROUNDING = 1e-14  # smallest error of a layer's input that is assumed; smaller errors are replaced by this value
+NOISE = 1e-15  # rounding error in float64, relative to the norm of a layer's inputs and outputs
 BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
+# Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64.
 Tensors = list[tuple[Tensor, Action | None]]
-"""Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64."""
-Change = tuple[float | None, str]
-"""The relative error of tensors, None if they could not be compared, and their behaviour."""
+Change = tuple[float | None, str]  # relative error of tensors, None if they could not be compared, and their behaviour
 
 
 class Features(NamedTuple):
