@@ -1,6 +1,6 @@
 """The duals, lambda and the slack u of all sites, and the paper's update of them, computed for all sites at once.
 
-This module is independent of models, optimizers and hooks. One step of the paper's loop is
+One step of the paper's loop is
 
     gamma's gradient += duals.pull(gamma)          before the script's optimizer steps
     duals.ascend(gamma_before, eta_p)              after the optimizer's step
@@ -26,10 +26,7 @@ DIVERGED_AFTER = 3  # number of steps in a row, with a non-finite gradient, afte
 
 
 class Duals(nn.Module):
-    """lambda and u of every site, and the averages and counters used to update them, in buffers of shape [sites].
-
-    The same buffers exist under all settings, so that the keys of a checkpoint do not depend on settings.
-    """
+    """lambda and u of every site, and the averages and counters to update them: [sites], the same for all settings."""
 
     lambda_: Tensor
     u: Tensor

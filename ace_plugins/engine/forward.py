@@ -4,7 +4,6 @@ The model's pre-hook opens a `Forward`, pre-hooks of submodules store the inputs
 ``gamma * branch`` to its module's output. Hooks are functions or objects, not closures, so that models can be pickled.
 
 With random frames, a training forward pass applies a random group element to its batch, and the inverse to its outputs.
-This leaves f_eq unchanged up to rounding. For the branches it is data augmentation.
 """
 
 from __future__ import annotations

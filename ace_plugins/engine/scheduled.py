@@ -36,11 +36,8 @@ def gamma_at(step: int, length: int) -> float:
 
 
 def relax(site: Node, branch: nn.Module) -> nn.Module:
-    """Return one linear map in place of a site's branch, in scheduled mode.
-
-    Links of a chain of branches are returned unchanged, since a chain of maps that all start near 0 would have
-    vanishing gradients. So are `AddsItself` branches and branches on another axis (convolutions).
-    """
+    """Return one linear map in place of a site's branch, except for `AddsItself` branches and convolutions."""
+    # A chain of maps that all start near 0 would have vanishing gradients.
     if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through:
         return branch
     return branch if site.axis != -1 or isinstance(branch, AddsItself) else PenalisedLinear(site)

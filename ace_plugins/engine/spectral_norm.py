@@ -2,7 +2,7 @@
 
 A map stores its weight W and a unit vector v, ``direction``, close to the leading right singular vector, so that the
 largest singular value is |W v|. After each optimizer step, `follow` updates v by one power iteration: to W^T W v,
-scaled to length 1. Maps of equal shape, transposed or not, are computed in one batch, since branches are small.
+scaled to length 1. Maps of equal shape, transposed or not, are computed in one batch.
 """
 
 from __future__ import annotations

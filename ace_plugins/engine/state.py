@@ -148,8 +148,8 @@ class Ace(nn.Module):
         adding = {name: branch for name, branch in branches.items() if isinstance(branch, AddsItself)}
         inputs = {n: (arguments[n], type(branch).prepare) for n, branch in adding.items() if n in self.module_taps}
         first = {read: name for name, read in reversed(inputs.items())}
+        # Mapping from each site whose branch is an `AddsItself` to the first such site with the same input.
         self.prepared_by = {name: first[read] for name, read in inputs.items()}
-        """Mapping from each site whose branch is an `AddsItself` to the first such site with the same input."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.bounds = bool(find_bounded(self.branches))

@@ -65,10 +65,7 @@ class PaperLoop(Loop):
         self._separate(optimizer)
 
     def _separate(self, optimizer: Optimizer) -> None:
-        """Move gamma into a separate group for this step, if its learning rate or weight decay differs.
-
-        Schedulers, saved optimizer states and the script never see that group.
-        """
+        """Move gamma into a separate group, only for this step, if its learning rate or weight decay differs."""
         config, group = self.ace.config, optimizer.param_groups[self.group]
         decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
         if not decays and config.gamma_lr == 1:
@@ -369,10 +366,8 @@ def _convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any 
 
 
 def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Wrap ``DistributedDataParallel.__init__`` to hide ACE's buffers from it, and to set the model's ranks.
-
-    The wrapper broadcasts buffers before every forward pass, so a forward pass that only rank 0 makes would hang.
-    """
+    """Wrap ``DistributedDataParallel.__init__`` to hide ACE's buffers from it, and to set the model's ranks."""
+    # DDP broadcasts buffers before every forward pass, so a forward pass that only rank 0 makes would hang.
     aces = {name: inner for name, inner in module.named_modules() if isinstance(inner, Ace)}
     attribute = "_ddp_params_and_buffers_to_ignore"
     ignored = getattr(module, attribute, [])

@@ -65,12 +65,9 @@ OPTIONAL = ("ace_branch", "ace_script", "ace_group_action")  # hooks that may re
 class Requires:
     """A Python package that a plugin needs, and the version that is installed."""
 
-    requirement: str
-    """Name and version range, for example "torch>=2.5"."""
-    found: str | None
-    """Installed version; None if the distribution is not installed."""
-    upstream: bool = False
-    """True if this distribution is the upstream that the plugin patches."""
+    requirement: str  # name and version range, for example "torch>=2.5"
+    found: str | None  # installed version; None if the distribution is not installed
+    upstream: bool = False  # True if this distribution is the upstream that the plugin patches
 
     @property
     def met(self) -> bool:
@@ -85,17 +82,14 @@ class Plugin:
     """One plugin of the entry point group ``ace_plugins``."""
 
     name: str
-    target: str
-    """The entry point's value, for example "ace_segnn.plugin"."""
+    target: str  # the entry point's value, for example "ace_segnn.plugin"
     distribution: str
     version: str
     requires: tuple[Requires, ...] = ()
-    problem: str | None = None
-    """Reason why the plugin cannot be used, in one line; None if it can be used."""
-    upstream: Upstream | None = None
-    """Upstream that the adapter patches; None for an observer (a plugin that only receives events, like a logger)."""
+    problem: str | None = None  # reason why the plugin cannot be used, in one line; None if it can be used
+    upstream: Upstream | None = None  # None for an observer, a plugin that only receives events, like a logger
+    # Mapping from the names of hooks to the plugin's functions or `LazyHook` objects.
     implementations: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Mapping from the names of hooks to the plugin's functions or `LazyHook` objects."""
 
     @property
     def hooks(self) -> tuple[str, ...]:

@@ -173,8 +173,7 @@ def _o3() -> Any:
 def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
     """Return e3nn's Wigner matrices D_l [..., 2l+1, 2l+1] of rotations R [..., 3, 3], in float64 for l = 0..highest.
 
-    e3nn's own D_from_matrix has about six accurate digits, which is too few to measure a float64 model. Here D_l is
-    computed from D_{l-1} and D_1 = R with e3nn's 3j symbols, which are accurate to float64.
+    e3nn's own D_from_matrix has six accurate digits. Here D_l is computed from D_{l-1} and D_1 = R with 3j symbols.
     """
     matrices = [torch.ones_like(rotation[..., :1, :1]), rotation]
     for degree in range(2, highest + 1):

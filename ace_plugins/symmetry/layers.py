@@ -38,31 +38,24 @@ Change = tuple[float | None, str]  # relative error of tensors, None if they cou
 class Features(NamedTuple):
     """The tensors of a submodule with a known action, each as the action and a function that returns the tensor."""
 
+    # inputs; the function gets the args and kwargs of a call
     reads: list[tuple[Action, Callable[[tuple[Any, ...], Mapping[str, Any]], Any]]]
-    """Inputs; the function gets the args and kwargs of a call."""
-    gives: list[tuple[Action, Callable[[Any], Any]]]
-    """Outputs; the function gets the output of a call."""
+    gives: list[tuple[Action, Callable[[Any], Any]]]  # outputs; the function gets the output of a call
 
 
 @dataclass(frozen=True)
 class LayerSymmetry:
     """Result for one call of a submodule, over all group elements that were tried."""
 
-    name: str
-    """Dotted path of the submodule, with ``#2`` for its second call in a forward pass; "" is the model itself."""
-    kind: str
-    """Class of the submodule."""
+    name: str  # dotted path of the submodule, with ``#2`` for its second call in a forward pass; "" is the model itself
+    kind: str  # class of the submodule
+    # How the output changes: "invariant" (not at all), "turns" (all rows by one orthogonal matrix, or by the site's
+    # known action), "shifts" (all rows by one vector), "changes" (in another way) or "unknown".
     behaviour: str
-    """How the output changes: "invariant" (not at all), "turns" (all rows by one orthogonal matrix, or by the site's
-    known action), "shifts" (all rows by one vector), "changes" (in another way) or "unknown"."""
-    before: float | None
-    """Largest relative error of the inputs; None if they could not be compared."""
-    after: float | None
-    """Largest relative error of the outputs; None if they could not be compared."""
-    known: bool
-    """True if the action on the output is known. Otherwise the result is derived from the Gram matrix only."""
-    begins: bool
-    """True if an error starts here: the outputs' error is far above the inputs'. This holds for no submodule inside."""
+    before: float | None  # largest relative error of the inputs; None if they could not be compared
+    after: float | None  # largest relative error of the outputs; None if they could not be compared
+    known: bool  # True if the action on the output is known, False if only the Gram matrix was compared
+    begins: bool  # True if an error starts here: it is far larger in the outputs, and in no submodule inside
 
 
 @dataclass
