@@ -63,8 +63,10 @@ class Budget:
         return None if length is None else self.horizon_of(length)
 
     def horizon_of(self, length: int) -> float:
-        epoch_steps = (self.agreed or self.facts)[2]
-        return max(1.0, min(self.config.share * length, self.config.latest(epoch_steps)))
+        steps, epoch_steps = self.config.share * length, (self.agreed or self.facts)[2]
+        if self.config.horizon == "auto" and self.config.mode == "strict" and epoch_steps is not None:
+            steps = min(steps, max(100 * epoch_steps, 1000))  # later the model would overfit with its branches
+        return max(1.0, steps)
 
     def length(self, count: int) -> int | None:
         """Return the run's length in steps, as known after ``count`` steps; None while it may still be found."""

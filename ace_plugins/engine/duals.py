@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..settings.config import Config
+from ..settings.config import PRICE, Config
 from .evidence import Evidence
 
 ADAM_EPS = 1e-8
@@ -96,7 +96,7 @@ class Duals(nn.Module):
 
     def price(self) -> Any:
         """Return rho, the weight of the penalty on slack, in units of the loss."""
-        return self.config.price(self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
+        return PRICE.times(self.config.rho, self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
     def normalise_lambda(self) -> Tensor:
         """Return |lambda| / (size of the loss's gradient), [sites]; 0 without a gradient, NaN if the run diverged."""

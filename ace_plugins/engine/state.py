@@ -160,8 +160,8 @@ class Ace(nn.Module):
         self.register_buffer("manifest", torch.tensor(list(about.encode()), dtype=torch.float32))
         self.action = action if config.turns else None  # for random frames
         self.samples = action  # finds the samples of a batch; None if the adapter does not define it
+        # Names of the sites and stems whose branch can be trained by some of its rows; see `holdout`.
         self.separable = frozenset(name for name, branch in branches.items() if is_separable(branch))
-        """Names of the sites and stems whose branch can be trained by some of its rows; see `holdout`."""
         self.deploys_kept = config.mode == "auto" and config.eval_branches == "auto"
         self.evaluating = evaluating  # arguments with their values in evaluation, if upstream does not call eval()
         self.passes = PassState()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -220,20 +219,10 @@ class Config:
         by_default = 0.75 if self.mode == "auto" else 0.25
         return by_default if self.horizon == "auto" else float(self.horizon)
 
-    def latest(self, epoch_steps: int | None) -> float:
-        """Return the last step at which gamma may reach its target, given ``epoch_steps``, the steps per epoch."""
-        if self.horizon != "auto" or self.mode != "strict" or epoch_steps is None:
-            return math.inf
-        return max(100 * epoch_steps, 1000)  # after more epochs the model would overfit with its branches
-
     @property
     def gamma_unit(self) -> float:
         """Unit in which gamma is measured: its initial |value| in strict mode of the paced loop, otherwise 1."""
         return (abs(self.gamma_start) or 1.0) if self.mode == "strict" and self.loop == "paced" else 1.0
-
-    def price(self, gradient: Any) -> Any:
-        """Return rho, given the size of the loss's gradient at gamma (a float or a tensor)."""
-        return PRICE.times(self.rho, gradient)
 
     def dual_rate(self, primal: Any) -> Any:
         """Return lambda's learning rate, given that of gamma's parameter group (``primal``, a float or a tensor)."""

@@ -203,7 +203,7 @@ def _summarise(visits: Sequence[_Visit], floor: float) -> list[LayerSymmetry]:
     """Return the result of each call, and find the innermost calls in which an error begins."""
     calls: Counter[str] = Counter()
     layers: list[LayerSymmetry] = []
-    outer: set[int | None] = set()
+    outer: set[int] = set()
     for visit in visits:
         (before, _), (after, behaviour) = _worst(visit.before), _worst(visit.after)
         begins = before is not None and after is not None and after > max(floor, GROWTH * max(before, ROUNDING))
