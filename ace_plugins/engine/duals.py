@@ -118,11 +118,11 @@ class Duals(nn.Module):
     @torch.no_grad()
     def pull(self, gamma: Tensor) -> Tensor:
         """Return the gradient of the constraints at gamma, [sites], which is added to that of the loss."""
-        twice = 2 * self.config.augmented
+        c, slack = self.config.augmented, self.slack(gamma)
         if self.config.mode == "strict":
-            return self.lambda_ + twice * gamma
+            return self.lambda_ + 2 * c * slack
         # An inequality that holds is not penalised: only the violated part is squared.
-        return (self.lambda_ + twice * self.slack(gamma).clamp_min(0)) * gamma.sign()
+        return (self.lambda_ + 2 * c * slack.clamp_min(0)) * gamma.sign()
 
     @torch.no_grad()
     def ascend(self, gamma: Tensor, eta_p: float | Tensor) -> None:
@@ -146,12 +146,19 @@ class Duals(nn.Module):
             self.u.sub_(eta_p * descent).clamp_(min=0)
 
     def migrate(self, state: MutableMapping[str, Any], prefix: str) -> None:
-        """Convert a checkpoint of version 0.1.0 in place: it has no evidence, and one buffer for three quantities."""
+        """Convert a checkpoint of version 0.1.0 in place.
+
+        Such a checkpoint has no evidence, and stores three quantities in one buffer, ``error``. Checkpoints of
+        development versions have one buffer per quantity, but no evidence either, or no ``settled`` in it.
+        """
+        if f"{prefix}lambda_" in state and not any(name.startswith(f"{prefix}evidence.") for name in state):
+            buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")
+            state.update({name: torch.zeros_like(buffer) for name, buffer in buffers})
+        elif isinstance(kept := state.get(f"{prefix}evidence.kept"), Tensor):
+            state.setdefault(f"{prefix}evidence.settled", torch.zeros_like(kept))
         error = state.pop(f"{prefix}error", None)
         if not isinstance(error, Tensor):
             return
-        buffers = self.evidence.named_buffers(prefix=f"{prefix}evidence")
-        state.update({name: torch.zeros_like(buffer) for name, buffer in buffers})
         known = error if self.config.paced else torch.zeros_like(error)
         meaning = "waited" if self.config.lands else "run_square"
         # ``error`` was -1 at landed sites, so the number of steps for which their gamma was 0 before is unknown.
