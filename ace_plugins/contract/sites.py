@@ -1,8 +1,7 @@
 """Places where ACE changes a model: sites, the stems that their branches share, and the tensors that branches read.
 
 A branch reads a `Tap` (an argument of a submodule's forward pass), or names an earlier `Stem` or `Site` and reads its
-output. This covers a branch on a layer's input (SEGNN), a chain that starts at the model's input (SchNet), several
-outputs of a layer with a shared map (EGNO), and several maps inside one layer (vector neurons).
+output. So there can be chains of branches (SchNet) and several outputs of a layer with a shared map (EGNO).
 """
 
 from __future__ import annotations

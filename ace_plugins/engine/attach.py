@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -20,13 +20,13 @@ from ..settings.config import UNBOUNDED, Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import forward_names
 from .branches import fork_random_stream, mlp
-from .checkpoint import CheckpointHook
-from .forward import install, uninstall
+from .checkpoint import check_state
+from .forward import ModelHooks, uninstall
 from .holdout import separate
 from .measure import get_ace
 from .scheduled import relax
 from .spectral_norm import bound, find_bounded, find_unbounded, settle
-from .state import NAME, Ace, Argument, find, find_argument, key
+from .state import LIVE, NAME, Ace, Argument, find, find_argument, key
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -64,8 +64,9 @@ def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[s
             if node.through and not (isinstance(stem, Stem) and stem.reads is None):
                 problems.append(f"{node.name!r} {through}, which is not an earlier stem with reads=None")
             elif node.through and stem is not None and stem.shape_out != node.shape_in:
-                shape = f"shape_in {node.shape_in}"
-                problems.append(f"{node.name!r} has {shape} but {through} of shape_out {stem.shape_out}")
+                problems.append(
+                    f"{node.name!r} has shape_in {node.shape_in} but {through} of shape_out {stem.shape_out}"
+                )
         if isinstance(node.reads, str):
             earlier = seen.get(key(node.reads))
             if earlier is None:
@@ -96,7 +97,27 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
     if config.mode == "off":
         return None
     nodes = list(plugin.call("ace_layers", model=model))
-    ace = _build(model, plugin, config, nodes, check_nodes(nodes, model, plugin.name))
+    arguments = check_nodes(nodes, model, plugin.name)
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    action = _find_action(plugin, model, config)
+    known = plugin.patches.evaluating.keys() <= inspect.signature(model.forward).parameters.keys()
+    evaluating = plugin.patches.evaluating if known else {}
+    with fork_random_stream(), torch.device("cpu"):
+        ace = Ace(
+            plugin.name,
+            config,
+            nodes,
+            arguments,
+            branches={node.name: _build_branch(plugin, node, model, config) for node in nodes},
+            script=plugin.call("ace_script", argv=tuple(sys.argv)) if plugin.has("ace_script") else None,
+            action=action,
+            evaluating=[(find_argument(Tap(name), "", model, name), value) for name, value in evaluating.items()],
+            # Steps of gamma and the duals are too small for half precision.
+            dtype=torch.float64 if like.dtype == torch.float64 else torch.float32,
+        )
+    ace.branches.to(dtype=like.dtype)
+    ace.to(device=like.device)
+    settle(find_bounded(ace.branches))
     kinds = sorted({kind for site in ace.sites for kind in find_unbounded(ace.branch(site.name))})
     if config.deploys_branches and kinds:
         unreached = f"mode {config.mode!r} with branches that spectral_norm does not reach ({', '.join(kinds)} of "
@@ -106,10 +127,15 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
 
 
 def put_on(ace: Ace, model: nn.Module) -> None:
-    """Attach an `Ace` that `prepare` has returned to its model."""
-    install(ace, model)
-    assert ace.hooks is not None
-    ace.hooks.permanent.append(model.register_load_state_dict_pre_hook(CheckpointHook()))  # type: ignore[no-untyped-call]
+    """Make an `Ace` that `prepare` has returned a submodule of its model, and register the hooks."""
+    ace.train(model.training)
+    nn.Module.add_module(model, NAME, ace)  # the add_module of a container class may refuse it
+    ace.belong_to(model)
+    hooks = ace.hooks = ModelHooks(model)
+    hooks.sync(ace)
+    hooks.verified = False  # a subclass's constructor may still replace submodules: the first forward pass checks again
+    hooks.permanent.append(model.register_load_state_dict_pre_hook(check_state))  # type: ignore[no-untyped-call]
+    LIVE.add(ace)
     notify("ace_attached", model=model)
 
 
@@ -128,40 +154,13 @@ def project(model: M) -> M:
     ace = get_ace(model)
     largest = float(ace.gamma.detach().abs().max())
     if ace.in_eval and not largest <= 1e-3:
-        text = f"max |gamma| is {largest:.3g} and mode {ace.config.mode!r} uses the branches in model.eval()"
-        text = f"project removes ACE from {type(model).__name__} and changes its output: {text}"
+        why = f"max |gamma| is {largest:.3g} and mode {ace.config.mode!r} uses the branches in model.eval()"
+        text = f"project removes ACE from {type(model).__name__} and changes its output: {why}"
         warnings.warn(text, AceWarning, stacklevel=2)
     if ace.duals.count:
         notify("ace_finished", model=model)
     uninstall(ace, model)
     return model
-
-
-def _build(
-    model: nn.Module, plugin: Plugin, config: Config, nodes: Sequence[Node], arguments: Mapping[str, Argument]
-) -> Ace:
-    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
-    action = _find_action(plugin, model, config)
-    evaluating = plugin.patches.evaluating
-    if not evaluating.keys() <= inspect.signature(model.forward).parameters.keys():
-        evaluating = {}
-    with fork_random_stream(), torch.device("cpu"):
-        ace = Ace(
-            plugin.name,
-            config,
-            nodes,
-            arguments,
-            branches={node.name: _build_branch(plugin, node, model, config) for node in nodes},
-            script=plugin.call("ace_script", argv=tuple(sys.argv)) if plugin.has("ace_script") else None,
-            action=action,
-            evaluating=[(find_argument(Tap(name), "", model, name), value) for name, value in evaluating.items()],
-            # Steps of gamma and the duals are too small for half precision.
-            dtype=torch.float64 if like.dtype == torch.float64 else torch.float32,
-        )
-    ace.branches.to(dtype=like.dtype)
-    ace.to(device=like.device)
-    settle(find_bounded(ace.branches))
-    return ace
 
 
 def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
@@ -176,7 +175,7 @@ def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupActio
             if config.turns and (config.frames == "on" or failed):
                 raise
             if config.turns:
-                warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=5)
+                warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=4)
     names = forward_names(model)
     if action is not None and not {path.partition(".")[0] for path in action.inputs} <= {*names}:
         action = None  # the forward of a subclass may have other arguments
@@ -189,10 +188,8 @@ def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupActio
 
 
 def _build_branch(plugin: Plugin, node: Node, model: nn.Module, config: Config) -> nn.Module:
-    branch: Any = None
-    if plugin.has("ace_branch"):
-        branch = plugin.call("ace_branch", site=node, model=model, config=config)
-    branch = mlp(node) if branch is None else branch
+    made = plugin.call("ace_branch", site=node, model=model, config=config) if plugin.has("ace_branch") else None
+    branch: nn.Module = mlp(node) if made is None else made
     if config.mode == "scheduled":
         return relax(node, branch)  # penalties keep this branch small, so it is not bounded
     if config.bounds_branches and not (isinstance(node, Stem) and not node.bounded):

@@ -36,8 +36,6 @@ class Flat(nn.Module):
 class Norm(nn.BatchNorm1d):
     """Batch normalisation of the last dimension, [..., width]; a batch of one row uses the running statistics.
 
-    ``num_batches_tracked`` is a float and is not saved, because scripts that average checkpoints expect floats.
-
     Args:
         width: Size of the last dimension.
     """
@@ -50,6 +48,7 @@ class Norm(nn.BatchNorm1d):
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
+        # A float that is not saved, because scripts that average checkpoints expect floats.
         self.register_buffer("num_batches_tracked", torch.zeros(()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,10 +125,7 @@ def norm_linear(node: Node) -> nn.Module:
 
 @contextmanager
 def fork_random_stream() -> Iterator[None]:
-    """Draw random numbers inside a ``with`` block without changing those that the script draws later.
-
-    The block's seed is computed from the state of the script's stream, so a script seed always gives the same branches.
-    """
+    """Draw random numbers that follow from the script's seed, without changing those that the script draws later."""
     state = torch.random.get_rng_state()
     seed = int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:8], "little") >> 1
     with torch.random.fork_rng(devices=[]):
@@ -169,11 +165,6 @@ class Convolution(nn.Linear):
         self.stride, self.dilation, self.circular = stride, dilation, circular
         self.padding = (padding, padding) if isinstance(padding, int) else padding
 
-    @property
-    def overlap(self) -> int:
-        """Largest number of patches along one axis that share a pixel."""
-        return math.ceil(self.kernel * math.gcd(self.stride, self.dilation) / self.stride)
-
     def matrix(self) -> Tensor:
         """Return the weight that multiplies a patch, [C', C * kernel^2]."""
         return self.weight
@@ -190,11 +181,10 @@ class Convolution(nn.Linear):
 
 
 class SNConvolution(Bounded, Convolution):
-    """A convolution whose spectral norm is at most 1.
-
-    The patches of an image, taken as one vector, have at most ``overlap`` times the norm of the image. Therefore the
-    matrix that multiplies a patch is divided by ``overlap`` as well as by its spectral norm.
-    """
+    """A convolution whose spectral norm is at most 1."""
 
     def matrix(self) -> Tensor:
-        return super().matrix() / self.overlap
+        # Along one axis, at most ``overlap`` patches share a pixel. So the patches of an image, taken as one vector,
+        # have at most ``overlap`` times the norm of the image.
+        overlap = math.ceil(self.kernel * math.gcd(self.stride, self.dilation) / self.stride)
+        return super().matrix() / overlap

@@ -1,8 +1,7 @@
 """Determines the length of a run from the user's setting, the script, Lightning or a learning-rate scheduler.
 
 Steps per epoch are counted between calls of ``model.train()``, which scripts make when an epoch begins. If the length
-cannot be found, `ASSUMED` steps are assumed. A longer run then trains upstream's own model once all sites have landed.
-The report of a shorter run says that the run was too short.
+cannot be found, `ASSUMED` steps are assumed.
 """
 
 from __future__ import annotations
@@ -51,9 +50,7 @@ class Budget:
     def total(self) -> int | None:
         """Number of steps in the whole run; None if unknown."""
         steps, epochs, epoch_steps, _, _ = self.agreed or self.facts
-        if steps is not None:
-            return steps
-        return epochs * epoch_steps if epochs and epoch_steps else None
+        return epochs * epoch_steps if steps is None and epochs and epoch_steps else steps
 
     @property
     def expected_steps(self) -> int:
@@ -66,8 +63,10 @@ class Budget:
         return None if length is None else self.horizon_of(length)
 
     def horizon_of(self, length: int) -> float:
-        epoch_steps = (self.agreed or self.facts)[2]
-        return max(1.0, min(self.config.share * length, self.config.latest(epoch_steps)))
+        steps, epoch_steps = self.config.share * length, (self.agreed or self.facts)[2]
+        if self.config.horizon == "auto" and self.config.mode == "strict" and epoch_steps is not None:
+            steps = min(steps, max(100 * epoch_steps, 1000))  # later the model would overfit with its branches
+        return max(1.0, steps)
 
     def length(self, count: int) -> int | None:
         """Return the run's length in steps, as known after ``count`` steps; None while it may still be found."""

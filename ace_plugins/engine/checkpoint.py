@@ -28,33 +28,31 @@ BUFFERS = ("direction", "running_mean", "running_var", "num_batches_tracked")  #
 File = str | os.PathLike[str]
 
 
-class CheckpointHook:
-    """A load_state_dict pre-hook that refuses checkpoints of other models. It accepts checkpoints of plain upstream."""
-
-    def __call__(self, model: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
-        ace = find(model)
-        if ace is None:
-            return
-        own = model.state_dict(prefix=prefix, keep_vars=True)
-        mine = prefix + NAME + "."
-        # A partial checkpoint is accepted, because torch does not tell this hook the caller's argument ``strict``.
-        theirs = [name for name in state if name.startswith(prefix) and not name.startswith(mine)]
-        fitting = [name for name in theirs if name in own and _shape(state[name]) == _shape(own[name])]
-        if len(fitting) * 2 < len(theirs):
-            expected = _some(name for name in own if not name.startswith(mine))
-            raise CheckpointError(
-                f"checkpoint of another architecture: {len(fitting)} of its {len(theirs)} weights fit the names and "
-                f"shapes of {type(model).__name__}; expected {expected}, found {_some(theirs)}; nothing was loaded"
-            )
-        if any(name.startswith(mine) for name in state):
-            ace.duals.migrate(state, f"{mine}duals.")
-            if mine + "manifest" in state:  # otherwise the script loads only a part of a checkpoint, on purpose
-                _check_ace(ace, own, state, mine)
-            return
-        state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
-        text = f"checkpoint without ACE loaded into {type(model).__name__}: gamma, duals and branches are unchanged"
-        deployed = "; with branches, model.eval() differs from the checkpoint's model" if ace.in_eval else ""
-        warnings.warn(text + deployed, AceWarning, stacklevel=2)
+def check_state(model: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
+    """Refuse checkpoints of other models, as a load_state_dict pre-hook. Checkpoints of plain upstream are accepted."""
+    ace = find(model)
+    if ace is None:
+        return
+    own = model.state_dict(prefix=prefix, keep_vars=True)
+    mine = prefix + NAME + "."
+    # A partial checkpoint is accepted, because torch does not tell this hook the caller's argument ``strict``.
+    theirs = [name for name in state if name.startswith(prefix) and not name.startswith(mine)]
+    fitting = [name for name in theirs if name in own and _shape(state[name]) == _shape(own[name])]
+    if len(fitting) * 2 < len(theirs):
+        expected = _some(name for name in own if not name.startswith(mine))
+        raise CheckpointError(
+            f"checkpoint of another architecture: {len(fitting)} of its {len(theirs)} weights fit the names and "
+            f"shapes of {type(model).__name__}; expected {expected}, found {_some(theirs)}; nothing was loaded"
+        )
+    if any(name.startswith(mine) for name in state):
+        ace.duals.migrate(state, f"{mine}duals.")
+        if mine + "manifest" in state:  # otherwise the script loads only a part of a checkpoint, on purpose
+            _check_ace(ace, own, state, mine)
+        return
+    state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
+    text = f"checkpoint without ACE loaded into {type(model).__name__}: gamma, duals and branches are unchanged"
+    deployed = "; with branches, model.eval() differs from the checkpoint's model" if ace.in_eval else ""
+    warnings.warn(text + deployed, AceWarning, stacklevel=2)
 
 
 def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine: str) -> None:
@@ -147,7 +145,7 @@ class Exported:
         if not isinstance(content, Mapping):
             self.kept += isinstance(content, Tensor)
             return content
-        if _is_optimizer(content):
+        if isinstance(content.get("state"), Mapping) and isinstance(content.get("param_groups"), list):
             *groups, last = content["param_groups"] or [{}]
             if last.get("name") == NAME:  # the group that `adopt` added
                 values = {number: value for number, value in content["state"].items() if number not in last["params"]}
@@ -225,13 +223,6 @@ def _find_blocks(content: Any) -> Iterator[list[Any]]:
             yield from _find_blocks(each)
 
 
-def _is_optimizer(content: Mapping[Any, Any]) -> bool:
-    groups = content.get("param_groups")
-    if not isinstance(content.get("state"), Mapping) or not isinstance(groups, list):
-        return False
-    return all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
-
-
 def _largest(gamma: Any) -> float:
     if not isinstance(gamma, Tensor) or gamma.is_meta or not gamma.is_floating_point() or not gamma.numel():
         found = f"{gamma.dtype} {list(gamma.shape)}" if isinstance(gamma, Tensor) else type(gamma).__name__
@@ -247,19 +238,16 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
         with torch.serialization.safe_globals(numpy_numbers()):
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except Exception as error:
-        whole = (
+        hint = (
             "if the file contains a whole model and you trust it, add --trust (trust=True): reading it then runs code"
         )
-        why = " ".join(str(error).split()) if trust else f"expected tensors and containers; {whole}"
-        raise CheckpointError(
-            f"cannot read {path} as a checkpoint: {type(error).__name__} in torch.load: {why}"
-        ) from None
+        why = " ".join(str(error).split()) if trust else f"expected tensors and containers; {hint}"
+        text = f"cannot read {path} as a checkpoint: {type(error).__name__} in torch.load: {why}"
+        raise CheckpointError(text) from None
 
 
 def numpy_numbers() -> list[Any]:
     """Return what ``torch.serialization.safe_globals`` must allow so that pickled NumPy numbers can be read.
-
-    Scripts may save results such as accuracies as NumPy numbers, together with the weights.
 
     Returns:
         Functions and types that ``torch.load(..., weights_only=True)`` may call; empty if NumPy is not installed.

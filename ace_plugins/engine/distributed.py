@@ -1,9 +1,8 @@
 """Keeps gamma, the duals and the budget equal on all ranks of distributed training.
 
-DistributedDataParallel averages gradients, so gamma and the duals stay equal. But one rank alone may load a checkpoint
-before the model is wrapped, and each rank detects the length of the run by itself. So all ranks copy the duals and the
-budget from rank 0, at wrapping and every ``trace_every`` steps. With ``fully_shard``, ACE's parameters are not sharded,
-and this module averages their gradients.
+One rank alone may load a checkpoint before the model is wrapped, and each rank detects the length of the run by itself.
+So all ranks copy the duals and the budget from rank 0, at wrapping and every ``trace_every`` steps. With
+``fully_shard``, ACE's parameters are not sharded, and this module averages their gradients.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The duals, lambda and the slack u of all sites, and the paper's update of them, computed for all sites at once.
 
-This module is independent of models, optimizers and hooks. One step of the paper's loop is
+One step of the paper's loop is
 
     gamma's gradient += duals.pull(gamma)          before the script's optimizer steps
     duals.ascend(gamma_before, eta_p)              after the optimizer's step
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..settings.config import Config
+from ..settings.config import PRICE, Config
 from .evidence import Evidence
 
 ADAM_EPS = 1e-8
@@ -26,10 +26,7 @@ DIVERGED_AFTER = 3  # number of steps in a row, with a non-finite gradient, afte
 
 
 class Duals(nn.Module):
-    """lambda and u of every site, and the averages and counters used to update them, in buffers of shape [sites].
-
-    The same buffers exist under all settings, so that the keys of a checkpoint do not depend on settings.
-    """
+    """lambda and u of every site, and the averages and counters to update them: [sites], the same for all settings."""
 
     lambda_: Tensor
     u: Tensor
@@ -99,7 +96,7 @@ class Duals(nn.Module):
 
     def price(self) -> Any:
         """Return rho, the weight of the penalty on slack, in units of the loss."""
-        return self.config.price(self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
+        return PRICE.times(self.config.rho, self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
     def normalise_lambda(self) -> Tensor:
         """Return |lambda| / (size of the loss's gradient), [sites]; 0 without a gradient, NaN if the run diverged."""

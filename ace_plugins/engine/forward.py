@@ -1,10 +1,9 @@
 """The forward hooks that add the branches to a model's forward pass.
 
 The model's pre-hook opens a `Forward`, pre-hooks of submodules store the inputs of branches, and each site's hook adds
-``gamma * branch`` to its module's output. Hooks are objects, not closures, so that models can be pickled.
+``gamma * branch`` to its module's output. Hooks are functions or objects, not closures, so that models can be pickled.
 
 With random frames, a training forward pass applies a random group element to its batch, and the inverse to its outputs.
-This leaves f_eq unchanged up to rounding. For the branches it is data augmentation.
 """
 
 from __future__ import annotations
@@ -26,24 +25,20 @@ from ..symmetry.groups import Element
 from ..symmetry.measure import Call, clone, forward_names, map_tensors
 from ..symmetry.parts import get_part, replace_part
 from . import step as step  # an unpickled model has these hooks, and they need the patches of PyTorch
-from .distributed import is_distributed, rank
+from .distributed import rank
 from .holdout import Parts, apply, split
 from .spectral_norm import Bounded, divide, find_bounded
 from .state import LIVE, NAME, Ace
 
 
 class Forward:
-    """One forward pass in progress: the inputs and outputs of its branches so far, by name of the site or stem.
-
-    ``frame`` is the group element that was applied to the model's inputs, if any. ``alone`` is true if a submodule was
-    called outside its model's forward pass. ``parts`` says which samples judge gamma and which train the branches;
-    with None, all samples do both.
-    """
-
-    __slots__ = ("ace", "alone", "bounded", "fired", "frame", "gammas", "parts", "prepared", "tapped", "values")
+    """One forward pass in progress: the inputs and outputs of its branches so far, by name of the site or stem."""
 
     def __init__(self, ace: Ace, frame: Element | None = None, parts: Parts | None = None, alone: bool = False) -> None:
-        self.ace, self.frame, self.parts, self.alone = ace, frame, parts, alone
+        self.ace = ace
+        self.frame = frame  # group element that was applied to the model's inputs, if any
+        self.parts = parts  # which samples judge gamma and which train the branches; None: all samples do both
+        self.alone = alone  # True if a submodule was called outside its model's forward pass
         self.gammas = dict(zip((site.name for site in ace.sites), ace.gamma.unbind(0), strict=True))
         self.fired: set[str] = set()  # names of the sites that have added their branch
         self.tapped: dict[str, Any] = {}
@@ -64,20 +59,21 @@ class Forward:
     def add(self, site: Site, output: Any) -> Any:
         """Return the output of the site's module with ``gamma * branch`` added."""
         self.fired.add(site.name)
-        gamma, selected = self.gammas[site.name], select_output(output, site)
-        if site.name in self.ace.prepared_by:
-            return replace_output(output, site, self._add_itself(site, selected))
+        add = self._add_itself if site.name in self.ace.prepared_by else self._add_branch
+        added = add(site, select_output(output, site))
+        if site.output is None:
+            return added
+        return replace_part(output, str(site.output), added, f"output of {site.module}")
+
+    def _add_branch(self, site: Site, output: Tensor) -> Tensor:
         if self.ace.module_taps.get(site.name) == site.module:
-            # Computed for every call of the module, because its input differs from call to call.
-            value = self.values[site.name] = self._apply(site, self._read(site))
-        else:
-            value = self._compute(site.name)
-        if value.shape != selected.shape:
-            shapes = f"{tuple(value.shape)}, expected {tuple(selected.shape)}, the shape of {site.module}'s output"
+            self.values.pop(site.name, None)  # the module's input differs from call to call
+        value = self._compute(site.name)
+        if value.shape != output.shape:
+            shapes = f"{tuple(value.shape)}, expected {tuple(output.shape)}, the shape of {site.module}'s output"
             raise AdapterError(f"site {site.name!r}: its branch returns shape {shapes}")
-        if self.parts is not None:
-            gamma = self.parts.gamma_of_rows(site.name, selected)
-        return replace_output(output, site, torch.addcmul(selected, value, gamma))
+        gamma = self.gammas[site.name] if self.parts is None else self.parts.gamma_of_rows(site.name, output)
+        return torch.addcmul(output, value, gamma)
 
     def _add_itself(self, site: Site, output: Tensor) -> Tensor:
         """Return the output with an `AddsItself` branch added. Sites that read the same tensor prepare it once."""
@@ -132,26 +128,15 @@ def select_output(output: Any, site: Site) -> Any:
     selected = output if site.output is None else get_part(output, str(site.output), f"output of {site.module}")
     if isinstance(selected, Tensor):
         return selected
-    keys = (
-        selected if isinstance(selected, dict) else range(len(selected) if isinstance(selected, (tuple, list)) else 0)
-    )
+    parts = dict(enumerate(selected)) if isinstance(selected, (tuple, list)) else selected
+    keys = list(parts) if isinstance(parts, dict) else []
     hint = f"set output= to one of {', '.join(map(repr, keys))}" if keys else "correct output="
     what = f"{site.module} returns" if site.output is None else f"output {site.output!r} of {site.module} is"
     raise AdapterError(f"site {site.name!r}: {what} a {type(selected).__name__}, expected a tensor; {hint}")
 
 
-def replace_output(output: Any, site: Site, tensor: Tensor) -> Any:
-    """Return the module's output with ``tensor`` in place of the tensor to which the site adds its branch."""
-    if site.output is None:
-        return tensor
-    return replace_part(output, str(site.output), tensor, f"output of {site.module}")
-
-
 class OpenForwards(threading.local):
-    """The forward passes in progress in this thread, the innermost last.
-
-    Hooks find their forward pass here, because replicas of a model (nn.DataParallel) share hooks but not parameters.
-    """
+    """The forward passes in progress in this thread, the innermost last. Replicas (nn.DataParallel) share hooks."""
 
     def __init__(self) -> None:
         self.stack: list[Forward] = []
@@ -218,57 +203,53 @@ def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
             ace.passes.batch = error
 
 
-class OpenHook:
+def open_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Forward pre-hook of the model, always registered: opens a `Forward` and updates the other hooks."""
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ace = model._modules[NAME]
-        assert isinstance(ace, Ace)
-        ace.read_mode(args, kwargs)
-        compiling = torch.compiler.is_compiling()
-        if ace.config.mode == "auto" and not (ace.learning or compiling):
-            ace.duals.evidence.notice_changes()
-        active = ace.active()
-        replica = getattr(model, "_is_replica", False)  # made by nn.DataParallel, with the original model's hooks
-        if not replica:
-            if ace.root is not model:
-                ace.belong_to(model)
-                LIVE.add(ace)
-            hooks = ace.hooks
-            assert hooks is not None
-            # A compiled forward pass cannot update hooks. Landings, train(), eval() and loading update them, and the
-            # next optimizer step checks hooks that are not verified.
-            if not compiling and (hooks.state != hooks.describe(ace) or (active and not hooks.verified)):
-                hooks.sync(ace)
-            if ace.config.error_every:
-                _keep_batch(ace, args, kwargs)
-        OPEN.end_all(ace)
-        if not active:
-            return None
-        frame = parts = None
-        if ace.config.held_out and ace.trains():
-            parts = split(ace, forward_names(model), args, kwargs)  # before frames change the inputs
-        if not replica and ace.action is not None and ace.trains():
-            frame, args, kwargs = _turn_inputs(model, ace, args, kwargs)
-        forward = Forward(ace, frame, parts)
-        OPEN.stack.append(forward)
-        for name in ace.model_taps:
-            forward.take(name, ace.arguments[name].pick(args, kwargs))
-        return None if frame is None else (args, kwargs)
+    ace = model._modules[NAME]
+    assert isinstance(ace, Ace)
+    ace.read_mode(args, kwargs)
+    compiling = torch.compiler.is_compiling()
+    if ace.config.mode == "auto" and not (ace.learning or compiling):
+        ace.duals.evidence.notice_changes()
+    active = ace.active()
+    replica = getattr(model, "_is_replica", False)  # made by nn.DataParallel, with the original model's hooks
+    if not replica:
+        if ace.root is not model:
+            ace.belong_to(model)
+            LIVE.add(ace)
+        hooks = ace.hooks
+        assert hooks is not None
+        # A compiled forward pass cannot update hooks. Landings, train(), eval() and loading update them, and the
+        # next optimizer step checks hooks that are not verified.
+        if not compiling and (hooks.state != hooks.describe(ace) or (active and not hooks.verified)):
+            hooks.sync(ace)
+        if ace.config.error_every:
+            _keep_batch(ace, args, kwargs)
+    OPEN.end_all(ace)
+    if not active:
+        return None
+    frame = parts = None
+    if ace.config.held_out and ace.trains():
+        parts = split(ace, forward_names(model), args, kwargs)  # before frames change the inputs
+    if not replica and ace.action is not None and ace.trains():
+        frame, args, kwargs = _turn_inputs(model, ace, args, kwargs)
+    forward = Forward(ace, frame, parts)
+    OPEN.stack.append(forward)
+    for name in ace.model_taps:
+        forward.take(name, ace.arguments[name].pick(args, kwargs))
+    return None if frame is None else (args, kwargs)
 
 
-class CloseHook:
+def close_forward(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Forward hook of the model, also called after an error: closes the `Forward`, and reverses the random frame."""
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if not OPEN.stack or OPEN.stack[-1].ace is not model._modules[NAME]:
-            return None
-        forward = OPEN.stack[-1]
-        OPEN.end(forward)
-        if len(forward.fired) < len(forward.ace.live()) and forward.ace.hooks is not None:
-            forward.ace.hooks.verified = False  # a module may have been replaced: check before the next forward pass
-        turns = forward.frame is not None and output is not None
-        return _turn_back(forward.ace.action, forward.frame, output) if turns else None
+    if not OPEN.stack or OPEN.stack[-1].ace is not model._modules[NAME]:
+        return None
+    forward = OPEN.stack[-1]
+    OPEN.end(forward)
+    if len(forward.fired) < len(forward.ace.live()) and forward.ace.hooks is not None:
+        forward.ace.hooks.verified = False  # a module may have been replaced: check before the next forward pass
+    turns = forward.frame is not None and output is not None
+    return _turn_back(forward.ace.action, forward.frame, output) if turns else None
 
 
 class _Touch(torch.autograd.Function):
@@ -283,22 +264,20 @@ class _Touch(torch.autograd.Function):
         return gradient, *[None] * (len(ctx.needs_input_grad) - 1)
 
 
-class TouchHook:
+def touch_freed(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Forward hook of the model: adds freed parameters to the graph, where DistributedDataParallel expects them."""
+    ace = model._modules[NAME]
+    assert isinstance(ace, Ace)
+    freed = list(ace.freed)
 
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        ace = model._modules[NAME]
-        assert isinstance(ace, Ace)
-        freed = list(ace.freed)
+    def touch(tensor: Tensor) -> Tensor:
+        if not freed or not tensor.requires_grad:
+            return tensor
+        touched: Tensor = _Touch.apply(tensor, *freed)  # type: ignore[no-untyped-call]
+        freed.clear()  # one output is enough
+        return touched
 
-        def touch(tensor: Tensor) -> Tensor:
-            if not freed or not tensor.requires_grad:
-                return tensor
-            touched: Tensor = _Touch.apply(tensor, *freed)  # type: ignore[no-untyped-call]
-            freed.clear()  # one output is enough
-            return touched
-
-        return map_tensors(output, touch)
+    return map_tensors(output, touch)
 
 
 @dataclass(frozen=True)
@@ -347,10 +326,7 @@ class SiteHook(BranchHook):
 
 
 class RestoreHook(BranchHook):
-    """Forward hook that restores the memory layout of a layer's output, which an `AddsItself` branch may have changed.
-
-    Sites with the same input share one hook. It has the name of the first of these sites.
-    """
+    """Forward hook that restores the memory layout of an output, with the name of the first site with this input."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         forward = OPEN.of(self.ace)
@@ -364,7 +340,7 @@ class ModelHooks:
     """All hooks of one attached model. Those in ``permanent`` stay registered as long as the model is attached."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.permanent: list[Any] = [model.register_forward_pre_hook(OpenHook(), with_kwargs=True)]
+        self.permanent: list[Any] = [model.register_forward_pre_hook(open_forward, with_kwargs=True)]
         self.handles: list[Any] = []  # handles of hooks that are registered only while they are needed
         self.verified = False  # True if it was checked that every site has its hooks
         self.state: Any = None  # result of `describe` when the hooks were last registered or removed
@@ -372,15 +348,14 @@ class ModelHooks:
 
     def describe(self, ace: Ace) -> Any:
         """Return all values that determine which hooks must be registered."""
-        return ace.active(), ace.passes.forced, _needs_touch(ace), ace.duals.landed_sites, ace.allowed
+        return ace.active(), ace.passes.forced, ace.needs_touch, ace.duals.landed_sites, ace.allowed
 
     def sync(self, ace: Ace) -> None:
         """Register hooks on the sites' modules if the branches are active, otherwise remove these hooks.
 
         PyTorch calls modules without hooks faster. Submodules that the script has replaced also get their hooks here.
         """
-        model = ace.root
-        if model is None:
+        if (model := ace.root) is None:
             return
         if self.landed != ace.duals.landed_sites:
             self.landed = ace.duals.landed_sites
@@ -401,9 +376,9 @@ class ModelHooks:
             ]
             if ace.active() or (ace.action is not None and not ace.landed):
                 # This hook runs first, so that the script's own hooks see outputs in the caller's frame.
-                self.handles.append(model.register_forward_hook(CloseHook(), prepend=True, always_call=True))
-            if _needs_touch(ace):
-                self.handles.append(model.register_forward_hook(TouchHook()))
+                self.handles.append(model.register_forward_hook(close_forward, prepend=True, always_call=True))
+            if ace.needs_touch:
+                self.handles.append(model.register_forward_hook(touch_freed))
         self.verified = True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -429,24 +404,8 @@ def _plan(ace: Ace, model: nn.Module) -> list[tuple[Any, nn.Module]]:
     return plan
 
 
-def _needs_touch(ace: Ace) -> bool:
-    """Return whether freed parameters must be in the autograd graph, because DistributedDataParallel expects them."""
-    return bool(ace.freed) and ace.training and is_distributed()
-
-
-def install(ace: Ace, model: nn.Module) -> None:
-    """Make ``ace`` a submodule of the model and register its hooks. `attach.prepare` has done all checks before."""
-    ace.train(model.training)
-    nn.Module.add_module(model, NAME, ace)  # the add_module of a container class may refuse it
-    ace.belong_to(model)
-    hooks = ace.hooks = ModelHooks(model)
-    hooks.sync(ace)
-    hooks.verified = False  # a subclass's constructor may still replace submodules: the first forward pass checks again
-    LIVE.add(ace)
-
-
 def uninstall(ace: Ace, model: nn.Module) -> None:
-    """Remove ``ace`` and its hooks from the model, which undoes `install`."""
+    """Remove ``ace`` and its hooks from the model."""
     LIVE.discard(ace)
     for handle in () if ace.hooks is None else (*ace.hooks.handles, *ace.hooks.permanent):
         handle.remove()

@@ -27,9 +27,7 @@ from .paced_loop import PacedLoop
 
 WEIGHT = 0.01
 INITIAL = 1e-4  # standard deviation of a branch's initial weights
-ANGLE = 1e-4
-"""Angle, in radians, of the rotations from which a generator is computed as a difference quotient. The error,
-ANGLE^2 / 6, is below float32's precision."""
+ANGLE = 1e-4  # of the rotations from which generators are computed, in radians. The error is ANGLE^2 / 6.
 
 
 def gamma_at(step: int, length: int) -> float:
@@ -38,11 +36,8 @@ def gamma_at(step: int, length: int) -> float:
 
 
 def relax(site: Node, branch: nn.Module) -> nn.Module:
-    """Return one linear map in place of a site's branch, in scheduled mode.
-
-    Links of a chain of branches are returned unchanged, since a chain of maps that all start near 0 would have
-    vanishing gradients. So are `AddsItself` branches and branches on another axis (convolutions).
-    """
+    """Return one linear map in place of a site's branch, except for `AddsItself` branches and convolutions."""
+    # A chain of maps that all start near 0 would have vanishing gradients.
     if not isinstance(site, Site) or not isinstance(site.reads, Tap) or site.through:
         return branch
     return branch if site.axis != -1 or isinstance(branch, AddsItself) else PenalisedLinear(site)
@@ -56,9 +51,9 @@ class PenalisedLinear(nn.Linear):
         nn.init.normal_(self.weight, std=INITIAL)
         self.shapes = site.shape_in, site.shape_out
         self.read: Tensor | None = None  # input of the map in the last training forward pass, [rows, width], detached
-        sides = zip(site.acts or (), self.shapes, strict=False)
-        self.generators = list(zip(*[_generators(action, shape) for action, shape in sides], strict=True))
-        """Generators of the group on the map's input and output, in pairs; empty if the site has no actions."""
+        # Generators of the group on the map's input and output, in pairs; empty if the site has no actions.
+        sides = map(_generators, site.acts or (), self.shapes)
+        self.generators = list(zip(*sides, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         shape_in, shape_out = self.shapes
@@ -124,9 +119,10 @@ class ScheduledLoop(PacedLoop):
         ace.budget.inspect(optimizer, duals.count + 1)
         length = ace.budget.length(duals.count)
         duals.tick()
-        if length is not None:
-            ace.gamma.fill_(gamma_at(duals.count, length))
-        if length is not None and duals.count >= length:
+        if length is None:
+            return
+        ace.gamma.fill_(gamma_at(duals.count, length))
+        if duals.count >= length:
             duals.site_landed.fill_(1.0)
             duals.note_landed()
             ace.sync()

@@ -2,7 +2,7 @@
 
 A map stores its weight W and a unit vector v, ``direction``, close to the leading right singular vector, so that the
 largest singular value is |W v|. After each optimizer step, `follow` updates v by one power iteration: to W^T W v,
-scaled to length 1. Maps of equal shape, transposed or not, are computed in one batch, since branches are small.
+scaled to length 1. Maps of equal shape, transposed or not, are computed in one batch.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ class Bounded(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if {prefix + "weight", prefix + "direction"} <= state_dict.keys() and not self.direction.is_meta:
-            # A loaded direction is used, so that a resumed run continues exactly. In averaged checkpoints it is not a
-            # unit vector and is computed again.
+            # A resumed run uses the loaded direction. In averaged checkpoints it is no unit vector: compute it again.
             self.known = None
             if abs(float(self.direction.double().norm()) - 1) < UNIT:
                 self.mark_seen()

@@ -72,16 +72,13 @@ def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument
 
 
 class Live:
-    """The attached models of this process, including copied and unpickled models.
-
-    ``changed`` is called after a model is added or removed. It patches PyTorch, or undoes this if no model is left.
-    """
+    """The attached models of this process, including copied and unpickled models."""
 
     def __init__(self) -> None:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0  # number of times a model was added or removed. When it grows, optimizers are searched again.
-        self.changed: Callable[[], None] = lambda: None
+        self.changed: Callable[[], None] = lambda: None  # called after each change; patches PyTorch, or undoes this
 
     def parameters(self, ace: Ace) -> frozenset[int]:
         """Return the identities (``id``) of the model's parameters, including ACE's, when it was added."""
@@ -151,8 +148,8 @@ class Ace(nn.Module):
         adding = {name: branch for name, branch in branches.items() if isinstance(branch, AddsItself)}
         inputs = {n: (arguments[n], type(branch).prepare) for n, branch in adding.items() if n in self.module_taps}
         first = {read: name for name, read in reversed(inputs.items())}
+        # Mapping from each site whose branch is an `AddsItself` to the first such site with the same input.
         self.prepared_by = {name: first[read] for name, read in inputs.items()}
-        """Mapping from each site whose branch is an `AddsItself` to the first such site with the same input."""
         self.gamma = nn.Parameter(torch.full((len(self.sites),), config.gamma_start, dtype=dtype))
         self.branches = nn.ModuleDict({key(name): branch for name, branch in branches.items()})
         self.bounds = bool(find_bounded(self.branches))
@@ -163,8 +160,9 @@ class Ace(nn.Module):
         self.register_buffer("manifest", torch.tensor(list(about.encode()), dtype=torch.float32))
         self.action = action if config.turns else None  # for random frames
         self.samples = action  # finds the samples of a batch; None if the adapter does not define it
+        # Names of the sites and stems whose branch can be trained by some of its rows; see `holdout`.
         self.separable = frozenset(name for name, branch in branches.items() if is_separable(branch))
-        """Names of the sites and stems whose branch can be trained by some of its rows; see `holdout`."""
+        self.deploys_kept = config.mode == "auto" and config.eval_branches == "auto"
         self.evaluating = evaluating  # arguments with their values in evaluation, if upstream does not call eval()
         self.passes = PassState()
         self.session = Session()
@@ -184,8 +182,8 @@ class Ace(nn.Module):
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Detect from the model's arguments if it is evaluated. A change counts as ``model.eval()`` or ``train()``."""
-        values = self.evaluating
-        evaluates = bool(values) and all(argument.pick(args, kwargs) == value for argument, value in values)
+        marks = [argument.pick(args, kwargs) == value for argument, value in self.evaluating]
+        evaluates = bool(marks) and all(marks)
         if evaluates != self.passes.evaluates:
             self.passes.evaluates = evaluates
             self.budget.note_mode(self.learning, self.duals.count)
@@ -204,19 +202,12 @@ class Ace(nn.Module):
     @property
     def in_eval(self) -> bool:
         """True if ``model.eval()`` uses branches: in mode auto once a site was kept, otherwise by the settings."""
-        return bool(self.duals.evidence.kept_sites) if self._deploys_kept else self.config.branches_in_eval
-
-    @property
-    def _deploys_kept(self) -> bool:
-        return self.config.mode == "auto" and self.config.eval_branches == "auto"
+        return bool(self.duals.evidence.kept_sites) if self.deploys_kept else self.config.branches_in_eval
 
     @property
     def allowed(self) -> frozenset[int] | None:
-        """Indices of the sites that a forward pass made now may use, whether they have landed or not; None: all.
-
-        In evaluation these are the sites that mode auto has kept, so that the script validates the model it deploys.
-        """
-        limited = self._deploys_kept and not self.learning and self.passes.forced is None
+        """Indices of the sites that a forward pass may use: in evaluation those that mode auto kept; None: all."""
+        limited = self.deploys_kept and not self.learning and self.passes.forced is None
         return self.duals.evidence.kept_sites if limited else None
 
     def trains(self) -> bool:
@@ -232,27 +223,20 @@ class Ace(nn.Module):
         return tuple(site for number, site in enumerate(self.sites) if number in allowed and number not in landed)
 
     def needed_by(self, sites: Iterable[Site]) -> set[str]:
-        """Return the names of these sites, and of all sites and stems whose output they use."""
-        found: set[str] = set()
-        ahead = [site.name for site in sites]
-        while ahead:
-            name = ahead.pop()
-            if name not in found:
-                found.add(name)
-                node = self.nodes[name]
-                ahead += [used for used in (node.reads, getattr(node, "through", None)) if isinstance(used, str)]
+        """Return the names of these sites, and of all sites and stems that they use."""
+        found = {site.name for site in sites}
+        for node in reversed(self.nodes.values()):  # a node uses only earlier ones
+            if node.name in found:
+                found |= {used for used in (node.reads, getattr(node, "through", None)) if isinstance(used, str)}
         return found
 
     def free_landed(self) -> None:
         """Stop training the parameters that only landed sites use (``freed``)."""
         for parameter in self.freed:
             parameter.requires_grad_(True)
-        self.freed = []
         landed = self.duals.landed_sites
-        if not landed:
-            return
         kept = self.needed_by(site for number, site in enumerate(self.sites) if number not in landed)
-        unused = [self.branch(name) for name in self.nodes.keys() - kept]
+        unused = [self.branch(name) for name in self.nodes.keys() - kept] if landed else []
         self.freed = [p for branch in unused for p in branch.parameters() if p.requires_grad]
         if self.landed and self.gamma.requires_grad:
             self.freed.append(self.gamma)
@@ -260,6 +244,11 @@ class Ace(nn.Module):
         if not is_distributed():  # DistributedDataParallel fixes the set of parameters when it is built
             for parameter in self.freed:
                 parameter.requires_grad_(False)
+
+    @property
+    def needs_touch(self) -> bool:
+        """True if freed parameters must be in the autograd graph, because DistributedDataParallel expects them."""
+        return bool(self.freed) and self.training and is_distributed()
 
     def forget_gradients(self) -> None:
         """Remove gradients that DistributedDataParallel gave to freed parameters, so that optimizers skip these."""
@@ -301,15 +290,11 @@ class Ace(nn.Module):
     def set_statistics(self) -> None:
         """Choose the statistics that batch normalisation in branches uses in training.
 
-        A kept branch is part of the deployed model, so it is trained as it is evaluated: with constant statistics. They
-        are those of the first training batch after the decision. Running averages would lag behind the weights, and in
-        a chain of branches this error grows from link to link.
+        A kept branch is trained as it is evaluated, with constant statistics: those of the first training batch after
+        the decision. Running averages would lag behind the weights, an error that grows along a chain of branches.
         """
-        evidence = self.duals.evidence
-        kept, settled = (
-            self.needed_by(self.sites[number] for number in numbers)
-            for numbers in (evidence.kept_sites, evidence.settled_sites)
-        )
+        kept = self.needed_by(self.sites[number] for number in self.duals.evidence.kept_sites)
+        settled = self.needed_by(self.sites[number] for number in self.duals.evidence.settled_sites)
         for name in self.nodes:
             chosen = "constant" if name in settled else "next" if name in kept else "batch"
             for module in self.branch(name).modules():

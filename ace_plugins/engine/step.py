@@ -2,10 +2,7 @@
 
 Before a step of the optimizer that owns gamma, the loop prepares gamma's gradient. After the step, the loop updates
 lambda and u, and also gamma if the optimizer does not. Then the script's gradients, parameter groups and schedulers are
-as before. For an optimizer without parameters of an attached model, a step costs one dictionary look-up more.
-
-The patches are installed for the first attached model and undone after the last. If another library has wrapped one of
-our wrappers, both stay in place when the patches are undone, and our wrapper passes every call through.
+as before. The patches are installed for the first attached model and undone after the last.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import gc
 import inspect
 import os
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Set
@@ -69,10 +65,7 @@ class PaperLoop(Loop):
         self._separate(optimizer)
 
     def _separate(self, optimizer: Optimizer) -> None:
-        """Move gamma into a separate group for this step, if its learning rate or weight decay differs.
-
-        Schedulers, saved optimizer states and the script never see that group.
-        """
+        """Move gamma into a separate group, only for this step, if its learning rate or weight decay differs."""
         config, group = self.ace.config, optimizer.param_groups[self.group]
         decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
         if not decays and config.gamma_lr == 1:
@@ -127,7 +120,8 @@ class Steps:
             LOSSES.idle = None
             if not self.undo:
                 self._install()
-        elif self.undo and not now and _is_stepping():
+        elif self.undo and not now and any(map(_running_steps, sys._current_frames().values())):
+            # A thread is inside an optimizer's step, where torch may be iterating over its step hooks.
             LOSSES.idle = functools.partial(self.update, now=True)  # called by the next backward
         elif self.undo:
             LOSSES.idle = LOSSES.last = None
@@ -145,7 +139,7 @@ class Steps:
             lambda: atexit.unregister(self.finish),
             optimizers.register_optimizer_step_pre_hook(self.before_step).remove,
             optimizers.register_optimizer_step_post_hook(self.after_step).remove,
-            wrap(Optimizer, "__init__", _construct),
+            wrap(Optimizer, "__init__", adopt),
             wrap(torch.autograd, "backward", LOSSES.backward),
             wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
             wrap(DistributedDataParallel, "__init__", _distribute),
@@ -164,8 +158,8 @@ class Steps:
             return None
         known = self.ownership.get(optimizer)
         if known is not None and any(loop.before is not None for loop in known.loops):
-            if _is_nested(optimizer):
-                return None  # gamma's gradient is prepared already
+            if sum(running is optimizer for running in _running_steps(sys._getframe())) > 1:
+                return None  # called by a subclass's ``super().step()``: gamma's gradient is prepared already
             self.recover(optimizer)  # the last step raised an error
         if known is None or known.seen != _describe(optimizer) or not all(o.holds(optimizer) for o in known.loops):
             first, known = known is None, _find_ownership(optimizer)
@@ -176,8 +170,6 @@ class Steps:
                 optimizer.register_state_dict_pre_hook(_recover)
                 optimizer.register_load_state_dict_pre_hook(_recover)
         loops = known.loops
-        if not loops:
-            return None
         for loop in loops:
             ace = loop.ace
             ace.forget_gradients()
@@ -185,7 +177,7 @@ class Steps:
             if ace.session.ranks is not None and ace.session.running is None:
                 ace.session.ranks.check_in(ace)
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
+        if closure is None or not loops:
             for loop in loops:
                 loop.begin(optimizer)
             return None
@@ -233,24 +225,14 @@ class Steps:
 
     def recover(self, optimizer: Optimizer) -> None:
         """Undo the changes that the loops made for a step, if this step raised an error."""
-        known = self.ownership.get(optimizer)
-        for loop in reversed(known.loops if known else ()):
-            loop.restore(optimizer)
+        if (known := self.ownership.get(optimizer)) is not None:
+            for loop in reversed(known.loops):
+                loop.restore(optimizer)
 
 
 def _recover(optimizer: Optimizer, state: Any = None) -> None:
     """Undo the changes of a failed step. This is a plain function so that optimizers with this hook can be pickled."""
     STEPS.recover(optimizer)
-
-
-def _is_nested(optimizer: Optimizer) -> bool:
-    """Return whether this step was called inside a step of the same optimizer, by a subclass's ``super().step()``."""
-    steps = 0
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        steps += frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer
-        frame = frame.f_back
-    return steps > 1
 
 
 def _describe(optimizer: Optimizer) -> tuple[int, ...]:
@@ -291,13 +273,14 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     return Ownership(_describe(optimizer), loops, bounded)
 
 
-def adopt(optimizer: Optimizer) -> None:
-    """Add ACE's parameters to a new optimizer that was built from only some of the model's parameters.
+def adopt(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    """Wrap ``Optimizer.__init__`` to add ACE's parameters if it gets only some of the model's parameters.
 
     Scripts build optimizers from named submodules (MACE) or from lists of parameters. Such an optimizer gets one more
-    parameter group at construction, before a scheduler sees it. If a later optimizer is built with gamma in it, the
-    group is removed again, unless a step has already given its parameters a state.
+    parameter group, before a scheduler sees it. If a later optimizer is built with gamma in it, the group is removed
+    again, unless a step has already given its parameters a state.
     """
+    init(optimizer, *args, **kwargs)
     places = _find_places(optimizer)
     for ace in _find_models(places):
         if id(ace.gamma) in places:
@@ -344,7 +327,10 @@ def _is_owned(parameter: Tensor) -> bool:
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Replace calls of a function by ``around(function, *args, **kwargs)``. Returns a function that undoes this."""
+    """Replace calls of a function by ``around(function, *args, **kwargs)``. Returns a function that undoes this.
+
+    If another library has wrapped ours meanwhile, both wrappers stay, and ours passes every call through.
+    """
     original = vars(owner)[name]
     function = original.__func__ if isinstance(original, classmethod) else original
     active = True
@@ -364,21 +350,14 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
     return undo
 
 
-def _is_stepping() -> bool:
-    """Return whether any thread is inside an optimizer's step, where torch may be iterating over its step hooks."""
-    frame: FrameType | None
-    others = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
-    for frame in (sys._getframe(1), *others):  # not this function's own frame: it would refer to itself
-        while frame is not None:
-            if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == optimizers.__file__:
-                return True
-            frame = frame.f_back
-    return False
-
-
-def _construct(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-    init(optimizer, *args, **kwargs)
-    adopt(optimizer)
+def _running_steps(frame: FrameType | None) -> list[Any]:
+    """Return the optimizers whose ``step`` is running, given the innermost frame of a thread."""
+    found = []
+    while frame is not None:
+        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == optimizers.__file__:
+            found.append(frame.f_locals.get("self"))
+        frame = frame.f_back
+    return found
 
 
 def _convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
@@ -387,10 +366,8 @@ def _convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any 
 
 
 def _distribute(init: Any, wrapper: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """Wrap ``DistributedDataParallel.__init__`` to hide ACE's buffers from it, and to set the model's ranks.
-
-    The wrapper broadcasts buffers before every forward pass, so a forward pass that only rank 0 makes would hang.
-    """
+    """Wrap ``DistributedDataParallel.__init__`` to hide ACE's buffers from it, and to set the model's ranks."""
+    # DDP broadcasts buffers before every forward pass, so a forward pass that only rank 0 makes would hang.
     aces = {name: inner for name, inner in module.named_modules() if isinstance(inner, Ace)}
     attribute = "_ddp_params_and_buffers_to_ignore"
     ignored = getattr(module, attribute, [])

@@ -69,8 +69,7 @@ class Patch(AbstractContextManager["Patch"]):
     """A patch in effect until its ``with`` block ends or ``undo()`` is called. Attached models stay attached."""
 
     def __init__(self, plugin: Plugin, config: Config) -> None:
-        self.plugin = plugin
-        self.config = config
+        self.plugin, self.config = plugin, config
 
     def undo(self) -> None:
         """End the patch: ACE is not attached to models that are constructed from now on."""
@@ -161,10 +160,8 @@ class Constructors:
             return
         cls = class_in(module, path)
         if cls is None:
-            raise AdapterError(
-                f"{patch.plugin}: the upstream's module {module.__name__} has no class {path.partition(':')[2]}; the "
-                "adapter does not support this version of the upstream"
-            )
+            missing = f"the upstream's module {module.__name__} has no class {path.partition(':')[2]}"
+            raise AdapterError(f"{patch.plugin}: {missing}; the adapter does not support this version of the upstream")
         if patch.config.shims:
             REPAIRS.apply(patch.plugin, patch.config.device)
         if not self.paths.get(cls):

@@ -25,10 +25,9 @@ class ImportHook:
     """An import finder that asks the other finders for a module, and makes its loader run the callbacks afterwards."""
 
     def __init__(self) -> None:
+        # The callbacks, each with the last part of a module's name ("net"), its name, and its file or "".
         self.watched: list[tuple[str, str, str, Callback]] = []
-        """The callbacks, each with the last part of a module's name ("net"), its name, and its file or ""."""
-        self.searching: set[str] = set()
-        """Modules that the other finders are searching for now. It prevents endless recursion if they import them."""
+        self.searching: set[str] = set()  # modules that the other finders search for, to prevent endless recursion
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -100,9 +99,8 @@ def find_imported(*, name: str = "", file: str = "") -> Iterator[ModuleType]:
             spec = getattr(module, "__spec__", None)
         except Exception:
             continue  # some libraries put objects that are not modules into sys.modules
-        if spec is None or getattr(spec, "_initializing", False):
-            continue  # not a module, or its code is still running
-        if (name and known == name) or (file and is_file(getattr(spec, "origin", None), file)):
+        fits = (name and known == name) or (file and is_file(getattr(spec, "origin", None), file))
+        if fits and spec is not None and not getattr(spec, "_initializing", False):  # a module whose code has run
             yield module
 
 
@@ -110,11 +108,11 @@ class StandIns:
     """Import finder and loader of stubs for missing modules. It is at the end of ``sys.meta_path``."""
 
     def __init__(self) -> None:
+        # Mapping from the files that identify an upstream to the stubs that this upstream may import.
         self.offered: dict[tuple[str, ...], Sequence[StandIn]] = {}
-        """Mapping from the files that identify an upstream to the stubs that this upstream may import."""
         self.active: set[str] = set()  # names of the stubs that were imported
+        # Called with the name of each module that no other finder has found, and the importing file.
         self.on_missing: Callable[[str, str], None] | None = None
-        """Function to call with the name of each module that no other finder has found, and the importing file."""
 
     def offer(self, stand_ins: Sequence[StandIn], files: tuple[str, ...]) -> None:
         """Let the upstream that has these files import these stubs and no others."""
@@ -143,8 +141,7 @@ class StandIns:
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        stand_in: StandIn = spec.loader_state
-        module = stand_in.make()
+        module: ModuleType = spec.loader_state.make()
         self.active.add(spec.name)
         return module
 

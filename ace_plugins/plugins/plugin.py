@@ -45,6 +45,7 @@ def _by_name(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 _is_command = _instance("click", "Command")
 _is_action = _instance("ace_plugins.symmetry.actions", "GroupAction")
+# Mapping from each adapter hook to a description of the expected result and a function that tests a result.
 EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_upstream": ("Upstream(title, models)", lambda value: isinstance(value, Upstream)),
     "ace_layers": ("a list of Site and Stem", _list_of(Site, Stem)),
@@ -57,7 +58,6 @@ EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ace_demo": ("a click.Command", _is_command),
     "ace_datasets": ("click commands by name, as {'nbody': command}", _by_name(_is_command)),
 }
-"""Mapping from each adapter hook to a description of the expected result and a function that tests a result."""
 OPTIONAL = ("ace_branch", "ace_script", "ace_group_action")  # hooks that may return None
 
 
@@ -65,12 +65,9 @@ OPTIONAL = ("ace_branch", "ace_script", "ace_group_action")  # hooks that may re
 class Requires:
     """A Python package that a plugin needs, and the version that is installed."""
 
-    requirement: str
-    """Name and version range, for example "torch>=2.5"."""
-    found: str | None
-    """Installed version; None if the distribution is not installed."""
-    upstream: bool = False
-    """True if this distribution is the upstream that the plugin patches."""
+    requirement: str  # name and version range, for example "torch>=2.5"
+    found: str | None  # installed version; None if the distribution is not installed
+    upstream: bool = False  # True if this distribution is the upstream that the plugin patches
 
     @property
     def met(self) -> bool:
@@ -85,17 +82,14 @@ class Plugin:
     """One plugin of the entry point group ``ace_plugins``."""
 
     name: str
-    target: str
-    """The entry point's value, for example "ace_segnn.plugin"."""
+    target: str  # the entry point's value, for example "ace_segnn.plugin"
     distribution: str
     version: str
     requires: tuple[Requires, ...] = ()
-    problem: str | None = None
-    """Reason why the plugin cannot be used, in one line; None if it can be used."""
-    upstream: Upstream | None = None
-    """Upstream that the adapter patches; None for an observer (a plugin that only receives events, like a logger)."""
+    problem: str | None = None  # reason why the plugin cannot be used, in one line; None if it can be used
+    upstream: Upstream | None = None  # None for an observer, a plugin that only receives events, like a logger
+    # Mapping from the names of hooks to the plugin's functions or `LazyHook` objects.
     implementations: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Mapping from the names of hooks to the plugin's functions or `LazyHook` objects."""
 
     @property
     def hooks(self) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,21 +12,15 @@ from typing import Any
 from ..errors import AceDeprecationWarning, ConfigError, one_of
 from .fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
 
-FIT = "fit"
-"""Name of the default preset: the paced loop in mode auto, with the adapter's own changes."""
-NONE = "none"
-"""The value of ``preset`` that selects no preset, and of ``log`` that selects no logger."""
-LOGGERS = ("tensorboard", "wandb", "trackio")
-"""Values of `Config.log`. Each is also the name of a package, and of the extra that installs this package."""
-UNBOUNDED = (
+FIT = "fit"  # name of the default preset: the paced loop in mode auto, with the adapter's own changes
+NONE = "none"  # the value of ``preset`` that selects no preset, and of ``log`` that selects no logger
+LOGGERS = ("tensorboard", "wandb", "trackio")  # each is also the name of a package, and of the extra that installs it
+UNBOUNDED = (  # text of a warning about branches that are deployed without a bound
     "the branches stay in the deployed model and nothing bounds them, so a branch can grow while its gamma shrinks: "
     "gamma and u do not measure the distance from equivariance, and no bound on the equivariance error holds"
 )
-"""Text of a warning about branches that are deployed without a bound."""
-FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}
-"""Mapping from former names of the loops, which are accepted with a warning, to their current names."""
-LEVEL = 0.001
-"""Level of the test in mode auto. It is strict because samples that return in every epoch are not independent."""
+FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}  # former names of the loops are accepted with a warning
+LEVEL = 0.001  # of the test in mode auto; strict, because samples that return in every epoch are not independent
 RATE = Multiple()
 PRICE = Multiple(positive=True)
 BUDGET = BudgetKind()
@@ -226,20 +219,10 @@ class Config:
         by_default = 0.75 if self.mode == "auto" else 0.25
         return by_default if self.horizon == "auto" else float(self.horizon)
 
-    def latest(self, epoch_steps: int | None) -> float:
-        """Return the last step at which gamma may reach its target, given ``epoch_steps``, the steps per epoch."""
-        if self.horizon != "auto" or self.mode != "strict" or epoch_steps is None:
-            return math.inf
-        return max(100 * epoch_steps, 1000)  # after more epochs the model would overfit with its branches
-
     @property
     def gamma_unit(self) -> float:
         """Unit in which gamma is measured: its initial |value| in strict mode of the paced loop, otherwise 1."""
         return (abs(self.gamma_start) or 1.0) if self.mode == "strict" and self.loop == "paced" else 1.0
-
-    def price(self, gradient: Any) -> Any:
-        """Return rho, given the size of the loss's gradient at gamma (a float or a tensor)."""
-        return PRICE.times(self.rho, gradient)
 
     def dual_rate(self, primal: Any) -> Any:
         """Return lambda's learning rate, given that of gamma's parameter group (``primal``, a float or a tensor)."""
@@ -253,7 +236,6 @@ class Config:
 
 SETTINGS = {field.name: field for field in dataclasses.fields(Config)}
 PAPER_ONLY = frozenset(name for name, field in SETTINGS.items() if field.metadata["paper_only"])
-"""Names of the settings that only the paper's loop uses."""
 KINDS: dict[str, Kind] = {name: field.metadata["kind"] for name, field in SETTINGS.items()}
 
 

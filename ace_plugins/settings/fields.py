@@ -9,8 +9,7 @@ from typing import Any
 
 from ..errors import one_of
 
-LARGEST = 1e30
-"""Largest absolute value that a setting may have. It fits float32, the dtype of gamma and the duals in most models."""
+LARGEST = 1e30  # largest absolute value of a setting; it fits float32, the dtype of gamma and the duals in most models
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 

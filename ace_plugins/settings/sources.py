@@ -10,12 +10,9 @@ from ..errors import AdapterError, ConfigError
 from .config import FIT, KINDS, SETTINGS, Config, build, find_preset
 from .toml_file import SettingsFile
 
-HOME = ".ace"
-"""Folder for the files that runs write."""
-RUNS = f"{HOME}/runs"
-"""Folder for traces, unless the variable ACE_RUNS names another folder."""
-OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIFT")
-"""Environment variables of ace-plugins that are not settings."""
+HOME = ".ace"  # folder for the files that runs write
+RUNS = f"{HOME}/runs"  # folder for traces, unless the variable ACE_RUNS names another folder
+OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIFT")  # variables that are not settings
 
 
 def variable(setting: str) -> str:

@@ -43,8 +43,7 @@ class SettingsFile:
     path: Path
     text: str
     adapter: str
-    settings: Mapping[str, Any]
-    """Settings in the file: ``preset`` and fields of `Config`."""
+    settings: Mapping[str, Any]  # settings in the file: ``preset`` and fields of `Config`
 
     def where(self, key: str) -> str:
         """Return the file's name and the line number of a top-level key or table; line 1 if there is none."""

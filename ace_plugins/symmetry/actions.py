@@ -173,8 +173,7 @@ def _o3() -> Any:
 def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
     """Return e3nn's Wigner matrices D_l [..., 2l+1, 2l+1] of rotations R [..., 3, 3], in float64 for l = 0..highest.
 
-    e3nn's own D_from_matrix has about six accurate digits, which is too few to measure a float64 model. Here D_l is
-    computed from D_{l-1} and D_1 = R with e3nn's 3j symbols, which are accurate to float64.
+    e3nn's own D_from_matrix has six accurate digits. Here D_l is computed from D_{l-1} and D_1 = R with 3j symbols.
     """
     matrices = [torch.ones_like(rotation[..., :1, :1]), rotation]
     for degree in range(2, highest + 1):
@@ -321,13 +320,9 @@ class GroupAction:
         return judged or found
 
     def _tensors_with_action(self, output: Any) -> dict[str, Tensor]:
-        found = {}
+        found: dict[str, Tensor] = {}  # without optional outputs that the model leaves out
         for path, _ in self._output_paths(output):
-            value: Any = {"output": output}
-            for step in path.split("."):
-                value = None if value is None else get_part(value, step, path)
-            if value is not None:  # the model may leave out an optional output
-                found[path] = value
+            _change_at({"output": output}, path.split("."), partial(found.setdefault, path), path)
         return found
 
     def mean(self, outputs: Sequence[Any]) -> Any:

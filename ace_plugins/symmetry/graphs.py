@@ -82,14 +82,10 @@ def _value_at(given: Mapping[str, Any], path: str) -> Any:
 class Rows:
     """The graph number of every row of a batch."""
 
-    nodes: Tensor
-    """Graph number of every node."""
-    others: Mapping[str, Tensor]
-    """Graph number of every row of the inputs with rows other than nodes, by the path of the input."""
-    dense: bool = False
-    """True if every node is a graph: the first dimension of all tensors counts the graphs."""
-    repeated: bool = False
-    """See `Graphs.repeated`."""
+    nodes: Tensor  # graph number of every node
+    others: Mapping[str, Tensor]  # graph number of every row of the inputs with other rows than nodes, by their paths
+    dense: bool = False  # True if every node is a graph: the first dimension of all tensors counts the graphs
+    repeated: bool = False  # see `Graphs.repeated`
 
     def find(self, count: int) -> Tensor | None:
         """Return the graph number of each row of a tensor with ``count`` rows; None if it is unknown."""

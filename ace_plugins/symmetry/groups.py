@@ -61,9 +61,8 @@ class Rigid:
             raise AdapterError(f"element: expected float64 on the CPU, [d, d] and [d] with d = 2 or 3, found {found}")
         excess = float((self.matrix @ self.matrix.T - _unit(self.dimension)).abs().max())
         if not excess < 1e-6:  # this form also refuses nan
-            raise AdapterError(
-                f"element: expected an orthogonal matrix M, found M M^T - I with entries up to {excess:.1e}"
-            )
+            found = f"M M^T - I with entries up to {excess:.1e}"
+            raise AdapterError(f"element: expected an orthogonal matrix M, found {found}")
 
     @property
     def dimension(self) -> int:

@@ -24,51 +24,38 @@ from .groups import Element, Euclidean, Rigid
 from .measure import as_call, as_double, evaluate, forward_names, preserve_state
 from .parts import iterate_tensors
 
-ROWS = 256
-"""Largest number of rows of a tensor that are compared. It limits the size of the Gram matrix, rows x rows."""
-SHIFTS = 2
-"""Number of random translations that are tried, for groups with translations."""
-GROWTH = 100.0
-"""Largest ratio of the error of a layer's output to that of its input that counts as rounding."""
-ROUNDING = 1e-14
-"""Smallest error of a layer's input that is assumed; smaller errors are replaced by this value."""
-NOISE = 1e-15
-"""Rounding error in float64, relative to the norm of a layer's inputs and outputs."""
+ROWS = 256  # largest number of rows of a tensor that are compared, to limit the size of the Gram matrix
+SHIFTS = 2  # number of random translations that are tried, for groups with translations
+GROWTH = 100.0  # largest ratio of the error of a layer's output to that of its input that counts as rounding
+ROUNDING = 1e-14  # smallest error of a layer's input that is assumed; smaller errors are replaced by this value
+NOISE = 1e-15  # rounding error in float64, relative to the norm of a layer's inputs and outputs
 BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
+# Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64.
 Tensors = list[tuple[Tensor, Action | None]]
-"""Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64."""
-Change = tuple[float | None, str]
-"""The relative error of tensors, None if they could not be compared, and their behaviour."""
+Change = tuple[float | None, str]  # relative error of tensors, None if they could not be compared, and their behaviour
 
 
 class Features(NamedTuple):
     """The tensors of a submodule with a known action, each as the action and a function that returns the tensor."""
 
+    # inputs; the function gets the args and kwargs of a call
     reads: list[tuple[Action, Callable[[tuple[Any, ...], Mapping[str, Any]], Any]]]
-    """Inputs; the function gets the args and kwargs of a call."""
-    gives: list[tuple[Action, Callable[[Any], Any]]]
-    """Outputs; the function gets the output of a call."""
+    gives: list[tuple[Action, Callable[[Any], Any]]]  # outputs; the function gets the output of a call
 
 
 @dataclass(frozen=True)
 class LayerSymmetry:
     """Result for one call of a submodule, over all group elements that were tried."""
 
-    name: str
-    """Dotted path of the submodule, with ``#2`` for its second call in a forward pass; "" is the model itself."""
-    kind: str
-    """Class of the submodule."""
+    name: str  # dotted path of the submodule, with ``#2`` for its second call in a forward pass; "" is the model itself
+    kind: str  # class of the submodule
+    # How the output changes: "invariant" (not at all), "turns" (all rows by one orthogonal matrix, or by the site's
+    # known action), "shifts" (all rows by one vector), "changes" (in another way) or "unknown".
     behaviour: str
-    """How the output changes: "invariant" (not at all), "turns" (all rows by one orthogonal matrix, or by the site's
-    known action), "shifts" (all rows by one vector), "changes" (in another way) or "unknown"."""
-    before: float | None
-    """Largest relative error of the inputs; None if they could not be compared."""
-    after: float | None
-    """Largest relative error of the outputs; None if they could not be compared."""
-    known: bool
-    """True if the action on the output is known. Otherwise the result is derived from the Gram matrix only."""
-    begins: bool
-    """True if an error starts here: the outputs' error is far above the inputs'. This holds for no submodule inside."""
+    before: float | None  # largest relative error of the inputs; None if they could not be compared
+    after: float | None  # largest relative error of the outputs; None if they could not be compared
+    known: bool  # True if the action on the output is known, False if only the Gram matrix was compared
+    begins: bool  # True if an error starts here: it is far larger in the outputs, and in no submodule inside
 
 
 @dataclass
@@ -216,7 +203,7 @@ def _summarise(visits: Sequence[_Visit], floor: float) -> list[LayerSymmetry]:
     """Return the result of each call, and find the innermost calls in which an error begins."""
     calls: Counter[str] = Counter()
     layers: list[LayerSymmetry] = []
-    outer: set[int | None] = set()
+    outer: set[int] = set()
     for visit in visits:
         (before, _), (after, behaviour) = _worst(visit.before), _worst(visit.after)
         begins = before is not None and after is not None and after > max(floor, GROWTH * max(before, ROUNDING))
