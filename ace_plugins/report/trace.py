@@ -128,7 +128,7 @@ class SavedRun:
 
     @property
     def adapter(self) -> str:
-        return str(self.about["adapter"])
+        return str(self.about.get("adapter", ""))
 
     @property
     def title(self) -> str:
