@@ -196,7 +196,7 @@ def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
         ("seed", str(about.get("seed", ""))),
         ("settings", "; ".join(settings)),
         ("upstream", about.get("upstream", "")),
-        ("versions", ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())),
+        ("versions", ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items() if version)),
         ("trace", f"{len(run.lines):,} lines, up to step {run.length:,}"),
     ]
 
