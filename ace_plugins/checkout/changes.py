@@ -18,6 +18,13 @@ class Change:
     before: bytes | None  # old content; None if the file must not exist yet
     after: bytes | None  # new content; None to remove the file
 
+    def check(self) -> None:
+        """Raise an AceError if the file has changed since it was read, or is read-only (also if the user is root)."""
+        if read_content(self.path) != self.before:
+            raise AceError(f"{self.path} has changed since it was read; run the command again")
+        if self.before not in (None, self.after) and not self.path.stat().st_mode & 0o222:
+            raise AceError(f"{self.path} is read-only; make it writable or work on a copy")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -40,7 +47,7 @@ class Plan:
         begun: list[Change] = []
         try:
             for change in self.changes:
-                _check(change)
+                change.check()
             for change in self.changed:
                 begun.append(change)  # before the write, in case an interrupt follows it
                 _write(change.path, change.after)
@@ -54,13 +61,12 @@ class Plan:
 
     def diff(self) -> str:
         """Return the changes as a unified diff, with paths relative to the checkout."""
-        text = ""
+        lines: list[str] = []
         for change in self.changed:
             old = "/dev/null" if change.before is None else f"a/{self.name(change)}"
             new = "/dev/null" if change.after is None else f"b/{self.name(change)}"
-            for line in difflib.unified_diff(_lines(change.before), _lines(change.after), old, new):
-                text += line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-        return text
+            lines += difflib.unified_diff(_lines(change.before), _lines(change.after), old, new)
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def read_content(path: Path) -> bytes | None:
@@ -71,14 +77,6 @@ def read_content(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise AceError(f"{path} cannot be read, {error.strerror}; expected a file") from error
-
-
-def _check(change: Change) -> None:
-    """Raise an AceError if the file has changed since it was read, or is read-only (also if the user is root)."""
-    if read_content(change.path) != change.before:
-        raise AceError(f"{change.path} has changed since it was read; run the command again")
-    if change.before not in (None, change.after) and not change.path.stat().st_mode & 0o222:
-        raise AceError(f"{change.path} is read-only; make it writable or work on a copy")
 
 
 def _write(path: Path, content: bytes | None) -> None:

@@ -26,16 +26,12 @@ class Layout:
     tried: bool  # True if the adapter was tested on that commit
     differences: tuple[str, ...]  # one line for each part that the adapter expects and the folder lacks
 
-    @property
-    def fits(self) -> bool:
-        return not self.differences
-
     def __str__(self) -> str:
         at = f"at commit {self.commit[:7]}" if self.commit else "without a git commit"
-        if self.tried and self.fits:
+        if self.tried and not self.differences:
             return at
         new = ", which the adapter was not tested on" if self.commit and not self.tried else ""
-        return f"{at}{new}: the layout is {'' if self.fits else 'not '}the expected one"
+        return f"{at}{new}: the layout is {'not ' if self.differences else ''}the expected one"
 
 
 def read_layout(root: Path, checkout: Checkout) -> Layout:
@@ -121,12 +117,11 @@ def _accepts(have: Any, wanted: Any) -> bool:
     """Return whether a class has all wanted bases, or a function accepts every call that the wanted one accepts."""
     if isinstance(wanted, tuple):
         return set(wanted) <= set(have)
-    first = [arg.arg for arg in wanted.args]
-    known = {arg.arg for arg in (*have.args, *have.kwonlyargs)}
+    first, positional, keyword = ([arg.arg for arg in args] for args in (wanted.args, have.args, have.kwonlyargs))
     return (
         not have.posonlyargs
-        and [arg.arg for arg in have.args][: len(first)] == first
-        and (have.kwarg is not None or all(arg.arg in known for arg in wanted.kwonlyargs))
+        and positional[: len(first)] == first
+        and (have.kwarg is not None or {arg.arg for arg in wanted.kwonlyargs} <= {*positional, *keyword})
         and _required(have) <= _required(wanted)
     )
 

@@ -21,6 +21,8 @@ from .changes import Change, Plan, read_content
 from .layout import Layout, fits, read_layout
 from .marking import is_marked, mark, unmark
 
+SEPARATE = (NAME, ".git", "pyvenv.cfg", "conda-meta")  # a folder with one of these is a checkout or an environment
+
 
 @dataclass(frozen=True)
 class PatchPlan(Plan):
@@ -36,8 +38,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
     root = check_folder(root)
     checkout = require_checkout(plugin)
     for name in (NAME, *checkout.scripts):
-        outside = find_target_outside(root, root / name)
-        if outside is not None:
+        if outside := find_target_outside(root, root / name):
             where = f"{str(outside)!r}, outside of the checkout {root}"
             raise CheckoutError(f"{name} is a link to {where}; nothing was changed; replace the link by a copy")
     before = read_content(root / NAME)
@@ -53,7 +54,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
     else:
         file = update(file, settings, checkout.scripts[0], plugin.presets)
     found = read_layout(root, checkout)
-    if not found.fits:
+    if found.differences:
         near = _find_nearby(root, checkout)
         hint = f"did you mean {str(near)!r}?" if near else "give the folder of the clone. Nothing was changed"
         expected = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
@@ -69,16 +70,13 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
 def plan_revert(root: Path, *, purge: bool = False) -> Plan:
     """Plan to remove the marked lines and ``ace.toml``. An edited ``ace.toml`` is removed only with ``purge``."""
     root = check_folder(root)
-    changes, kept = [], []
-    for path in _find_scripts(root):
-        source = read_content(path) or b""
-        if is_marked(source):
-            changes.append(Change(path, source, unmark(source)))
+    kept = []
+    sources = ((path, read_content(path) or b"") for path in _find_scripts(root))
+    changes = [Change(path, source, unmark(source)) for path, source in sources if is_marked(source)]
     content = read_content(root / NAME)
     if content is not None:
         text = content.decode("utf-8-sig", "replace")
-        outside = find_target_outside(root, root / NAME)
-        if outside is not None:
+        if outside := find_target_outside(root, root / NAME):
             kept.append(f"{NAME}: it is a link that leads out of the checkout, to {str(outside)!r}")
         elif is_as_written(text) or (purge and is_ours(text)):
             changes.append(Change(root / NAME, content, None))
@@ -130,18 +128,17 @@ class State:
 
 def read_state(root: Path) -> State:
     """Find the adapter of a checkout, and return the state of the checkout."""
-    root = check_folder(root)
-    problems = find_misspelt(os.environ)
+    root, problems = check_folder(root), find_misspelt(os.environ)
     settings, config, variables = None, None, {}
     exists = (root / NAME).is_file()
     with _collect(problems):
         settings = read(root / NAME) if exists else None
     plugin = registry().adapter(settings.adapter) if settings else _find_adapter(root)
-    checkout = require_checkout(plugin)
     with _collect(problems):
         config = None if settings is None else plugin.resolve(file=settings).config
     with _collect(problems):
         variables = {variable(name): os.environ[variable(name)] for name in read_environment(os.environ)}
+    checkout = require_checkout(plugin)
     scripts = {script: _read_script_state(root / script) for script in checkout.scripts}
     if "patched" in scripts.values() and not exists:
         do = f"'ace-patch {plugin.name}' writes it again, 'ace-patch revert' removes the marked lines"
@@ -225,11 +222,7 @@ def _find_scripts(root: Path) -> Iterator[Path]:
     """Yield the Python files of a checkout. Skip hidden folders, environments, nested checkouts and links."""
     for where, folders, files in os.walk(root):
         here = Path(where)
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and not _is_separate(here / name))
+        own = [name for name in folders if not name.startswith(".") and name != "site-packages"]
+        folders[:] = sorted(name for name in own if not any((here / name / each).exists() for each in SEPARATE))
         paths = [here / file for file in sorted(files) if file.endswith(".py")]
         yield from (path for path in paths if path.is_file() and find_target_outside(root, path) is None)
-
-
-def _is_separate(path: Path) -> bool:
-    signs = (NAME, ".git", "pyvenv.cfg", "conda-meta")
-    return path.name == "site-packages" or any((path / each).exists() for each in signs)

@@ -150,9 +150,8 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, as_json: bool) 
     read = [read_run(folder) for folder in dict.fromkeys(folders)]
     read += [read_run(trace, label) for found in comparisons for label, trace in found.traces().items()]
     if as_json:
-        print_json(
-            {"comparisons": [each.to_dict() for each in comparisons], "runs": [describe_run(run) for run in read]}
-        )
+        described = [describe_run(run) for run in read]
+        print_json({"comparisons": [each.to_dict() for each in comparisons], "runs": described})
     if text:
         for found in comparisons:
             print_comparison(found)

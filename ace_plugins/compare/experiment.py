@@ -144,12 +144,10 @@ def read_experiments(path: Path, scale: float = 1.0) -> list[Experiment]:
 
 
 def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> list[Experiment]:
-    for key in table:
-        if key not in KEYS:
-            raise AceError(one_of("key", key, KEYS))
-    for key in ("adapter", "command", "runs"):
-        if key not in table:
-            raise AceError(f"the key {key!r} is missing; found {', '.join(table)}")
+    if unknown := [key for key in table if key not in KEYS]:
+        raise AceError(one_of("key", unknown[0], KEYS))
+    if missing := [key for key in ("adapter", "command", "runs") if key not in table]:
+        raise AceError(f"the key {missing[0]!r} is missing; found {', '.join(table)}")
     command = str(table["command"]).replace("{here}", shlex.quote(str(folder)))
     if ("{epochs}" in command) != ("epochs" in table):
         raise AceError("expected the key epochs and {epochs} in the command, or neither of them; found only one")
@@ -163,26 +161,20 @@ def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> 
     if len(vary) > 1 or not all(isinstance(values, list) and values for values in vary.values()):
         raise AceError(f"vary: expected one placeholder with its values, as samples = [1000, 3000], found {vary}")
     name, values = next(iter(vary.items()), ("", [None]))
-    place = f"{{{name}}}"
-    if name and place not in command:
+    place = f"{{{name}}}" if name else ""
+    if place not in command:
         raise AceError(f"vary: expected {place} in the command")
     try:
         metrics = tuple(Metric(name=key, **fields) for key, fields in table.get("metrics", {}).items())
     except TypeError as error:
         raise AceError(f"metrics: {error}; expected the key 'pattern', and optionally 'curve' and 'higher'") from None
-    runs, seeds = parse_runs(table["runs"]), parse_seeds(str(table.get("seeds", 3)))
+    runs, seeds, paper = parse_runs(table["runs"]), parse_seeds(str(table.get("seeds", 3))), table.get("paper", {})
     about = {key: table[key] for key in ("title", "needs", "hours") if key in table}
-    paper = table.get("paper", {})
     by_value = any(isinstance(results, dict) for results in paper.values())
-    return [
-        Experiment(
-            str(table["adapter"]),
-            tuple(shlex.split(command.replace(place, str(value)) if name else command)),
-            runs,
-            seeds,
-            metrics,
-            about | {"paper": paper.get(str(value), {}) if by_value else paper},
-            name and f"{name} {value}",
-        )
-        for value in values
-    ]
+    experiments = []
+    for value in values:
+        words = tuple(shlex.split(command.replace(place, str(value)) if name else command))
+        described = about | {"paper": paper.get(str(value), {}) if by_value else paper}
+        label = name and f"{name} {value}"
+        experiments.append(Experiment(str(table["adapter"]), words, runs, seeds, metrics, described, label))
+    return experiments

@@ -50,11 +50,10 @@ class ComparisonResult:
     @property
     def sentences(self) -> list[str]:
         """The conclusions in words, one sentence per run."""
-        sentences = [difference.sentence() + "." for difference in self.differences]
         total = len(self.comparison.trials)
-        if missing := total - len(self.results):
-            sentences.append(f"{missing} of {total} runs have no result: they failed or have not finished.")
-        return sentences
+        missing = total - len(self.results)
+        failed = [f"{missing} of {total} runs have no result: they failed or have not finished."] if missing else []
+        return [*(f"{difference.sentence()}." for difference in self.differences), *failed]
 
     def traces(self) -> dict[str, Path]:
         """Return a mapping from trial names to trace folders, with one trial of each run: the first with a trace."""
@@ -145,13 +144,12 @@ def print_comparison(result: ComparisonResult) -> None:
 def render_comparison(result: ComparisonResult) -> Markup:
     """Render a comparison as a section of the HTML report."""
     comparison = result.comparison
-    properties = {
-        "adapter": comparison.adapter,
-        "command": shlex.join(comparison.words),
-        "seeds": ", ".join(map(str, comparison.seeds)),
-    }
-    for name, settings in comparison.runs.items():
-        properties[f"run {name}"] = "; ".join(f"{key} = {value}" for key, value in settings.items())
+    properties = [
+        ("adapter", comparison.adapter),
+        ("command", shlex.join(comparison.words)),
+        ("seeds", ", ".join(map(str, comparison.seeds))),
+        *((f"run {n}", "; ".join(f"{key} = {v}" for key, v in s.items())) for n, s in comparison.runs.items()),
+    ]
     return render_template(
         Path(__file__).parent / "templates" / "comparison.html",
         heading=f"{comparison.adapter}: {', '.join(comparison.runs)}",
@@ -160,7 +158,7 @@ def render_comparison(result: ComparisonResult) -> Markup:
         table=result.table(by_seed=True) if result.rows else None,
         caption=result.caption,
         charts=_draw_charts(result),
-        properties=properties.items(),
+        properties=properties,
     )
 
 

@@ -64,8 +64,7 @@ class Contents:
 
     def data_state(self) -> list[tuple[str, int, int]]:
         """Return name, size and modification time of every linked file."""
-        stats = [(name, os.stat(self.root / name)) for name in self.linked]
-        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+        return [(name, (stat := os.stat(self.root / name)).st_size, stat.st_mtime_ns) for name in self.linked]
 
     def lay_out(self, target: Path) -> None:
         """Create the folder of a trial, with copies of the code and links to the data."""
@@ -183,7 +182,7 @@ class Store:
         return results
 
     def save(self, trial: Trial, result: TrialResult) -> None:
-        _write(self.trial_folder(trial) / RESULT, vars(result))
+        publish(self.trial_folder(trial) / RESULT, json.dumps(vars(result), indent=1).encode())
 
     def describe(self, threads: int) -> int:
         """Write the description of the comparison, and return the number of threads of each trial.
@@ -201,12 +200,8 @@ class Store:
             "metrics": [{"name": metric.name, "higher": metric.higher} for metric in self.comparison.metrics],
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        _write(self.folder / DESCRIPTION, described)
+        publish(self.folder / DESCRIPTION, json.dumps(described, indent=1).encode())
         return int(described["threads"])
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    publish(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def plan_comparison(experiment: Experiment) -> Comparison:
@@ -245,7 +240,7 @@ def _find_root(plugin: Plugin, words: Sequence[str]) -> tuple[Path, str]:
     if script is not None and not script.is_file():
         raise AceError(f"no script {name!r} in {here}: give its path relative to this folder")
     root = find_checkout(plugin, words) or here
-    if script is not None and root not in script.parents:
+    if script and root not in script.parents:
         raise AceError(f"{name} is not in {root}: expected a script below the current folder")
     if root != here and root not in here.parents:
         raise AceError(f"{here} is outside the checkout {root}: call the command from inside the checkout")

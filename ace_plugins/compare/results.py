@@ -136,10 +136,9 @@ class Progress:
         if isinstance(self.display, Live):
             self.display.update(self.draw())
         elif event.reader is None:
-            text = event.failed
-            if event.result is not None:
-                value = f"{event.result.metrics[self.metric]:.4g}"
-                text = f"{self.metric} {value} after {format_duration(event.result.seconds)}"
+            text, result = event.failed, event.result
+            if result is not None:
+                text = f"{self.metric} {result.metrics[self.metric]:.4g} after {format_duration(result.seconds)}"
             say(f"{event.trial}: {text} ({self.summary()})", anyway=True)
 
     def share(self, trial: Trial) -> float:
@@ -175,10 +174,8 @@ class Progress:
     def _cell(self, trial: Trial) -> str:
         if trial in self.done:
             return f"[bold]{self.done[trial].metrics[self.metric]:.4g}[/]"
-        if trial in self.failed:
-            return "[red]failed[/]"
         if trial not in self.running:
-            return ""
+            return "[red]failed[/]" if trial in self.failed else ""
         values, share = self.running[trial].values, self.share(trial)
         so_far = f"{values[self.metric]:.4g} " if self.metric in values else ""
         return so_far + (f"{100 * share:.0f} %" if share else "...")

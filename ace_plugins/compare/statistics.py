@@ -66,8 +66,8 @@ class Difference:
         return sum(change < 0 for change in self.changes)
 
     def to_dict(self) -> dict[str, Any]:
-        changes = {"changes": list(self.changes), "low": self.low, "high": self.high}
-        return {"run": self.run, "to": self.base, **changes, "mean": self.mean, "better": self.better}
+        found = {"run": self.run, "to": self.base, "changes": list(self.changes), "low": self.low, "high": self.high}
+        return found | {"mean": self.mean, "better": self.better}
 
     def sentence(self) -> str:
         """Describe the difference without claiming more than the seeds show."""
@@ -118,8 +118,7 @@ def summarise(results: Sequence[TrialResult], runs: Sequence[str], metrics: Sequ
 
 
 def _over(average: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return average(known) if known else None
+    return average(known) if (known := [value for value in values if value is not None]) else None
 
 
 def compare_runs(rows: Sequence[Row], base: str, metric: Metric) -> list[Difference]:

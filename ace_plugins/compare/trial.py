@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 
 from ..contract.upstreams import Metric
@@ -72,11 +73,8 @@ class Task:
         kept = {name: value for name, value in os.environ.items() if name not in VARIABLES and name != SHIFT}
         kept |= {"OMP_NUM_THREADS": str(self.threads), "PYTHONUNBUFFERED": "1", "ACE_RUNS": str(traces)}
         kept |= {variable(name): str(value) for name, value in self.comparison.runs[self.trial.run].items()}
-        if (shift := self.comparison.seed_shift(self.trial)) is not None:
-            kept[SHIFT] = str(shift)
-        if device is not None:
-            kept["CUDA_VISIBLE_DEVICES"] = device
-        return kept
+        more = {SHIFT: self.comparison.seed_shift(self.trial), "CUDA_VISIBLE_DEVICES": device}
+        return kept | {name: str(value) for name, value in more.items() if value is not None}
 
 
 def perform(
@@ -96,8 +94,7 @@ def perform(
         shutil.rmtree(old, ignore_errors=True)
     work, log = folder / f"work-{os.getpid()}-{time.time_ns():x}", folder / LOG
     lay_out(work)
-    reader = MetricReader(task.comparison.metrics)
-    began = time.monotonic()
+    reader, began = MetricReader(task.comparison.metrics), time.monotonic()
     script = task.comparison.command(task.trial)
     process = subprocess.Popen(
         [sys.executable, "-m", "ace_plugins", "run", task.comparison.adapter, "--", *script],
@@ -131,11 +128,10 @@ def perform(
             last = f"the last line of {log} is {reader.last_lines[-1]!r}" if reader.last_lines else f"{log} is empty"
             raise AceError(f"no line matches {metric.pattern!r} of metric {metric.name!r}; {last}")
     curves = {name: points for name, points in reader.curves.items() if points}
-    traces = [read_trace(path.parent) for path in sorted((work / "ace-runs").glob(f"*/{LINES}"))]
-    errors = [line["error"]["relative"] for trace in traces for line in trace if "error" in line]
+    folders = sorted(path.parent for path in (work / "ace-runs").glob(f"*/{LINES}"))
+    errors = [line["error"]["relative"] for folder in folders for line in read_trace(folder) if "error" in line]
     seconds = round(time.monotonic() - began, 3)
-    error = errors[-1] if errors else None
-    return TrialResult(task.trial.run, task.trial.seed, reader.values, curves, seconds, error)
+    return TrialResult(task.trial.run, task.trial.seed, reader.values, curves, seconds, (errors or [None])[-1])
 
 
 @dataclass
@@ -175,9 +171,8 @@ def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]
     """Run tasks on this machine, ``jobs`` at a time, and yield their events. Closing the generator stops the tasks."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # devices, one for each simultaneous trial
-    devices = list_devices() or (None,)
-    for number in range(jobs):
-        free.put(devices[number % len(devices)])
+    for device in islice(cycle(list_devices() or (None,)), jobs):
+        free.put(device)
     processes: set[subprocess.Popen[str]] = set()
     stopped = threading.Event()
 

@@ -118,9 +118,9 @@ def draw_lines(
     labels = [shorten_name(each.name) for each in series]
     if len(series) == 1:
         labels = [format_number(ends[0][1], 3)]
-    right = max(50.0, AWAY + 6 + LETTER * max(map(len, labels), default=0))
-    first = min((each.points[0][0] for each in series), default=0.0)
-    last = max((step for each in series for step, _ in each.points), default=1.0)
+    right = max(50.0, AWAY + 6 + LETTER * max(map(len, labels)))
+    first = min(each.points[0][0] for each in series)
+    last = max(step for each in series for step, _ in each.points)
     x = Scale(find_axis_start(first, last), max(last, first + 1), LEFT, WIDTH - right)
     y = fit_scale(values, HEIGHT - BOTTOM, TOP, zero=zero)
     parts = []
@@ -209,12 +209,11 @@ def draw_heat_map(title: str, names: Sequence[str], steps: Sequence[int], values
     left = 8 + LETTER * max(map(len, labels))
     paths: dict[str, list[str]] = {}
     for place, row in enumerate(rows):
-        shades = [_find_shade(value, most) for value in row]
         begun = 0
-        for end in range(1, COLUMNS + 1):
-            if end == COLUMNS or shades[end] != shades[begun]:  # neighbours of one shade form a rectangle
-                paths.setdefault(shades[begun], []).append(f"M{begun} {place}h{end - begun}v1h{begun - end}z")
-                begun = end
+        for shade, neighbours in groupby(_find_shade(value, most) for value in row):  # each group is a rectangle
+            width = len(list(neighbours))
+            paths.setdefault(shade, []).append(f"M{begun} {place}h{width}v1h{-width}z")
+            begun += width
     cells = "".join(f'<path class="{shade}" d="{"".join(moves)}"/>' for shade, moves in sorted(paths.items()))
     size = f"translate({left:.1f} {top:g}) scale({(WIDTH - left - 8) / COLUMNS:.4f} {high:.3f})"
     parts = [f'<g class="heat" transform="{size}">{cells}</g>']
@@ -240,8 +239,7 @@ def _draw_legend(signed: bool, most: float) -> str:
     high = format_number(most, 3)
     end = WIDTH - 8 - LETTER * len(high) - 6
     start = end - 8 * len(shades)
-    boxes = "".join(
-        f'<rect class="{shade}" x="{start + 8 * k:.1f}" y="6" width="8" height="9"/>' for k, shade in enumerate(shades)
-    )
+    places = enumerate(shades)
+    boxes = (f'<rect class="{kind}" x="{start + 8 * k:.1f}" y="6" width="8" height="9"/>' for k, kind in places)
     low = _text(start - 5, 14.5, format_number(-most, 3) if signed else "0", "left")
-    return f'{low}<g class="heat">{boxes}</g>{_text(end + 5, 14.5, high)}'
+    return f'{low}<g class="heat">{"".join(boxes)}</g>{_text(end + 5, 14.5, high)}'

@@ -48,7 +48,7 @@ class TensorBoardLogger:
 
 class _TrackerLogger:
     def __init__(self, record: Record) -> None:
-        self.record = record
+        self.config = dataclasses.asdict(record.config)
         self.library: Any = import_module(record.config.log)
         self.own: Any = None  # the run that this logger has started, if any
         self.defined: Any = None  # wandb: the run in which ACE's step metric is defined
@@ -63,9 +63,7 @@ class WandbLogger(_TrackerLogger):
             folder.mkdir(parents=True, exist_ok=True)
             hide_from_git(folder)
             project = os.environ.get("WANDB_PROJECT", PROJECT)
-            self.own = self.library.init(
-                project=project, dir=str(folder), config=dataclasses.asdict(self.record.config)
-            )
+            self.own = self.library.init(project=project, dir=str(folder), config=self.config)
         run = self.library.run
         if run is not self.defined:
             run.define_metric("ace/*", step_metric="ace/step")
@@ -88,9 +86,8 @@ class TrackioLogger(_TrackerLogger):
 
     def log(self, values: dict[str, float], step: int) -> None:
         if self.run is None:
-            config = dataclasses.asdict(self.record.config)
             with redirect_stdout(sys.stderr):  # stdout belongs to the script
-                self.own = self.library.init(project=PROJECT, config=config)
+                self.own = self.library.init(project=PROJECT, config=self.config)
         # The script's run numbers all its rows itself, also those of ACE.
         self.run.log({**values, "ace/step": step}, step=step if self.run is self.own else None)
 
@@ -111,10 +108,15 @@ class Log:
     def write(self) -> None:
         if self.closed:
             return
+        record, values = self.record, dict[str, float]()
+        for name, row in zip(QUANTITIES, record.snapshot().tolist(), strict=True):
+            values |= {f"ace/{name}/{site}": value for site, value in zip(record.sites, row, strict=True)}
+        error = {k: record.current_error.get(k) for k in ("relative", "absolute")}
+        values |= {f"ace/error/{k}": value for k, value in error.items() if value is not None}
         try:
             first = self.logger is None
-            self.logger = self.logger or KINDS[self.record.config.log](self.record)
-            self.logger.log(self._read_values(), self.record.steps)
+            self.logger = self.logger or KINDS[record.config.log](record)
+            self.logger.log(values, record.steps)
             if first:
                 # Exit functions are called in reverse order of registration. This one is registered after that of the
                 # logging library and so runs first. The library's function would end the run and print to stdout.
@@ -131,14 +133,6 @@ class Log:
             self.logger.close()
         except Exception as error:
             self._fail(error)
-
-    def _read_values(self) -> dict[str, float]:
-        record = self.record
-        values: dict[str, float] = {}
-        for name, row in zip(QUANTITIES, record.snapshot().tolist(), strict=True):
-            values |= {f"ace/{name}/{site}": value for site, value in zip(record.sites, row, strict=True)}
-        error = record.current_error or {}
-        return values | {f"ace/error/{k}": error[k] for k in ("relative", "absolute") if error.get(k) is not None}
 
     def _fail(self, error: Exception) -> None:
         self.closed = True

@@ -164,8 +164,8 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
             charts.append(Chart(name, remark, draw_lines(name, [Series(name, curve, noisy=True)], events=events)))
     rates = [(line["step"], row) for line in run.lines if (row := to_numbers(line.get("lr")))]
     groups = list(zip(*(row for _, row in rates), strict=False))
-    names, data = [f"group {number}" for number in range(len(groups))], ([step for step, _ in rates], groups)
-    charts.append(_draw_values("learning rate", "of the script's optimizer", names, data, events))
+    names, steps = [f"group {number}" for number in range(len(groups))], [step for step, _ in rates]
+    charts.append(_draw_values("learning rate", "of the script's optimizer", names, (steps, groups), events))
     return [chart for chart in charts if chart is not None]
 
 
@@ -179,28 +179,24 @@ def _draw_values(title: str, remark: str, names: Sequence[str], data: Values, ev
         return Chart(title, remark, text=f"{format_number(finite.pop())} throughout.")
     if len(names) > LINES_AT_MOST:
         return Chart(title, remark, draw_heat_map(title, names, steps, values))
-    series = [
-        Series(name, list(zip(steps, each, strict=True)), title == "gradient")
-        for name, each in zip(names, values, strict=True)
-    ]
+    lines = (list(zip(steps, each, strict=True)) for each in values)
+    series = [Series(*each, noisy=title == "gradient") for each in zip(names, lines, strict=True)]
     return Chart(title, remark, draw_lines(title, series, zero=True, events=events))
 
 
 def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
-    about = run.about
-    origins, versions, command, seed = (about.get(key) for key in ("origins", "versions", "command", "seed"))
-    origins, versions = (table if isinstance(table, dict) else {} for table in (origins, versions))
-    settings = [f"{k} = {v}{f' ({origins[k]})' if origins.get(k) else ''}" for k, v in run.changed.items()]
+    about, origins = run.about, run.about.get("origins", {})
+    settings = [f"{k} = {v}{f' ({origins[k]})' if k in origins else ''}" for k, v in run.changed.items()]
     defaults = len(SETTINGS.keys() - run.changed.keys())
     settings.append(f"{defaults} others by default" if settings else "all by default")
     return [
         ("adapter", run.adapter),
-        ("started", str(about.get("started") or "").replace("T", " ")),
-        ("command", shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")),
-        ("seed", "" if seed is None else str(seed)),
+        ("started", about.get("started", "").replace("T", " ")),
+        ("command", shlex.join(about.get("command", ()))),
+        ("seed", str(about.get("seed", ""))),
         ("settings", "; ".join(settings)),
-        ("upstream", str(about.get("upstream") or "")),
-        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
+        ("upstream", about.get("upstream", "")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items() if version)),
         ("trace", f"{len(run.lines):,} lines, up to step {run.length:,}"),
     ]
 
@@ -228,7 +224,7 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
     charts = []
     for title, (remark, found) in curves.items():
         if len(runs) <= LINES_AT_MOST and any(value for curve in found for _, value in curve if math.isfinite(value)):
-            series = [Series(name, curve, title == "training loss") for name, curve in zip(names, found, strict=True)]
+            series = [Series(*each, noisy=title == "training loss") for each in zip(names, found, strict=True)]
             charts.append(Chart(title, remark, draw_lines(title, series, zero=title.startswith("largest"))))
     cells = [[name, *values] for name, values in rows.items() if any(values)]
     table = TableData(["", *names], cells, numbers=names)
@@ -237,11 +233,8 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
 
 def _find_largest(run: SavedRun, quantity: str) -> Curve:
     """Return the largest |value| over all sites for each line of the trace, with the line's step."""
-    steps, values = run.per_site(quantity)
-    rows = zip(*values, strict=True)
-    return [
-        (n, max(map(abs, filter(math.isfinite, row)), default=math.nan)) for n, row in zip(steps, rows, strict=False)
-    ]
+    rows = [filter(math.isfinite, to_numbers(line[quantity])) for line in run.lines]
+    return [(line["step"], max(map(abs, row), default=math.nan)) for line, row in zip(run.lines, rows, strict=True)]
 
 
 def describe_run(run: SavedRun) -> dict[str, Any]:

@@ -68,15 +68,12 @@ class Record:
         self.config = ace.config
         self.sites = [site.name for site in ace.sites]
         self.gamma = ace.gamma
-        self.duals = ace.duals
-        self.budget = ace.budget
+        self.duals, self.budget = ace.duals, ace.budget
         self.frames = ace.action is not None  # True if the model trains in random frames
         self.process = os.getpid()
         self.folder: Path | None = None  # folder of the trace, if one is written
-        # Number of the last step in the trace. It never decreases, but the model's own count of steps does when an
-        # earlier checkpoint is loaded.
-        self.position = 0
-        self.offset = 0  # the position minus the model's own count of steps
+        self.position = 0  # number of the last step in the trace, which never decreases
+        self.offset = 0  # the position minus the model's own count of steps, which decreases with an earlier checkpoint
         self.loaded: int | None = None  # step of a loaded checkpoint, until the trace mentions it
         self.begun = False  # True once the model has made a step in this process
         self.leads = False  # True in rank 0, which writes and logs; set at the first step
@@ -91,9 +88,9 @@ class Record:
         return max(self.position, self.duals.count)
 
     @property
-    def current_error(self) -> dict[str, Any] | None:
-        """Equivariance error after the last step, if it was measured."""
-        return self.errors[-1] if self.errors and self.errors[-1]["step"] == self.steps else None
+    def current_error(self) -> dict[str, Any]:
+        """Equivariance error after the last step; empty if it was not measured."""
+        return self.errors[-1] if self.errors and self.errors[-1]["step"] == self.steps else {}
 
     def count_step(self, step: int) -> None:
         """Record that the model has made a step; ``step`` is its number in the model's own count."""
@@ -147,10 +144,11 @@ class Record:
             "held": self.duals.normalise_lambda().tolist(),
             "landed": sorted(self.landed),
             "averaged": self._count_averaging_steps(),
+            **more,
         }
         try:  # the file is closed after each line, so that forked processes do not share it
             with (self.folder / LINES).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(to_json({**line, **more})) + "\n")
+                file.write(json.dumps(to_json(line)) + "\n")
         except OSError as error:
             self.folder = None
             warn(f"no trace is written from now on: {error}; training continues")
@@ -196,8 +194,7 @@ class Record:
 def _find_versions(adapter: str) -> dict[str, str]:
     """Return the versions of Python, torch, ace-plugins, the adapter and the packages that the adapter requires."""
     found = {"python": platform.python_version(), "torch": version("torch"), "ace-plugins": __version__}
-    plugin = registry().plugins.get(adapter)
-    if plugin is not None:
+    if plugin := registry().plugins.get(adapter):
         found[plugin.distribution] = plugin.version
         found |= {Requirement(r.requirement).name: r.found for r in plugin.requires if r.found}
     return found
@@ -236,7 +233,7 @@ class Recorder:
         batch, ace.passes.batch = ace.passes.batch, None
         if record.finished or (record.folder is None and (not record.leads or ace.config.log == NONE)):
             return  # neither a trace nor a logger would use a measurement
-        error = {} if batch is None else _measure_error(model, record, batch)
+        error = {} if batch is None or not record.measurable else _measure_error(model, record, batch)
         # A landing is written at once: after the last one, no further step may be recorded.
         new = record.landed != record.duals.landed_sites
         if record.folder is not None and (batch is not None or ace.config.may_wait(step) or new):
@@ -253,25 +250,21 @@ def warn(text: str) -> None:
 
 
 def get_ace(model: Any) -> Ace:
-    ace: Ace = model.ace
-    return ace
+    return model.ace  # type: ignore[no-any-return]
 
 
 def _read_observed(ace: Ace) -> dict[str, Any]:
     """Return the loss, the gradients and the learning rates of the last step, those that were seen."""
     seen = ace.session.observed
-    loss = None if seen.loss is None else float(seen.loss)
-    gradient = None if seen.gradient is None else seen.gradient.tolist()
-    values = {"loss": loss, "gradient": gradient, "lr": [float(rate) for rate in seen.rates or ()] or None}
-    return {name: value for name, value in values.items() if value is not None}
+    values = {} if seen.loss is None else {"loss": float(seen.loss)}
+    gradient = {} if seen.gradient is None else {"gradient": seen.gradient.tolist()}
+    return values | gradient | ({"lr": list(map(float, seen.rates))} if seen.rates else {})
 
 
 def _measure_error(model: nn.Module, record: Record, batch: Call | Exception) -> dict[str, Any]:
     """Measure the equivariance error of the model with its branches, on the batch of the last step."""
     from ..engine.measure import equivariance_error
 
-    if not record.measurable:
-        return {}
     try:
         if isinstance(batch, Exception):
             raise batch

@@ -105,8 +105,8 @@ def _read_lines(folder: Path) -> tuple[list[dict[str, Any]], int]:
     lines = []
     for text in texts:
         with suppress(ValueError):  # includes text that is not UTF-8
-            lines.append(json.loads(text))
-    lines = [line for line in lines if isinstance(line, dict)]
+            if isinstance(line := json.loads(text), dict):
+                lines.append(line)
     return lines, len(texts) - len(lines)
 
 
@@ -128,11 +128,11 @@ class SavedRun:
 
     @property
     def adapter(self) -> str:
-        return str(self.about.get("adapter") or "")
+        return str(self.about.get("adapter", ""))
 
     @property
     def title(self) -> str:
-        return self.label or ", ".join(filter(None, (self.adapter, self.mode)))
+        return self.label or f"{self.adapter}, {self.mode}"
 
     @property
     def length(self) -> int:
@@ -161,8 +161,8 @@ class SavedRun:
     @property
     def changed(self) -> dict[str, Any]:
         """Settings that differ from the defaults."""
-        values = {name: getattr(self.config, name) for name in SETTINGS}
-        return {name: value for name, value in values.items() if value != SETTINGS[name].default}
+        values = vars(self.config)
+        return {name: values[name] for name, field in SETTINGS.items() if values[name] != field.default}
 
     @property
     def missing(self) -> list[str]:
@@ -211,8 +211,8 @@ def read_run(folder: Path, label: str = "") -> SavedRun:
     except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
         expected = "expected the sites and settings of a run, as this version of ace-plugins writes them"
         raise AceError(f"{path} cannot be read ({one_line(error)}): {expected}") from None
-    run = SavedRun(folder, about, config, sites, label, *_read_lines(folder))
-    lines, run.lines = run.lines, []
+    lines, skipped = _read_lines(folder)
+    run = SavedRun(folder, about, config, sites, label, [], skipped)
     for line in lines:
         step, measured, test = to_number(line.get("step")), line.pop("error", None), line.pop("test", None)
         if math.isnan(step) or any(len(to_numbers(line.get(name))) != len(sites) for name in QUANTITIES):

@@ -48,8 +48,8 @@ class RunRequest:
     process: int  # process id of the first process of the run
     as_json: bool = False
     by_command: bool = False  # True if the run was started by ``ace-patch run``, not by a patched script
-    # Path of a file by which other processes tell the first process that they train. The first process deletes it. If
-    # the first process is not Python but a program such as sh, it could not do so, and the path stays empty.
+    # Path of a file by which other processes tell the first process that they train. The first process deletes it, so
+    # the path stays empty if the first process is not Python but a program such as sh.
     marker: str = ""
 
     @classmethod
@@ -114,8 +114,7 @@ def inherit() -> None:
         shift.patch(random, "seed")
         whenever_imported(lambda numpy: shift.patch(numpy.random, "seed"), name="numpy")
         whenever_imported(shift.patch_torch, name="torch")
-    request = RunRequest.from_environment()
-    if request is not None:
+    if request := RunRequest.from_environment():
         if request.is_first:
             request.choose_marker()
         Activation(request)
@@ -154,9 +153,7 @@ class SeedShift:
 
 
 class Activation:
-    """Import finder that never finds a module, but starts ACE when upstream is about to be imported.
-
-    It stays in ``sys.meta_path``: if it were removed, the import in progress would skip the next finder."""
+    """Import finder that never finds a module, but starts ACE when upstream is about to be imported."""
 
     current: ClassVar[Activation | None] = None  # the activation of this process
 
@@ -174,7 +171,8 @@ class Activation:
         if "torch" in sys.modules:  # upstream may be imported already
             self.start()
             return
-        # This finder must come before the one that `install` adds, since an import may concern both.
+        # This finder must come before the one that `install` adds, since an import may concern both. It is never
+        # removed, because the import in progress would skip the next finder.
         install()
         sys.meta_path.insert(0, self)
         if request.root is not None:

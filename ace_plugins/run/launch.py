@@ -47,8 +47,7 @@ def launch(adapter: str, options: Mapping[str, Any], words: Sequence[str], *, as
     os.environ.pop(VARIABLE, None)  # set if this process is itself part of a run
     root = find_checkout(plugin, words)
     file = read(root / NAME) if root and (root / NAME).is_file() else None
-    file = None if file is None or file.adapter != plugin.name else file
-    request = make_request(plugin, file, root, options)
+    request = make_request(plugin, file if file and file.adapter == plugin.name else None, root, options)
     request.as_json, request.by_command = as_json, True
     environment = dict(os.environ)
     request.write_to(environment)
@@ -100,9 +99,9 @@ def make_request(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         resolved = plugin.resolve(file=file, environment=os.environ, options=options)
-    if os.environ.get("RANK", "0") in ("", "0"):
-        for notice in dict.fromkeys([*find_misspelt(os.environ), *(str(each.message) for each in caught)]):
-            say(notice)
+    notices = dict.fromkeys([*find_misspelt(os.environ), *(str(each.message) for each in caught)])
+    for notice in notices if os.environ.get("RANK", "0") in ("", "0") else ():
+        say(notice)
     shims_first = resolved.config.shims and any(isinstance(shim, Shim) and shim.first for shim in plugin.shims)
     return RunRequest(
         adapter=plugin.name,

@@ -29,10 +29,8 @@ from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forwa
 from ..symmetry.parts import iterate_tensors, positional_names
 from .kit import Kit, hide_warnings
 
-FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""Largest relative error that is due to rounding, for each floating point type; 0.1 for all other types."""
-SINGLE = 1e-4
-"""Largest relative error that float32 constants or casts inside a float64 model can cause."""
+FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative error due to rounding; 0.1 for other types
+SINGLE = 1e-4  # largest relative error that float32 constants or casts inside a float64 model can cause
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,8 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as a dict for JSON; errors that are not finite become None."""
-        found = {"verdict": self.verdict, "culprits": [layer.name for layer in self.culprits]}
-        return {**to_json(dataclasses.asdict(self)), **found}
+        culprits = [layer.name for layer in self.culprits]
+        return {**to_json(dataclasses.asdict(self)), "verdict": self.verdict, "culprits": culprits}
 
 
 def audit(
@@ -119,7 +117,9 @@ def audit(
     if not is_model and not (callable(fn_or_model) and action is not None):
         found = type(fn_or_model).__name__
         raise ConfigError(f"audit: expected a model, or a function and action=GroupAction(...), found {found}")
-    model = unwrap(fn_or_model) if isinstance(fn_or_model, nn.Module) else _Function(fn_or_model)
+    model = unwrap(fn_or_model) if isinstance(fn_or_model, nn.Module) else nn.Module()
+    if not is_model:
+        model.forward = fn_or_model
     sites: Iterable[Any] = ()
     if action is None:
         plugin = adapter_of(model)
@@ -132,23 +132,15 @@ def audit(
             error = measure(judged, action, batch, samples=samples, seed=seed)
             dtype = torch.float64 if not as_given else _output_dtype(judged, action, batch, seed)
             floor = FLOOR.get(dtype, 0.1)
-            judgements: list[LayerSymmetry] = []
+            blamed: tuple[LayerSymmetry, ...] = ()
             if layers and is_model:
                 # Branches are not meant to be equivariant; the modules that they add to are tested instead.
                 skip = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
                 options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor, "skip": skip}
-                judgements = measure_layers(judged, action, batch, features=_features(judged, sites), **options)
+                measured = measure_layers(judged, action, batch, features=_features(judged, sites), **options)
+                blamed = _blame(measured, error.relative, floor)
     uncovered = tuple(_find_uncovered(judged, action, batch))
-    precision, blamed = str(dtype).removeprefix("torch."), _blame(judgements, error.relative, floor)
-    return Audit(error, precision, as_given, uncovered, blamed, floor)
-
-
-class _Function(nn.Module):
-    """A module that calls a function and has the function's signature."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.forward = function
+    return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, blamed, floor)
 
 
 def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:
@@ -207,15 +199,11 @@ class ExampleAudit:
     adapter: str
     upstream: str
     model: str
-    checkpoint: str
-    """File of the weights; "" for the example's initial weights."""
-    branches: bool
-    """True if the branches were on."""
-    sites: dict[str, str]
-    """Mapping from the name of each site to its submodule. The branch is added to the output of this submodule."""
+    checkpoint: str  # file of the weights; "" for the example's initial weights
+    branches: bool  # True if the branches were on
+    sites: dict[str, str]  # mapping from the name of each site to its submodule, to whose output the branch is added
     found: Audit
-    averaged: tuple[int, EquivarianceError] | None
-    """Number of random frames that the output was averaged over, and the error of this average; None if it was not."""
+    averaged: tuple[int, EquivarianceError] | None  # number of random frames, and the error of the mean over them
 
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as a dict for JSON."""
@@ -240,7 +228,7 @@ def audit_example(
     """
     if trust:
         REPAIRS.make_importable()
-    content = None if checkpoint is None else read_checkpoint(checkpoint, trust=trust)
+    content = checkpoint and read_checkpoint(checkpoint, trust=trust)
     kit = Kit(name, checkout=checkout)
     if isinstance(content, nn.Module):
         model = content
@@ -253,7 +241,7 @@ def audit_example(
         if checkpoint is not None:
             _load_weights(model, checkpoint, content)
     model.eval()
-    ace, mean = find(model), None
+    ace, mean, sites = find(model), None, kit.plugin.call("ace_layers", model=model)
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
         found = audit(model, batch)
         if average is not None:
@@ -263,9 +251,9 @@ def audit_example(
             adapter=kit.plugin.name,
             upstream=kit.upstream,
             model=type(model).__name__,
-            checkpoint="" if checkpoint is None else str(checkpoint),
+            checkpoint=str(checkpoint or ""),
             branches=ace is not None and ace.active(),
-            sites={site.name: site.module for site in kit.nodes(model) if isinstance(site, Site)},
+            sites={site.name: site.module for site in sites if isinstance(site, Site)},
             found=found,
             averaged=mean,
         )

@@ -77,8 +77,7 @@ class Bounds:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bounds as a dict for JSON; values that are not finite become None."""
-        content: dict[str, Any] = to_json(dataclasses.asdict(self))
-        return content
+        return dict(to_json(dataclasses.asdict(self)))
 
 
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> Bounds:

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -32,10 +33,8 @@ from .kit import PLAIN, CheckError, Kit, NotApplicable, different, hide_warnings
 CHANGES = "ace_layers and ace_branch: changes to the model"
 ADDS = "ace_branch: modules or parameters added to the model"
 STATE = "ace_branch: state shared outside the branch"
-FRAMES = 1e-3
-"""Largest relative change of f_eq that a random frame may cause; it is due to float32 rounding."""
-BROKEN = 1e-6
-"""Smallest relative equivariance error that counts as broken, at gamma = 1."""
+FRAMES = 1e-3  # largest relative change of f_eq that float32 rounding may cause in a random frame
+BROKEN = 1e-6  # smallest relative equivariance error that counts as broken, at gamma = 1
 
 
 def check_importing_is_light(kit: Kit) -> None:
@@ -89,7 +88,7 @@ def check_example_repeats(kit: Kit) -> None:
 
 def check_sites_are_named_for_people(kit: Kit) -> None:
     """Names of sites and stems are unique and printable, and every stem is read by another node."""
-    nodes = kit.nodes(kit.plain())
+    nodes = kit.plugin.call("ace_layers", model=kit.plain())
     names = [node.name for node in nodes]
     used = {node.reads for node in nodes} | {node.through for node in nodes if isinstance(node, Site)}
     for node in nodes:
@@ -187,9 +186,7 @@ def check_eval_keeps_the_branches(kit: Kit) -> None:
 def check_off_is_upstream(kit: Kit) -> None:
     """In mode off the model has the losses and the state_dict keys and shapes of plain upstream."""
     plain, off = kit.plain(), kit.plain()
-    torch.manual_seed(kit.seed)
-    expected = kit.train(plain)
-    torch.manual_seed(kit.seed)
+    expected = kit.train(plain)  # before attach, because hooks could change upstream's class
     attach(off, kit.plugin.name, mode="off")
     losses, look_at = kit.train(off), "ace_shims and ace_preset: side effects"
     require(losses == expected, f"mode off trains with losses {losses}, upstream with {expected}", look_at)
@@ -281,9 +278,13 @@ def check_project_gives_upstream_back(kit: Kit) -> None:
 def check_copies_are_independent(kit: Kit) -> None:
     """`copy.deepcopy` and `pickle` give a model with the same outputs. Training it does not change the original."""
     model = kit.attached()
-    for how in ("deepcopy", "pickle") if _pickles(kit.plain()) else ("deepcopy",):
+    ways: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy}
+    with suppress(AttributeError, TypeError, pickle.PicklingError):  # models of escnn cannot be pickled without ACE
+        pickle.dumps(kit.plain())
+        ways["pickle"] = lambda original: pickle.loads(pickle.dumps(original))
+    for how, make_copy in ways.items():
         try:
-            twin = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))
+            twin = make_copy(model)
         except Exception as error:
             look_at = "ace_branch and Site.acts: define classes at module level, without lambdas"
             raise CheckError(f"a {how} of the model fails: {one_line(error)}", look_at) from error
@@ -293,14 +294,6 @@ def check_copies_are_independent(kit: Kit) -> None:
         kit.train(twin.train())
         require(status(twin).steps == 3, f"a {how} of the model trains without dual steps", STATE)
         refuse(different(before, model.state_dict()), f"training a {how} changes the original: {{}}", STATE)
-
-
-def _pickles(model: nn.Module) -> bool:
-    """Return whether plain upstream can be pickled; models of escnn cannot."""
-    try:
-        return bool(pickle.dumps(model))
-    except (AttributeError, TypeError, pickle.PicklingError):
-        return False
 
 
 def check_checkpoints_resume(kit: Kit) -> None:
@@ -334,7 +327,6 @@ def check_checkpoints_export(kit: Kit) -> None:
 
 
 def _save_and_load(model: nn.Module) -> dict[str, Tensor]:
-    """Return the model's state_dict after saving and loading it."""
     model.eval()  # scripts save after validation, and escnn has different buffers in training mode
     torch.save(model.state_dict(), file := io.BytesIO())
     return dict(torch.load(io.BytesIO(file.getvalue()), weights_only=True))
@@ -356,9 +348,9 @@ def check_frames_leave_upstream(kit: Kit) -> None:
     model = kit.attached(gamma=0.0, mode="strict", frames="on")
     expected, found = (model.ace.action.tensors_to_compare(kit.call(each.train())) for each in (kit.plain(), model))
     for name, tensor in expected.items():
-        off = float((found[name] - tensor).detach().norm())
-        small = off <= FRAMES * (1e-30 + float(tensor.detach().norm()))
-        require(small, f"{name} of f_eq changes by {off:.1e} in a random frame", f"ace_group_action: inputs and {name}")
+        off, size = (float(x.detach().norm()) for x in (found[name] - tensor, tensor))
+        reason = f"{name} of f_eq changes by {off:.1e} in a random frame"
+        require(off <= FRAMES * (1e-30 + size), reason, f"ace_group_action: inputs and {name}")
 
 
 def check_branches_break_the_symmetry(kit: Kit) -> None:

@@ -1,17 +1,17 @@
-"""Runs all checks on an adapter: `check_adapter` raises if one fails, and `diagnose` describes the adapter too."""
+"""Runs all checks on an adapter: `check_adapter` raises an error if one fails, `diagnose` describes the adapter too."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ..contract.sites import Node, Site
+from ..contract.sites import Node, Site, Tap
 from ..demo import one_thread
 from ..engine.measure import equivariance_error
 from ..errors import AceError, AdapterError
@@ -22,9 +22,6 @@ from ..report.status import status
 from ..symmetry.measure import EquivarianceError
 from .checks import CHECKS
 from .kit import CheckError, Kit, NotApplicable
-
-Outcomes = Mapping[str, CheckError | NotApplicable | None]
-"""Mapping from the name of each check to its error; None if the adapter passed it."""
 
 
 class AdapterCheckError(AssertionError):
@@ -40,23 +37,13 @@ class AdapterCheckError(AssertionError):
         super().__init__(f"adapter {adapter!r} fails {len(failures)} of {len(CHECKS)} checks:{lines}")
 
 
-def merge_failures(outcomes: Outcomes) -> list[str]:
+def merge_failures(outcomes: Mapping[str, Exception | None]) -> list[str]:
     """Return one line for each cause of failures, with the names of all checks that failed for it."""
     checks: dict[str, list[str]] = {}
     for name, error in outcomes.items():
         if isinstance(error, CheckError):
             checks.setdefault(str(error), []).append(name)
     return [f"{', '.join(names)}: {cause}" for cause, names in checks.items()]
-
-
-def judge(kit: Kit, done: Callable[[int], None] | None = None) -> Outcomes:
-    """Run every check on one adapter, and call ``done(1)`` after each."""
-    outcomes = {}
-    for name in CHECKS:
-        outcomes[name] = run_check(name, kit)
-        if done is not None:
-            done(1)
-    return outcomes
 
 
 def run_check(name: str, kit: Kit) -> CheckError | NotApplicable | None:
@@ -66,13 +53,8 @@ def run_check(name: str, kit: Kit) -> CheckError | NotApplicable | None:
     except (NotApplicable, CheckError) as error:
         return error
     except Exception as error:
-        return CheckError(_message(error))
+        return CheckError(str(error) if isinstance(error, AceError) else one_line(error))
     return None
-
-
-def _message(error: Exception) -> str:
-    """Return the message of an error. Unlike the message of an AceError, that of other errors needs their type."""
-    return str(error) if isinstance(error, AceError) else one_line(error)
 
 
 def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] | None = None) -> None:
@@ -88,8 +70,8 @@ def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] 
         AdapterCheckError: At least one check failed; the error lists every failure.
         AdapterError: The adapter is unknown or not usable.
     """
-    outcomes = judge(Kit(name, seed, checkout))
-    if failures := {check: error for check, error in outcomes.items() if isinstance(error, CheckError)}:
+    kit = Kit(name, seed, checkout)
+    if failures := {check: error for check in CHECKS if isinstance(error := run_check(check, kit), CheckError)}:
         raise AdapterCheckError(name, failures)
 
 
@@ -102,21 +84,16 @@ class Diagnosis:
     distribution: str
     requires: tuple[str, ...]
     model: str
-    parts: tuple[dict[str, Any], ...]
-    """Description of each site and stem: name, kind, module, reads, features, branch and parameters."""
+    parts: tuple[dict[str, Any], ...]  # description of each site and stem
     parameters_before: int
     parameters_after: int
     error_at_0: EquivarianceError
     error_at_1: EquivarianceError
-    shims: tuple[dict[str, Any], ...]
-    """Name and reason of each shim, and whether it has an effect on this machine (applied)."""
+    shims: tuple[dict[str, Any], ...]  # name and reason of each shim, and whether it has an effect (applied)
     presets: dict[str, dict[str, Any]]
-    checks: tuple[str, ...]
-    """Names of the checks that passed."""
-    skipped: dict[str, str]
-    """Mapping from the name of each skipped check to the reason why it does not apply."""
-    problems: tuple[str, ...]
-    """One line for each cause of failed checks; empty if no check failed."""
+    checks: tuple[str, ...]  # names of the checks that passed
+    skipped: dict[str, str]  # mapping from the name of each skipped check to the reason why it does not apply
+    problems: tuple[str, ...]  # one line for each cause of failed checks
 
     def to_dict(self) -> dict[str, Any]:
         """Return the diagnosis as a dict for JSON."""
@@ -129,19 +106,21 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
     Raises AdapterError with the failures of the checks if the example cannot be attached and run.
     """
     kit = Kit(name, seed, checkout)
+    outcomes: dict[str, CheckError | NotApplicable | None] = {}
     with one_thread():
         with progress(len(CHECKS), "checks") as done:
-            outcomes = judge(kit, done)
+            for check in CHECKS:
+                outcomes[check] = run_check(check, kit)
+                if done is not None:
+                    done(1)
         problems = tuple(merge_failures(outcomes))
         try:
-            errors = []
-            for gamma in (0.0, 1.0):
-                model = kit.attached(gamma=gamma)
-                errors.append(equivariance_error(model, kit.batch, branches_on=True))
+            models = [kit.attached(gamma=gamma) for gamma in (0.0, 1.0)]
+            errors = [equivariance_error(model, kit.batch, branches_on=True) for model in models]
         except Exception as error:  # failed checks, if any, explain the error better
-            raise AdapterError("; ".join(problems) or _message(error)) from error
-    plugin, now = kit.plugin, status(model)
-    shims = ({"name": s.name, "reason": s.reason, "applied": has_effect(plugin, s)} for s in plugin.shims)
+            raise AdapterError("; ".join(problems) or str(error)) from error
+    plugin, model = kit.plugin, models[0]
+    now = status(model)
     return Diagnosis(
         adapter=plugin.name,
         upstream=kit.upstream,
@@ -153,7 +132,7 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
         parameters_after=now.upstream_parameters + now.ace_parameters,
         error_at_0=errors[0],
         error_at_1=errors[1],
-        shims=tuple(shims),
+        shims=tuple({"name": s.name, "reason": s.reason, "applied": has_effect(plugin, s)} for s in plugin.shims),
         presets=plugin.presets,
         checks=tuple(check for check, error in outcomes.items() if error is None),
         skipped={check: str(error) for check, error in outcomes.items() if isinstance(error, NotApplicable)},
@@ -162,18 +141,17 @@ def diagnose(name: str, seed: int = 0, *, checkout: Path | None = None) -> Diagn
 
 
 def _describe(node: Node, branch: nn.Module) -> dict[str, Any]:
-    reads, site = "input of each site", node if isinstance(node, Site) else None
-    if isinstance(node.reads, str):
-        reads = f"branch of {node.reads}"
-    elif node.reads is not None:
+    module, through = (node.module, node.through) if isinstance(node, Site) else ("", None)
+    reads = f"branch of {node.reads}" if isinstance(node.reads, str) else "input of each site"
+    if isinstance(node.reads, Tap):
         argument, owner = node.reads.argument, node.reads.module
         what = f"argument {argument}" if isinstance(argument, int) else argument
         reads = f"{what} of {'its module' if owner is None else owner or 'the model'}"
     return {
         "name": node.name,
-        "kind": "site" if site else "stem",
-        "module": site.module if site else "",
-        "reads": reads + (f" through {site.through}" if site and site.through else ""),
+        "kind": "site" if isinstance(node, Site) else "stem",
+        "module": module,
+        "reads": f"{reads} through {through}" if through else reads,
         "features": f"{'x'.join(map(str, node.shape_in))} -> {'x'.join(map(str, node.shape_out))}",
         "branch": " ".join(type(m).__name__ for m in branch.modules() if not list(m.children())),
         "parameters": sum(p.numel() for p in branch.parameters()),

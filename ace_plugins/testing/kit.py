@@ -28,8 +28,7 @@ from ..plugins.registry import registry
 from ..symmetry.measure import Call
 from ..symmetry.parts import iterate_tensors
 
-PLAIN = {"trace": False, "tell": False, "frames": "off"}
-"""Settings of `attach` without trace, messages and random frames, so that runs can be compared bit for bit."""
+PLAIN = {"trace": False, "tell": False, "frames": "off"}  # settings with which runs can be compared bit for bit
 
 
 class CheckError(AssertionError):
@@ -69,18 +68,14 @@ def node_field(node: Node, name: str) -> str:
 
 
 class Kit:
-    """Makes fresh examples of one adapter, and runs and trains them. The adapter's shims are applied to upstream.
-
-    ``seed`` determines the examples and the random numbers in `attached` and `call`.
-    """
+    """Makes fresh examples of one adapter, and runs and trains them. The adapter's shims are applied to upstream."""
 
     def __init__(self, adapter: str, seed: int = 0, checkout: str | os.PathLike[str] | None = None) -> None:
         self.plugin = registry().adapter(adapter)
         self.root = make_importable(self.plugin, checkout)
-        """Folder of the checkout; None for an installed upstream."""
         REPAIRS.offer_stand_ins(self.plugin)
         REPAIRS.apply(self.plugin, "cpu")  # examples are built on the CPU
-        self.seed = seed
+        self.seed = seed  # of the examples, and of the random numbers in `attached` and `call`
 
     @functools.cached_property
     def example(self) -> Example:
@@ -90,7 +85,7 @@ class Kit:
     @property
     def batch(self) -> Call:
         """A copy of the example's batch."""
-        return Call(copy.deepcopy(self.example.args), copy.deepcopy(dict(self.example.kwargs)))
+        return copy.deepcopy(Call(self.example.args, dict(self.example.kwargs)))
 
     def plain(self) -> nn.Module:
         """Return a fresh copy of the example's model, which is plain upstream."""
@@ -104,11 +99,6 @@ class Kit:
         """Upstream's title, with the commit of a checkout."""
         title, checkout = self.plugin.patches.title, self.plugin.patches.checkout
         return title if self.root is None or checkout is None else f"{title} {read_layout(self.root, checkout)}"
-
-    def nodes(self, model: nn.Module) -> Sequence[Node]:
-        """Return the sites and stems that the adapter names for this model."""
-        found: Sequence[Node] = self.plugin.call("ace_layers", model=model)
-        return found
 
     def attached(self, *, gamma: float | None = None, **config: Any) -> Any:
         """Return a fresh model to which ACE is attached with these settings, with its gammas set if given."""
@@ -137,9 +127,8 @@ class Kit:
         tensors = (tensor for _, tensor in iterate_tensors(self.call(model)))
         found = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
         if not found:
-            raise AdapterError(
-                f"adapter {self.plugin.name!r}: its example must return floating point tensors, found none"
-            )
+            name = self.plugin.name
+            raise AdapterError(f"adapter {name!r}: its example must return floating point tensors, found none")
         return found
 
     def site_outputs(self, model: nn.Module, sites: Iterable[Site]) -> dict[str, Tensor]:
@@ -157,7 +146,7 @@ class Kit:
         return found
 
     def loss(self, model: nn.Module) -> Tensor:
-        """Return the loss of a model: the mean squared distance from 1, summed over the tensors of its output."""
+        """Return the mean squared distance from 1, summed over the tensors of a model's output."""
         return torch.stack([(tensor - 1).square().mean() for tensor in self.run(model)]).sum()
 
     def train(self, model: nn.Module) -> list[float]:
@@ -201,8 +190,8 @@ def hide_warnings() -> Iterator[None]:
 def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = None) -> Path | None:
     """Put the adapter's checkout on ``sys.path`` and return its folder; None for an installed upstream.
 
-    Without ``checkout`` the folder is the value of the environment variable ``ACE_UPSTREAM_<ADAPTER>``. Without that
-    variable it is the first folder with the right layout among ``sys.path``, the current folder and its parents.
+    The folder is ``checkout``, else the value of the environment variable ``ACE_UPSTREAM_<ADAPTER>``, else the first
+    folder with the right layout among ``sys.path``, the current folder and its parents.
     """
     expected, variable = plugin.patches.checkout, f"ACE_UPSTREAM_{plugin.name.upper()}"
     if expected is None:

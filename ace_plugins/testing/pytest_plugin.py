@@ -44,10 +44,8 @@ class AdapterCheck:
 
         try:
             CHECKS[self.name](self.make_kit())
-            return
         except (AceError, CheckError) as error:
-            problem = f"adapter {self.adapter!r}, {self.name}: {error}"
-        pytest.fail(problem, pytrace=False)
+            raise pytest.fail.Exception(f"adapter {self.adapter!r}, {self.name}: {error}", pytrace=False) from None
 
 
 def parametrize_with_checks(
