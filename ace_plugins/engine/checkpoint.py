@@ -145,7 +145,7 @@ class Exported:
         if not isinstance(content, Mapping):
             self.kept += isinstance(content, Tensor)
             return content
-        if isinstance(content.get("state"), Mapping) and isinstance(content.get("param_groups"), list):
+        if _is_optimizer(content):
             *groups, last = content["param_groups"] or [{}]
             if last.get("name") == NAME:  # the group that `adopt` added
                 values = {number: value for number, value in content["state"].items() if number not in last["params"]}
@@ -221,6 +221,13 @@ def _find_blocks(content: Any) -> Iterator[list[Any]]:
     if isinstance(content, (list, tuple)):
         for each in content:
             yield from _find_blocks(each)
+
+
+def _is_optimizer(content: Mapping[Any, Any]) -> bool:
+    groups = content.get("param_groups")
+    if not isinstance(content.get("state"), Mapping) or not isinstance(groups, list):
+        return False
+    return all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
 
 
 def _largest(gamma: Any) -> float:

@@ -109,11 +109,11 @@ class Log:
         if self.closed:
             return
         record, values = self.record, dict[str, float]()
-        for name, row in zip(QUANTITIES, record.snapshot().tolist(), strict=True):
-            values |= {f"ace/{name}/{site}": value for site, value in zip(record.sites, row, strict=True)}
-        error = {k: record.current_error.get(k) for k in ("relative", "absolute")}
-        values |= {f"ace/error/{k}": value for k, value in error.items() if value is not None}
         try:
+            for name, row in zip(QUANTITIES, record.snapshot().tolist(), strict=True):
+                values |= {f"ace/{name}/{site}": value for site, value in zip(record.sites, row, strict=True)}
+            error = {k: record.current_error.get(k) for k in ("relative", "absolute")}
+            values |= {f"ace/error/{k}": value for k, value in error.items() if value is not None}
             first = self.logger is None
             self.logger = self.logger or KINDS[record.config.log](record)
             self.logger.log(values, record.steps)

@@ -185,18 +185,20 @@ def _draw_values(title: str, remark: str, names: Sequence[str], data: Values, ev
 
 
 def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
-    about, origins = run.about, run.about.get("origins", {})
-    settings = [f"{k} = {v}{f' ({origins[k]})' if k in origins else ''}" for k, v in run.changed.items()]
+    about = run.about
+    origins, versions, command, seed = (about.get(key) for key in ("origins", "versions", "command", "seed"))
+    origins, versions = (table if isinstance(table, dict) else {} for table in (origins, versions))
+    settings = [f"{k} = {v}{f' ({origins[k]})' if origins.get(k) else ''}" for k, v in run.changed.items()]
     defaults = len(SETTINGS.keys() - run.changed.keys())
     settings.append(f"{defaults} others by default" if settings else "all by default")
     return [
         ("adapter", run.adapter),
-        ("started", about.get("started", "").replace("T", " ")),
-        ("command", shlex.join(about.get("command", ()))),
-        ("seed", str(about.get("seed", ""))),
+        ("started", str(about.get("started") or "").replace("T", " ")),
+        ("command", shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")),
+        ("seed", "" if seed is None else str(seed)),
         ("settings", "; ".join(settings)),
-        ("upstream", about.get("upstream", "")),
-        ("versions", ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items() if version)),
+        ("upstream", str(about.get("upstream") or "")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version)),
         ("trace", f"{len(run.lines):,} lines, up to step {run.length:,}"),
     ]
 

@@ -128,11 +128,11 @@ class SavedRun:
 
     @property
     def adapter(self) -> str:
-        return str(self.about.get("adapter", ""))
+        return str(self.about.get("adapter") or "")
 
     @property
     def title(self) -> str:
-        return self.label or f"{self.adapter}, {self.mode}"
+        return self.label or ", ".join(filter(None, (self.adapter, self.mode)))
 
     @property
     def length(self) -> int:
