@@ -1,9 +1,11 @@
 """Write the table of results in docs/evidence.md from the files in docs/evidence/.
 
     python docs/write_evidence.py
+    python docs/write_evidence.py --add NAME FOLDER "TITLE" symmetric|broken
 
-Each file holds one comparison: its ``title``, the ``truth`` about the data (symmetric or broken), the ``command``, the
-``metric`` in the table, and the ``results`` of every run and seed.
+The second command first writes docs/evidence/NAME.json from a folder of results of ``ace-patch compare``. Each file
+holds one comparison: its ``title``, the ``truth`` about the data (symmetric or broken), the ``command``, the ``metric``
+in the table, and the ``results`` of every run and seed. A ``note`` says what the command needs besides a clone.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,23 @@ HEAD = """\
 | task | data | seeds | auto / upstream by seed | mean | resilient / upstream | branches kept |
 |---|---|---|---|---|---|---|
 """
+
+
+def collect(folder: Path, title: str, truth: str) -> dict[str, Any]:
+    """Return a comparison in the format of docs/evidence/, read from its folder of results."""
+    about = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+    results = []
+    for file in sorted(folder.glob("*/*/result.json")):
+        result = json.loads(file.read_text(encoding="utf-8"))
+        if result["error"] is None:
+            rows = re.findall(r"^│.*│ *(\w+) *│$", (file.parent / "log.txt").read_text(encoding="utf-8"), re.MULTILINE)
+            verdicts = {"verdicts": rows} if result["run"] == "auto" else {}
+            results.append({"run": result["run"], "seed": result["seed"], "metrics": result["metrics"], **verdicts})
+    runs, seeds = ",".join(about["runs"]), ",".join(map(str, about["seeds"]))
+    command = f"ace-patch compare {about['adapter']} --runs {runs} --seeds {seeds} -- {shlex.join(about['command'])}"
+    metric = about["metrics"][0]
+    higher = {"higher_is_better": True} if metric["higher"] else {}
+    return {"title": title, "truth": truth, "command": command, "metric": metric["name"], **higher, "results": results}
 
 
 def read() -> list[dict[str, Any]]:
@@ -77,5 +98,9 @@ def page(text: str) -> str:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--add"]:
+        name, folder, title, truth = sys.argv[2:]
+        text = json.dumps(collect(Path(folder), title, truth), indent=1, ensure_ascii=False)
+        (DOCS / "evidence" / f"{name}.json").write_text(text + "\n", encoding="utf-8")
     evidence = DOCS / "evidence.md"
     evidence.write_text(page(evidence.read_text(encoding="utf-8")), encoding="utf-8")
