@@ -52,8 +52,9 @@ class Evidence(nn.Module):
     square: Tensor  # V, the sum of x^2
     probes: Tensor  # number of completed probes
     benefit: Tensor  # sum of b, each divided by the loss of the judges without branches; 0 if the loss is unknown
-    joint: Tensor  # running mean of the benefit of all undecided branches together, since the last decision
-    joint_square: Tensor  # running mean of the square of this benefit
+    joint: Tensor  # running mean of the sum of b over all undecided sites, since the last decision
+    joint_square: Tensor  # running mean of the square of this sum
+    joint_loss: Tensor  # running mean of the loss of the judges without branches; 0 if the loss is unknown
     joint_probes: Tensor  # number of probes in these means
     kept: Tensor  # 1 for sites that the test has decided to keep, else 0
     settled: Tensor  # 1 for kept sites with constant statistics in batch normalisation; see `Ace.set_statistics`
@@ -62,7 +63,7 @@ class Evidence(nn.Module):
 
     SUMS = (
         *("cycle_sum", "cycle_steps", "size", "total", "square", "probes", "benefit"),
-        *("joint", "joint_square", "joint_probes"),
+        *("joint", "joint_square", "joint_loss", "joint_probes"),
     )
 
     def __init__(self, sites: int, holdout: float, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -91,15 +92,16 @@ class Evidence(nn.Module):
         self.square.add_(x.square())
         self.size.lerp_(b.square(), probe / (self.probes + 1).clamp_max(MEMORY))
         self.probes.add_(probe)
+        self.joint_probes.add_(probe)
+        weight = probe / self.joint_probes.clamp(1, RECENT)
+        together = b.sum().expand_as(b)
+        self.joint.lerp_(together, weight)
+        self.joint_square.lerp_(together.square(), weight)
         if loss is not None and self.holdout:
             # The judges' loss without branches is their loss with branches plus the benefit of the branches.
-            without = self.holdout * loss.to(b).abs() + b.sum().clamp_min(0)
-            relative = (b / without).nan_to_num(0.0, 0.0, 0.0)
-            self.benefit.add_(relative)
-            self.joint_probes.add_(probe)
-            weight = probe / self.joint_probes.clamp(1, RECENT)
-            self.joint.lerp_(relative.sum().expand_as(b), weight)
-            self.joint_square.lerp_(relative.sum().square().expand_as(b), weight)
+            without = self.holdout * loss.to(b).abs() + together.clamp_min(0)
+            self.joint_loss.lerp_(without, weight)
+            self.benefit.add_((b / without).nan_to_num(0.0, 0.0, 0.0))
         self.cycle_sum.add_(lowered).mul_(1 - probe)
         self.cycle_steps.add_(1).mul_(1 - probe)
 
@@ -139,6 +141,21 @@ class Evidence(nn.Module):
             self.settled_sites = self.kept_sites
         return changed
 
+    def limits(self) -> Tensor:
+        """Return the upper confidence limit of the benefit of all undecided branches together, [sites].
+
+        It is in units of the loss, about the last probes, and NaN at sites with too few probes since the last decision.
+        """
+        # A running mean over the last n values weighs as much as a mean over 2 n - 1 values.
+        count = self.joint_probes.clamp_max(2 * RECENT - 1)
+        error = ((self.joint_square - self.joint.square()).clamp_min(0) / (count - 1).clamp_min(1)).sqrt()
+        return torch.where(count > FIRST, self.joint + DEVIATIONS * error, torch.nan)
+
+    def is_hopeless(self) -> bool:
+        """Return whether the undecided branches raise the loss of the judges. Waits for the device."""
+        undecided = (self.kept == 0) & (self.joint_probes > 0)
+        return bool(((self.limits() < 0) | ~undecided).all() & undecided.any())
+
     def summarise(self) -> dict[str, list[float]]:
         """Return the outcome of the test as numbers per site. Waits for the device.
 
@@ -148,11 +165,8 @@ class Evidence(nn.Module):
             branches together, over the last probes; both NaN if unknown; ``kept``: 1 for kept sites; ``used``: 0 for
             sites that never had a gradient, else 1; ``probes``: number of measurements.
         """
-        known = self.joint_square > 0
-        # A running mean over the last n values weighs as much as a mean over 2 n - 1 values.
-        count = torch.minimum(self.joint_probes, torch.full_like(self.joint, 2 * RECENT - 1))
-        error = ((self.joint_square - self.joint.square()).clamp_min(0) / (count - 1).clamp_min(1)).sqrt()
-        limit = torch.where(known & (count > FIRST), self.joint + DEVIATIONS * error, torch.nan)
+        known = self.joint_loss > 0
+        limit = torch.where(known, self.limits() / self.joint_loss, torch.nan)
         mean = torch.where(known, self.benefit / self.probes.clamp_min(1), torch.nan)
         used = (self.size > 0) | (self.cycle_sum != 0) | (self.probes == 0)
         rows = {"log_e": self.log_e_values(), "benefit": mean, "limit": limit}

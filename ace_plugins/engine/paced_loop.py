@@ -32,6 +32,7 @@ GROWTH = 12.0  # growth of lambda / s over one horizon if the slack is constantl
 DAMPING = 4.0  # factor of the slack that is added to lambda / s in all modes but strict, to damp oscillations
 MOST = 2.0  # limit of |lambda| / s: twice the largest possible mean gradient
 MEMORY = 0.04  # number of steps over which gradients are averaged, as a fraction of the horizon
+EARLIEST = 1 / 3  # share of the horizon after which mode auto may remove branches that raise the loss of the judges
 FLOOR = 0.1  # smallest gamma of an undecided site in mode auto, as a share of its initial value
 SHORTEST = 5.0  # smallest number of steps over which gradients are averaged, however short the horizon is
 
@@ -92,8 +93,9 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
 
 @torch.no_grad()
 def explore(duals: Duals, horizon: float | None) -> bool:
-    """Keep sites with evidence, land all others at the end of the horizon, and plan the next step (mode auto).
+    """Keep sites with evidence, land all others in the end, and plan the next step (mode auto).
 
+    The end is that of the horizon, or earlier if the undecided branches raise the loss of the judges.
     Returns whether sites were kept or have landed in this step.
     """
     evidence, changed, undecided = duals.evidence, False, duals.undecided
@@ -101,6 +103,7 @@ def explore(duals: Duals, horizon: float | None) -> bool:
         ends = duals.count >= horizon
         if ends or duals.count % cycle(horizon) == 0:
             changed = evidence.decide()
+            ends = ends or (duals.count >= EARLIEST * horizon and evidence.is_hopeless())
         if ends:
             duals.site_landed.copy_(1 - evidence.kept)
             duals.note_landed()

@@ -117,7 +117,8 @@ class RunOutcome:
             chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
             return f"on held-out samples the branches lower the loss{size} ({chance}): they stay in the model"
         if word == FITS:
-            return f"on held-out samples they lower the loss by at most {_percent(limit)} together: they are removed"
+            lower = f"lower the loss by at most {_percent(limit)} together" if limit > 0 else "do not lower the loss"
+            return f"on held-out samples they {lower}: they are removed"
         if self.exploring:
             return "no decision up to this step: model.eval() leaves these branches out"
         most = f": they may lower the loss by up to {_percent(limit)} together" if math.isfinite(limit) else ""

@@ -180,3 +180,13 @@ def test_probes_end_with_the_decision() -> None:
     assert len(ace.duals.evidence.kept_sites | ace.duals.landed_sites) == 3
     assert not bool(ace.duals.evidence.probing.any())
     assert cycle(0.75 * STEPS) > 1
+
+
+def test_branches_that_raise_the_loss_are_removed_before_the_horizon_ends() -> None:
+    """With few samples and no break, branches that learn noise raise the loss of the judges."""
+    run = start(200, 0.0, 404, 1000, mode="auto")
+    run.train(249)  # a third of the horizon has not passed
+    assert not run.model.ace.landed
+    run.train(500)
+    assert run.model.ace.landed
+    assert "fits" in {site.verdict for site in status(run.model).sites}

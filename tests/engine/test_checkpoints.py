@@ -52,7 +52,7 @@ def test_keys_are_a_contract() -> None:
         "ace.duals.square", "ace.duals.run_square", "ace.duals.waited", "ace.duals.site_landed",
         *(f"ace.duals.evidence.{name}" for name in (
             "cycle_sum", "cycle_steps", "size", "total", "square", "probes", "benefit", "joint",
-            "joint_square", "joint_probes", "kept",
+            "joint_square", "joint_loss", "joint_probes", "kept",
             "settled", "probing", "batch_draw",
         )),
     ]  # fmt: skip

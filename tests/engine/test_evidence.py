@@ -158,19 +158,26 @@ def test_the_limit_is_about_recent_probes_and_begins_again_at_a_decision() -> No
 def test_the_limit_covers_the_true_benefit_as_often_as_it_says() -> None:
     runs, true = 2000, 0.01
     generator = torch.Generator().manual_seed(5)
-    covered = 0
     drawn = true + 0.05 * torch.randn(60, runs, generator=generator, dtype=torch.float64)
-    for values in drawn.T.split(1):
-        evidence = make(holdout=1.0)
-        evidence.joint_probes.fill_(60)
-        weight, mean, square = 1.0, 0.0, 0.0
-        for count, value in enumerate(values.flatten().tolist(), 1):
-            weight = 1 / min(count, RECENT)
-            mean, square = mean + weight * (value - mean), square + weight * (value**2 - square)
-        evidence.joint.fill_(mean)
-        evidence.joint_square.fill_(square)
-        covered += evidence.summarise()["limit"][0] >= true
-    assert covered / runs > 0.975
+    evidence = make(runs)
+    for count, values in enumerate(drawn, 1):
+        evidence.joint.lerp_(values, 1 / min(count, RECENT))
+        evidence.joint_square.lerp_(values.square(), 1 / min(count, RECENT))
+    evidence.joint_probes.fill_(len(drawn))
+    assert float((evidence.limits() >= true).double().mean()) > 0.975
+
+
+def test_branches_that_raise_the_loss_are_hopeless() -> None:
+    generator = torch.Generator().manual_seed(6)
+    for mean, expected in ((-0.5, True), (0.5, False)):
+        evidence = make(3)
+        for number in range(4 * FIRST):
+            feed(evidence, mean + 0.3 * torch.randn(3, generator=generator, dtype=torch.float64))
+            assert evidence.is_hopeless() == (expected and number >= FIRST)
+    assert evidence.decide()
+    assert not evidence.is_hopeless()  # all sites are kept
+    evidence.kept[0] = 0
+    assert not evidence.is_hopeless()  # no probes since the decision
 
 
 @pytest.mark.parametrize(("horizon", "expected"), [(10.0, 2), (750.0, 6), (128_000.0, 1000)])
