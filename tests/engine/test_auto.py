@@ -66,7 +66,7 @@ def test_after_the_landing_the_model_is_upstream_and_nothing_else_trains() -> No
     model = run.model
     assert model.ace.landed
     assert run.done == STEPS
-    assert model.ace.duals.count == round(0.75 * STEPS)
+    assert 0.25 * STEPS <= model.ace.duals.count <= 0.75 * STEPS
     x = run.task.x_test[:50]
     with torch.no_grad():
         evaluated = model.eval()(x)
@@ -151,6 +151,9 @@ def test_gamma_stays_positive_until_the_decision_so_that_branches_go_on_learning
     run = auto(200, 0.0)
     for until in range(50, 450, 50):
         run.train(until)
+        if run.model.ace.landed:
+            assert until >= STEPS // 4
+            break
         assert float(run.model.ace.gamma.detach().min()) >= 0.01 - 1e-6
 
 
