@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -31,7 +32,8 @@ LARGE = 2**20  # size in bytes from which a file counts as data
 WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")  # types that are never linked
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
 DESCRIPTION = "comparison.json"  # file in folders of results
-LEFT_OUT = {DESCRIPTION, "CACHEDIR.TAG"}  # folders with one of these files hold results or a cache and are not copied
+LEFT_OUT = {DESCRIPTION, "CACHEDIR.TAG"}  # folders below the root that have one of these files are not copied
+_RUN = re.compile(r"-[0-9a-f]{6}$")  # end of the name of a run's folder in a folder of results
 SEED = "{seed}"
 FOLDER = Path(".ace/compare")
 RESULT, LOG = "result.json", "log.txt"
@@ -48,15 +50,16 @@ class Contents:
     @classmethod
     def of(cls, root: Path) -> Contents:
         """List the files below a folder. Links to folders are followed, but no folder is visited twice."""
-        contents, seen = cls(root), set()
+        contents, seen, results_here = cls(root), set(), (root / DESCRIPTION).is_file()
         for folder, folders, names in os.walk(root, followlinks=True):
-            real = os.path.realpath(folder)
-            if real in seen or not LEFT_OUT.isdisjoint(names):
+            real, top = os.path.realpath(folder), folder == str(root)
+            if real in seen or not (top or LEFT_OUT.isdisjoint(names)):
                 folders.clear()
                 continue
             seen.add(real)
-            folders[:] = sorted(name for name in folders if name not in SKIPPED)
-            for path in sorted(Path(folder, name) for name in names):
+            skipped = {name for name in folders if name in SKIPPED or (top and results_here and _RUN.search(name))}
+            folders[:] = sorted(set(folders) - skipped)
+            for path in sorted(Path(folder, name) for name in set(names) - LEFT_OUT):
                 if path.is_file() and path.suffix != ".pyc":
                     linked = path.stat().st_size >= LARGE and path.suffix not in WRITTEN
                     (contents.linked if linked else contents.copied).append(path.relative_to(root).as_posix())

@@ -197,6 +197,19 @@ def test_links_to_folders_are_gone_through_and_ours_are_left_out(tmp_path: Path)
     assert (tmp_path / "target" / "data" / "x.npy").resolve() == data / "x.npy"
 
 
+def test_the_current_folder_as_the_folder_of_results_can_be_continued(project: Path) -> None:
+    answer("--runs", "off", "--seeds", "1", "--out", ".")
+    (project / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55")
+    found = Contents.of(project)
+    assert {"train.py", "old.pt"} <= set(found.copied), "the user's files are copied"
+    assert found.linked == ["data.npy"]
+    assert not [name for name in found.copied if name.startswith("off-") or name == "comparison.json"]
+    done = compare(
+        "schnet", "--json", *METRIC, "--runs", "off", "--seeds", "2", "--out", ".", "--", "train.py", "--fast"
+    )
+    assert "1 of 2 runs were finished before" in done.stderr
+
+
 def started(*words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ace_plugins", "compare", "schnet", *METRIC, *words, "--", "train.py"]
     # Tests that run in the background of a shell inherit that SIGINT is ignored.
