@@ -126,7 +126,8 @@ def read_comparison(folder: Path) -> ComparisonResult:
         if not (runs and metrics):
             raise ValueError("no runs or no metrics")
         words, seeds = tuple(described["command"]), tuple(described["seeds"])
-        comparison = Comparison(described["adapter"], words, runs, seeds, metrics)
+        inputs = dict(described.get("inputs", {}))
+        comparison = Comparison(described["adapter"], words, runs, seeds, metrics, inputs=inputs)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AceError(f"{path} is invalid ({type(error).__name__}: {error}): run 'ace-patch compare' again") from None
     return ComparisonResult(comparison, list(Store(comparison, folder).load().values()), folder=folder)

@@ -10,11 +10,12 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import statistics
-import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,14 +26,22 @@ from ..errors import AceError
 from ..output import publish
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..report.page import PAGE
+from ..report.record import find_versions
 from ..run.launch import find_checkout
 from .experiment import Experiment, compile_pattern
+
+try:
+    import fcntl
+except ImportError:  # Windows, where 'ace-patch run' does not work
+    fcntl = None  # type: ignore[assignment]
 
 LARGE = 2**20  # size in bytes from which a file counts as data
 WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")  # types that are never linked
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
 DESCRIPTION = "comparison.json"  # file in folders of results
-LEFT_OUT = {DESCRIPTION, "CACHEDIR.TAG"}  # folders below the root that have one of these files are not copied
+LOCK = "compare.lock"
+LEFT_OUT = {DESCRIPTION, LOCK, "CACHEDIR.TAG"}  # folders below the root that have one of these files are not copied
 _RUN = re.compile(r"-[0-9a-f]{6}$")  # end of the name of a run's folder in a folder of results
 SEED = "{seed}"
 FOLDER = Path(".ace/compare")
@@ -51,6 +60,7 @@ class Contents:
     def of(cls, root: Path) -> Contents:
         """List the files below a folder. Links to folders are followed, but no folder is visited twice."""
         contents, seen, results_here = cls(root), set(), (root / DESCRIPTION).is_file()
+        own = {*LEFT_OUT, PAGE} if results_here else LEFT_OUT
         for folder, folders, names in os.walk(root, followlinks=True):
             real, top = os.path.realpath(folder), folder == str(root)
             if real in seen or not (top or LEFT_OUT.isdisjoint(names)):
@@ -59,7 +69,7 @@ class Contents:
             seen.add(real)
             skipped = {name for name in folders if name in SKIPPED or (top and results_here and _RUN.search(name))}
             folders[:] = sorted(set(folders) - skipped)
-            for path in sorted(Path(folder, name) for name in set(names) - LEFT_OUT):
+            for path in sorted(Path(folder, name) for name in set(names) - own):
                 if path.is_file() and path.suffix != ".pyc":
                     linked = path.stat().st_size >= LARGE and path.suffix not in WRITTEN
                     (contents.linked if linked else contents.copied).append(path.relative_to(root).as_posix())
@@ -69,6 +79,20 @@ class Contents:
         """Return name, size and modification time of every linked file."""
         return [(name, (stat := os.stat(self.root / name)).st_size, stat.st_mtime_ns) for name in self.linked]
 
+    def state(self) -> list[tuple[Any, ...]]:
+        """Return name and content of every file; for large files, size and modification time instead of the content.
+
+        Logs are left out: scripts write them, and the output of this command may go to a file in the folder.
+        """
+        state, outputs = list[tuple[Any, ...]](self.data_state()), [os.fstat(stream) for stream in (1, 2)]
+        for name in self.copied:
+            stat = os.stat(path := self.root / name)
+            if stat.st_size >= LARGE:
+                state.append((name, stat.st_size, stat.st_mtime_ns))
+            elif path.suffix != ".log" and not any(os.path.samestat(stat, output) for output in outputs):
+                state.append((name, hashlib.sha256(path.read_bytes()).hexdigest()))
+        return state
+
     def lay_out(self, target: Path) -> None:
         """Create the folder of a trial, with copies of the code and links to the data."""
         for name in (*self.copied, *self.linked):
@@ -77,15 +101,6 @@ class Contents:
             shutil.copy2(self.root / name, target / name)
         for name in self.linked:
             (target / name).symlink_to((self.root / name).resolve())
-
-
-def _list_tracked(root: Path) -> set[str] | None:
-    """Return the files that git tracks in a folder; None if there are none or git is not installed."""
-    try:
-        done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return set(os.fsdecode(done.stdout).split("\0")) - {""} or None
 
 
 @dataclass(frozen=True)
@@ -106,6 +121,9 @@ class Comparison(Experiment):
     contents: Contents = field(default_factory=lambda: Contents(Path()))
     below: str = "."  # working directory of the command, relative to the root of the contents
     script: Script = field(default_factory=Script)  # the adapter's description of the script
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from each kind of input that results depend on, such as "package versions", to a hash. Runs and seeds are
+    not included, so that they can be added later."""
 
     @property
     def trials(self) -> list[Trial]:
@@ -126,20 +144,6 @@ class Comparison(Experiment):
         """
         return trial.seed - 1 if self.command(trial) == [*self.words] else None
 
-    def fingerprint(self) -> str:
-        """Hash the command, the content of the copied files, and sizes and modification times of the linked files.
-
-        Runs and seeds are not hashed, so that they can be added later. In a git clone, untracked files other than
-        ``.py`` and ``.toml`` are ignored, because earlier runs may have written them.
-        """
-        parts = [self.adapter, self.words, self.below, self.contents.data_state()]
-        digest = hashlib.sha256(json.dumps(parts).encode())
-        tracked = _list_tracked(self.contents.root)
-        for name in self.contents.copied:
-            if tracked is None or name in tracked or name.endswith((".py", ".toml")):
-                digest.update(name.encode() + b"\0" + (self.contents.root / name).read_bytes() + b"\0")
-        return digest.hexdigest()[:10]
-
 
 @dataclass(frozen=True)
 class TrialResult:
@@ -152,6 +156,7 @@ class TrialResult:
     """Mapping from each metric to its evaluations, each as [seconds since the start, value]."""
     seconds: float = 0.0  # duration of the trial in seconds
     error: float | None = None  # last measured relative equivariance error of the deployed model
+    made: str = ""  # date and time of the end
 
     @property
     def seconds_per_evaluation(self) -> float | None:
@@ -166,13 +171,31 @@ class Store:
 
     def __init__(self, comparison: Comparison, folder: str | os.PathLike[str] | None = None) -> None:
         self.comparison = comparison
-        self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute()
+        self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{_hash(dict(comparison.inputs))}").absolute()
 
     def trial_folder(self, trial: Trial) -> Path:
-        """Return the folder of a trial. Its name has a hash of the settings, because a run's name may be reused."""
-        settings = json.dumps(self.comparison.runs[trial.run], sort_keys=True, default=str)
-        key = hashlib.sha256(settings.encode()).hexdigest()[:6]
+        """Return the folder of a trial. Its name has a hash of all that the result depends on."""
+        key = _hash([self.comparison.runs[trial.run], dict(self.comparison.inputs)])[:6]
         return self.folder / f"{trial.run}-{key}" / f"seed-{trial.seed}"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the folder for this process. The system removes the lock of a process that has ended."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / LOCK).open("a+", encoding="utf-8") as file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                do = "wait until it has ended, or choose another folder with --out"
+                raise AceError(f"{self.folder} is in use by {file.read(200) or 'another process'}: {do}") from None
+            except OSError:
+                pass  # a file system without locks
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}, since {now()}")
+            file.flush()
+            yield
 
     def load(self) -> dict[Trial, TrialResult]:
         """Return the results of the finished trials. Results that lack one of the metrics are left out."""
@@ -187,15 +210,21 @@ class Store:
     def save(self, trial: Trial, result: TrialResult) -> None:
         publish(self.trial_folder(trial) / RESULT, json.dumps(vars(result), indent=1).encode())
 
-    def describe(self, threads: int) -> int:
-        """Write the description of the comparison, and return the number of threads of each trial.
+    def describe(self, threads: int) -> tuple[int, list[str]]:
+        """Write the description of the comparison.
 
-        Later calls return the number of the first call, because the number of threads affects the rounding of sums.
+        Returns:
+            The number of threads of each trial, and the kinds of inputs that changed since the last call. The number
+            of threads is that of the first call, because it affects the rounding of sums.
         """
-        described: dict[str, Any] = {"threads": threads}
-        with contextlib.suppress(OSError, ValueError):
+        changed = list[str]()
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             described = json.loads((self.folder / DESCRIPTION).read_text(encoding="utf-8"))
-        described |= {
+            threads, before = int(described["threads"]), described.get("inputs", {})
+            changed = [kind for kind, value in self.comparison.inputs.items() if before.get(kind) != value]
+        described = {
+            "threads": threads,
+            "inputs": dict(self.comparison.inputs),
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
             "runs": {name: dict(settings) for name, settings in self.comparison.runs.items()},
@@ -204,7 +233,7 @@ class Store:
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         publish(self.folder / DESCRIPTION, json.dumps(described, indent=1).encode())
-        return int(described["threads"])
+        return threads, changed
 
 
 def plan_comparison(experiment: Experiment) -> Comparison:
@@ -232,7 +261,23 @@ def plan_comparison(experiment: Experiment) -> Comparison:
         compile_pattern(metric, metric.pattern)
         compile_pattern(metric, metric.curve or metric.pattern)
     fields = vars(experiment) | {"words": words, "metrics": metrics}
-    return Comparison(**fields, contents=Contents.of(root), below=below, script=script)
+    contents = Contents.of(root)
+    inputs = {
+        "command": _hash([plugin.name, words, below]),
+        "code or data": _hash(contents.state()),
+        "metrics": _hash([[metric.name, metric.pattern, metric.curve] for metric in metrics]),
+        "package versions": _hash(find_versions(plugin.name)),
+    }
+    return Comparison(**fields, contents=contents, below=below, script=script, inputs=inputs)
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def now() -> str:
+    """Return date and time to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M")
 
 
 def _find_root(plugin: Plugin, words: Sequence[str]) -> tuple[Path, str]:

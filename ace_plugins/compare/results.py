@@ -86,13 +86,26 @@ def execute(
     out: str | os.PathLike[str] | None = None,
 ) -> ComparisonResult:
     """Run the trials of a comparison that have no result yet, and return its outcome."""
-    store, total = Store(comparison, out), len(comparison.trials)
+    store = Store(comparison, out)
+    with store.lock():
+        return _execute(store, jobs, threads, on)
+
+
+def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> ComparisonResult:
+    comparison, total = store.comparison, len(store.comparison.trials)
     jobs = choose_jobs(jobs, total)
     finished = store.load()
-    first_threads = store.describe(threads or max(1, count_processors() // jobs))
+    first_threads, changed = store.describe(threads or max(1, count_processors() // jobs))
     tasks = [Task(comparison, trial, threads or first_threads) for trial in comparison.trials if trial not in finished]
+    if changed:
+        other = f"results with other {' and other '.join(changed)} are kept but not reused"
+        say(f"{shorten_path(store.folder)}: {other}", anyway=True)
     if finished:
         say(f"{len(finished)} of {total} runs were finished before, in {shorten_path(store.folder)}", anyway=True)
+    for run in comparison.runs:
+        if reused := [result for trial, result in finished.items() if trial.run == run]:
+            times, seeds = sorted({each.made for each in reused}), ", ".join(str(each.seed) for each in reused)
+            say(f"reused: {run}, seeds {seeds}, made {' to '.join(dict.fromkeys([times[0], times[-1]]))}", anyway=True)
     data_before = comparison.contents.data_state()
     progress = Progress(comparison, finished, jobs, live=sys.stderr.isatty())
     events = run_here(store, tasks, jobs) if on == "here" else run_on_ray(store, tasks, jobs, on)
@@ -106,8 +119,8 @@ def execute(
         say(f"stopped; {done} of {total} runs are finished: run the same command again to continue", anyway=True)
         raise
     if comparison.contents.data_state() != data_before:
-        changed = f"a run changed data files in {comparison.contents.root} that all runs read"
-        say(f"{changed}: restore the files, and repeat the comparison with another --out", anyway=True)
+        reason = f"a run changed data files in {comparison.contents.root} that all runs read"
+        say(f"{reason}: restore the files, and repeat the comparison with another --out", anyway=True)
     failed = {str(trial): text for trial, text in progress.failed.items()}
     return ComparisonResult(comparison, list(progress.done.values()), failed, store.folder)
 

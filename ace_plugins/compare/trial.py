@@ -23,7 +23,7 @@ from ..report.trace import LINES, read_trace
 from ..run.activation import SHIFT
 from ..settings.sources import VARIABLES, variable
 from .experiment import compile_pattern
-from .plan import LOG, Comparison, Store, Trial, TrialResult
+from .plan import LOG, Comparison, Store, Trial, TrialResult, now
 
 _EPOCH = re.compile(r"epoch\D{0,3}(\d+)", re.IGNORECASE)
 LAST_LINES = 8  # number of lines at the end of a log that an error message quotes
@@ -131,7 +131,7 @@ def perform(
     folders = sorted(path.parent for path in (work / "ace-runs").glob(f"*/{LINES}"))
     errors = [line["error"]["relative"] for folder in folders for line in read_trace(folder) if "error" in line]
     seconds = round(time.monotonic() - began, 3)
-    return TrialResult(task.trial.run, task.trial.seed, reader.values, curves, seconds, (errors or [None])[-1])
+    return TrialResult(task.trial.run, task.trial.seed, reader.values, curves, seconds, (errors or [None])[-1], now())
 
 
 @dataclass

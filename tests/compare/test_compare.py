@@ -96,6 +96,63 @@ def test_a_name_that_means_something_else_now_is_another_run(project: Path) -> N
     assert "1 of 2 runs were finished before" in done.stderr
 
 
+CHANGES: dict[str, Any] = {
+    "code": lambda project: (project / "train.py").write_text(SCRIPT + "# edited"),
+    "an untracked file of any type": lambda project: (project / "options.json").write_text("[2]"),
+    "large data, by size and time": lambda project: os.utime(project / "data.npy", (1, 1)),
+    "a large copied file, by size and time": lambda project: os.utime(project / "old.pt", (1, 1)),
+    "metrics": None,
+    "package versions": None,
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_result_is_reused_only_if_nothing_that_it_depends_on_changed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "add", "train.py"], check=True)
+    (project / "options.json").write_text("[1]")
+    words = ["--runs", "off", "--seeds", "1", "--out", "../out"]
+    answer(*words)
+    kind = what if CHANGES[what] is None else "code or data"
+    if what == "metrics":
+        monkeypatch.setattr(sys.modules[__name__], "METRIC", ["--metric", r"test=epoch (\S+)"])
+    elif what == "package versions":
+        monkeypatch.setattr("ace_plugins.compare.plan.find_versions", lambda adapter: {"torch": "1"})
+    else:
+        CHANGES[what](project)
+    done = compare("schnet", "--json", *METRIC, *words, "--", "train.py", "--fast")
+    assert f"results with other {kind} are kept but not reused" in done.stderr
+    assert "were finished before" not in done.stderr
+    if what == "metrics":
+        assert json.loads(done.stdout)["runs"][0]["values"] == {"1": 3.0}
+
+
+def test_results_are_not_invalidated_by_caches_and_logs_and_are_listed_with_their_time(project: Path) -> None:
+    answer("--runs", "off", "--seeds", "1")
+    os.utime(project / "train.py", (1, 1))  # as after a git checkout
+    (project / "__pycache__").mkdir()
+    (project / "__pycache__" / "train.cpython-311.pyc").write_bytes(b"cache")
+    (project / "today.log").write_text("a run by hand")
+    done = compare("schnet", "--json", *METRIC, "--runs", "off", "--seeds", "1", "--", "train.py", "--fast")
+    assert "1 of 1 runs were finished before" in done.stderr
+    assert re.search(r"reused: off, seeds 1, made \d{4}-\d\d-\d\d \d\d:\d\d$", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_two_calls_in_one_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAUSE", "5")
+    process = started("--runs", "off", "--seeds", "1", "--out", "out")
+    until(lambda: (project / "out").is_dir() and list(project.glob("out/*/*/work-*")))
+    done = compare("schnet", *METRIC, "--out", "out", "--", "train.py", code=2)
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(rf"/out is in use by process {process.pid} on .*, since \d{{4}}-.*: wait until", done.stderr)
+    process.kill()
+    process.communicate()
+    monkeypatch.delenv("PAUSE")
+    assert answer("--runs", "off", "--seeds", "1", "--out", "out")["runs"], "the lock of a dead process does not count"
+
+
 def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAILS", "strict")
     told = answer("--runs", "off,strict", "--seeds", "2", code=1)
