@@ -14,9 +14,10 @@ import platform
 import re
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")  # types tha
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
 DESCRIPTION = "comparison.json"  # file in folders of results
 LOCK = "compare.lock"
+FICLONE = 0x40049409  # number of Linux's system call that clones a file
 LEFT_OUT = {DESCRIPTION, LOCK, "CACHEDIR.TAG"}  # folders below the root that have one of these files are not copied
 _RUN = re.compile(r"-[0-9a-f]{6}$")  # end of the name of a run's folder in a folder of results
 SEED = "{seed}"
@@ -70,8 +72,8 @@ class Contents:
             skipped = {name for name in folders if name in SKIPPED or (top and results_here and _RUN.search(name))}
             folders[:] = sorted(set(folders) - skipped)
             for path in sorted(Path(folder, name) for name in set(names) - own):
-                if path.is_file() and path.suffix != ".pyc":
-                    linked = path.stat().st_size >= LARGE and path.suffix not in WRITTEN
+                if path.is_file() and path.suffix != ".pyc" and not _is_output(stat := path.stat()):
+                    linked = stat.st_size >= LARGE and path.suffix not in WRITTEN
                     (contents.linked if linked else contents.copied).append(path.relative_to(root).as_posix())
         return contents
 
@@ -80,16 +82,13 @@ class Contents:
         return [(name, (stat := os.stat(self.root / name)).st_size, stat.st_mtime_ns) for name in self.linked]
 
     def state(self) -> list[tuple[Any, ...]]:
-        """Return name and content of every file; for large files, size and modification time instead of the content.
-
-        Logs are left out: scripts write them, and the output of this command may go to a file in the folder.
-        """
-        state, outputs = list[tuple[Any, ...]](self.data_state()), [os.fstat(stream) for stream in (1, 2)]
+        """Return name and content of every file but logs; of large files, name, size and modification time."""
+        state = list[tuple[Any, ...]](self.data_state())
         for name in self.copied:
             stat = os.stat(path := self.root / name)
             if stat.st_size >= LARGE:
                 state.append((name, stat.st_size, stat.st_mtime_ns))
-            elif path.suffix != ".log" and not any(os.path.samestat(stat, output) for output in outputs):
+            elif path.suffix != ".log":
                 state.append((name, hashlib.sha256(path.read_bytes()).hexdigest()))
         return state
 
@@ -100,7 +99,32 @@ class Contents:
         for name in self.copied:
             shutil.copy2(self.root / name, target / name)
         for name in self.linked:
-            (target / name).symlink_to((self.root / name).resolve())
+            link((self.root / name).resolve(), target / name)
+
+    def check_data(self, before: Sequence[tuple[str, int, int]]) -> None:
+        """Raise an AceError if a linked file is not as it was when ``before = data_state()``."""
+        for name, *expected in before:
+            path = (self.root / name).resolve()
+            if not path.is_file() or [path.stat().st_size, path.stat().st_mtime_ns] != expected:
+                do = "restore it and let the script write another file, or move it away if no run needs it"
+                raise AceError(f"stopped: {path}, which all runs read, was changed, probably by a run: {do}")
+
+
+def _is_output(stat: os.stat_result) -> bool:
+    """Return whether this process prints into a file, as in ``ace-patch compare ... > out.txt``."""
+    return any(os.path.samestat(stat, os.fstat(stream)) for stream in (1, 2))
+
+
+def link(source: Path, target: Path) -> None:
+    """Clone a file if the file system can share the content of files until one of them changes; else link it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            with source.open("rb") as original, target.open("xb") as clone:
+                fcntl.ioctl(clone, FICLONE, original.fileno())
+            shutil.copystat(source, target)
+            return
+        target.unlink(missing_ok=True)
+    target.symlink_to(source)
 
 
 @dataclass(frozen=True)
@@ -196,6 +220,14 @@ class Store:
             file.write(f"process {os.getpid()} on {platform.node()}, since {now()}")
             file.flush()
             yield
+
+    def copy_code(self) -> Comparison:
+        """Return the comparison with a copy of the user's files, which can then change while it runs."""
+        contents = self.comparison.contents
+        root = self.folder / f"code-{_hash(dict(self.comparison.inputs))[:6]}"
+        shutil.rmtree(root, ignore_errors=True)
+        contents.lay_out(root)
+        return replace(self.comparison, contents=replace(contents, root=root))
 
     def load(self) -> dict[Trial, TrialResult]:
         """Return the results of the finished trials. Results that lack one of the metrics are left out."""

@@ -96,7 +96,6 @@ def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> Co
     jobs = choose_jobs(jobs, total)
     finished = store.load()
     first_threads, changed = store.describe(threads or max(1, count_processors() // jobs))
-    tasks = [Task(comparison, trial, threads or first_threads) for trial in comparison.trials if trial not in finished]
     if changed:
         other = f"results with other {' and other '.join(changed)} are kept but not reused"
         say(f"{shorten_path(store.folder)}: {other}", anyway=True)
@@ -106,7 +105,9 @@ def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> Co
         if reused := [result for trial, result in finished.items() if trial.run == run]:
             times, seeds = sorted({each.made for each in reused}), ", ".join(str(each.seed) for each in reused)
             say(f"reused: {run}, seeds {seeds}, made {' to '.join(dict.fromkeys([times[0], times[-1]]))}", anyway=True)
-    data_before = comparison.contents.data_state()
+    if trials := [trial for trial in comparison.trials if trial not in finished]:
+        store = Store(comparison := store.copy_code(), store.folder)
+    tasks = [Task(comparison, trial, threads or first_threads) for trial in trials]
     progress = Progress(comparison, finished, jobs, live=sys.stderr.isatty())
     events = run_here(store, tasks, jobs) if on == "here" else run_on_ray(store, tasks, jobs, on)
     try:
@@ -118,9 +119,6 @@ def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> Co
         done = len(store.load())
         say(f"stopped; {done} of {total} runs are finished: run the same command again to continue", anyway=True)
         raise
-    if comparison.contents.data_state() != data_before:
-        reason = f"a run changed data files in {comparison.contents.root} that all runs read"
-        say(f"{reason}: restore the files, and repeat the comparison with another --out", anyway=True)
     failed = {str(trial): text for trial, text in progress.failed.items()}
     return ComparisonResult(comparison, list(progress.done.values()), failed, store.folder)
 

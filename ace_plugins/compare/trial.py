@@ -175,6 +175,8 @@ def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]
         free.put(device)
     processes: set[subprocess.Popen[str]] = set()
     stopped = threading.Event()
+    contents = store.comparison.contents
+    data = contents.data_state()
 
     def work(task: Task) -> None:
         if stopped.is_set():
@@ -188,7 +190,9 @@ def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]
             events.put(Event(trial, reader))
 
         try:
-            result = perform(task, store.trial_folder(trial), store.comparison.contents.lay_out, follow, device)
+            contents.check_data(data)
+            result = perform(task, store.trial_folder(trial), contents.lay_out, follow, device)
+            contents.check_data(data)
             if not stopped.is_set():
                 store.save(trial, result)
                 events.put(Event(trial, result=result))
@@ -204,6 +208,7 @@ def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]
                 done, waiting = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
+                    contents.check_data(data)
                 while not events.empty():
                     yield events.get()
         finally:

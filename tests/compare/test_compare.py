@@ -153,6 +153,37 @@ def test_two_calls_in_one_folder(project: Path, monkeypatch: pytest.MonkeyPatch)
     assert answer("--runs", "off", "--seeds", "1", "--out", "out")["runs"], "the lock of a dead process does not count"
 
 
+def test_a_script_that_writes_into_large_data_is_stopped_before_the_next_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ace_plugins.compare.plan.FICLONE", 0)  # as on a file system that cannot clone files
+    (project / "train.py").write_text("open('data.npy', 'wb').write(b'new'); print('test 1')")
+    done = compare("schnet", *METRIC, "--runs", "off", "--jobs", "1", "--out", "out", "--", "train.py", code=2)
+    assert re.search(r"stopped: .*/project/data\.npy, which all runs read, was changed, .*: restore it", done.stderr)
+    assert len(list(project.glob("out/*/seed-*"))) == 1
+    assert not list(project.glob("out/*/seed-*/result.json")), "a run that changed its own data has no result"
+
+
+def test_on_file_systems_that_clone_files_a_run_writes_into_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clone(target: Any, number: int, source: int) -> None:
+        assert number == 0x40049409
+        target.write(os.pread(source, 2**22, 0))
+
+    monkeypatch.setattr("fcntl.ioctl", clone)
+    (project / "train.py").write_text("open('data.npy', 'wb').write(b'new'); print('test 1')")
+    assert len(answer("--runs", "off", "--seeds", "2")["runs"][0]["values"]) == 2
+    assert (project / "data.npy").read_bytes() == bytes(LARGE)
+
+
+def test_a_script_that_is_edited_during_the_comparison(project: Path) -> None:
+    edit = f"open({str(project / 'train.py')!r}, 'w').write('print(\\'test 2\\')')"
+    (project / "train.py").write_text(f"{edit}; print('test 1')")
+    told = answer("--runs", "off", "--seeds", "2", "--jobs", "1")
+    assert told["runs"][0]["values"] == {"1": 1.0, "2": 1.0}, "all runs are of the script at the start"
+
+
 def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAILS", "strict")
     told = answer("--runs", "off,strict", "--seeds", "2", code=1)
