@@ -19,7 +19,7 @@ from ..report.charts import LINES_AT_MOST, Series, draw_lines
 from ..report.page import Chart, render_template
 from ..report.tables import TableData, format_number
 from ..report.terminal import open_console, render_table
-from ..report.trace import find_newest, shorten_path
+from ..report.trace import find_newest, shorten_path, to_json
 from .plan import DESCRIPTION, Comparison, Store, TrialResult
 from .statistics import Difference, Row, compare_runs, summarise
 
@@ -93,8 +93,11 @@ class ComparisonResult:
         return f"{metric.name}: mean and standard deviation over seeds, {better} is better."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the outcome as JSON-compatible data, as printed by ``ace-patch compare --json``."""
-        return {
+        """Return the outcome as JSON-compatible data, as printed by ``ace-patch compare --json``.
+
+        JSON has no nan and no infinity: None replaces them.
+        """
+        found = {
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
             "metrics": [{"name": m.name, "higher": m.higher} for m in self.comparison.metrics],
@@ -105,6 +108,7 @@ class ComparisonResult:
             "folder": str(self.folder),
             "label": self.comparison.label,
         }
+        return {key: to_json(value) for key, value in found.items()}
 
 
 def _format(value: float | None, digits: int = 4) -> str:

@@ -226,7 +226,8 @@ class Store:
         contents = self.comparison.contents
         root = self.folder / f"code-{_hash(dict(self.comparison.inputs))[:6]}"
         shutil.rmtree(root, ignore_errors=True)
-        contents.lay_out(root)
+        with _copying():
+            contents.lay_out(root)
         return replace(self.comparison, contents=replace(contents, root=root))
 
     def load(self) -> dict[Trial, TrialResult]:
@@ -293,14 +294,25 @@ def plan_comparison(experiment: Experiment) -> Comparison:
         compile_pattern(metric, metric.pattern)
         compile_pattern(metric, metric.curve or metric.pattern)
     fields = vars(experiment) | {"words": words, "metrics": metrics}
-    contents = Contents.of(root)
+    with _copying():
+        contents = Contents.of(root)
+        files = contents.state()
     inputs = {
         "command": _hash([plugin.name, words, below]),
-        "code or data": _hash(contents.state()),
+        "code or data": _hash(files),
         "metrics": _hash([[metric.name, metric.pattern, metric.curve] for metric in metrics]),
         "package versions": _hash(find_versions(plugin.name)),
     }
     return Comparison(**fields, contents=contents, below=below, script=script, inputs=inputs)
+
+
+@contextlib.contextmanager
+def _copying() -> Iterator[None]:
+    """Turn an error that occurs while the script's files are read or copied into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise AceError(f"the script's files cannot be copied: {error.filename}: {error.strerror or error}") from None
 
 
 def _hash(value: Any) -> str:

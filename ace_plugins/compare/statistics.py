@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,13 @@ class Row:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.values.values())
+        return _mean(self.values.values())
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; None for a single seed."""
-        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+        """Standard deviation over seeds; None for a single seed, or if a value is not finite."""
+        spread = len(self.values) > 1 and all(map(math.isfinite, self.values.values()))
+        return statistics.stdev(self.values.values()) if spread else None
 
     def to_dict(self) -> dict[str, Any]:
         values = {str(seed): value for seed, value in self.values.items()}
@@ -108,13 +109,17 @@ def summarise(results: Sequence[TrialResult], runs: Sequence[str], metrics: Sequ
         Row(
             run,
             {result.seed: result.metrics[first.name] for result in found},
-            {metric.name: statistics.fmean(result.metrics[metric.name] for result in found) for metric in others},
+            {metric.name: _mean([result.metrics[metric.name] for result in found]) for metric in others},
             time / base if (time := times[run]) and base else None,
             _over(statistics.fmean, (result.error for result in found)),
         )
         for run, found in by_run.items()
         if found
     ]
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values)  # statistics.fmean raises an error for inf and -inf
 
 
 def _over(average: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:

@@ -184,6 +184,38 @@ def test_a_script_that_is_edited_during_the_comparison(project: Path) -> None:
     assert told["runs"][0]["values"] == {"1": 1.0, "2": 1.0}, "all runs are of the script at the start"
 
 
+LEAVES = """
+import subprocess, sys, time
+print("half a line", end="", flush=True)
+print(chr(13) + "progress" + chr(13) + "test 7", flush=True)
+code = "import time\\nfor _ in range(200): print('noise', flush=True), time.sleep(0.1)"
+subprocess.Popen([sys.executable, "-c", code])
+time.sleep(1)
+"""
+
+
+def test_a_run_ends_with_its_script_and_not_with_processes_that_it_leaves_behind(project: Path) -> None:
+    (project / "train.py").write_text(LEAVES)
+    start = time.monotonic()
+    told = answer("--runs", "off", "--seeds", "1")
+    assert told["runs"][0]["values"] == {"1": 7.0}
+    assert time.monotonic() - start < 15
+    log = next(Path(told["folder"]).glob("*/seed-1/log.txt")).read_text().splitlines()
+    assert [line for line in log if "noise" not in line] == ["half a line", "progress", "test 7"]
+
+
+def test_a_result_that_is_not_finite_is_null_in_json(project: Path) -> None:
+    (project / "train.py").write_text("print('test nan')")
+    done = compare("schnet", "--json", *METRIC, "--seeds", "2", "--", "train.py")
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    told = json.loads(done.stdout, parse_constant=refuse)
+    assert told["runs"][0]["values"] == {"1": None, "2": None}
+    assert told["differences"][0]["mean"] is None
+
+
 def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAILS", "strict")
     told = answer("--runs", "off,strict", "--seeds", "2", code=1)
