@@ -33,7 +33,7 @@ def _files_and_adapters(ctx: click.Context, param: Any, incomplete: str) -> Item
 @click.command(cls=ScriptCommand)
 @click.argument("what", metavar="ADAPTER|FILE.toml", shell_complete=_files_and_adapters)
 @click.argument("words", nargs=-1, type=click.Path(), metavar="[-- SCRIPT [ARGS]...]")
-@click.option("--seeds", type=parse_seeds, metavar="N|A,B,C", help="Number of seeds, or a list of seeds.  [default: 3]")
+@click.option("--seeds", type=parse_seeds, metavar="N|A,B,C", help="Number of seeds, or a list of seeds.  [default: 5]")
 @click.option(
     "--runs",
     type=parse_runs,
@@ -79,7 +79,7 @@ def compare(
     Trains once for each run and seed, reads the results that the script prints, and compares them seed by seed.
 
     \b
-    ace-patch compare segnn --seeds 3 --runs off,auto -- main.py --dataset=nbody --epochs=150
+    ace-patch compare segnn --seeds 5 --runs off,auto -- main.py --dataset=nbody --epochs=150
     ace-patch compare experiments/nbody.toml --budget-scale 0.1
 
     Call the command in the folder where you would call the script. Each run gets a copy of the code and links to the

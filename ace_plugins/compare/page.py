@@ -44,7 +44,7 @@ class ComparisonResult:
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """Difference between each other run and the first run, with a bootstrap interval over seeds."""
+        """Difference between each other run and the first run, with a 95 % interval."""
         return compare_runs(self.rows, next(iter(self.comparison.runs)), self.comparison.metrics[0])
 
     @property

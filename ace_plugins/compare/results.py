@@ -32,7 +32,7 @@ def run_comparison(
     command: Sequence[str],
     *,
     runs: str | Mapping[str, Mapping[str, Any]] = RUNS,
-    seeds: int | Sequence[int] = 3,
+    seeds: int | Sequence[int] = 5,
     metrics: Sequence[str | Metric] = (),
     jobs: int | None = None,
     threads: int | None = None,

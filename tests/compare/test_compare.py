@@ -67,7 +67,8 @@ def test_runs_have_folders_of_their_own_and_seeds_in_common(project: Path) -> No
     assert off.keys() == strict.keys() == {"1", "2"}
     assert off["1"] != off["2"]
     assert all(strict[seed] == pytest.approx(0.5 * off[seed], rel=1e-12) for seed in off), "the same random numbers"
-    assert told["sentences"] == ["strict is better than off in 2 of 2 seeds, by 50 % (50 to 50 %)."]
+    interval = "(95 % interval 50 % to 50 %; better in 2 of 2 seeds)"
+    assert told["sentences"] == [f"strict is better than off by 50 % {interval}."]
     assert sorted(project.iterdir()) == sorted([*before, project / ".ace"]), "the user's own folder is as it was"
     places = list(Path(told["folder"]).glob("*/seed-*/work-*"))
     assert len(places) == 4
@@ -422,7 +423,7 @@ def test_run_comparison_returns_what_the_command_prints(project: Path) -> None:
     assert [row.run for row in result.rows] == ["off", "half"]
     assert result.rows[1].mean == pytest.approx(0.5 * result.rows[0].mean, rel=1e-12)
     assert result.differences[0].mean == pytest.approx(-0.5, rel=1e-12)
-    assert result.sentences == ["half is better than off in 2 of 2 seeds, by 50 % (50 to 50 %)."]
+    assert result.sentences == ["half is better than off by 50 % (95 % interval 50 % to 50 %; better in 2 of 2 seeds)."]
     assert result.to_dict() == json.loads(json.dumps(result.to_dict()))
     printed = answer("--runs", "off,half:mode=strict", "--seeds", "2")
     assert printed == result.to_dict(), "the command reuses the results and prints the same"

@@ -85,7 +85,7 @@ def test_the_table_has_what_was_measured_and_what_the_paper_says(
     for expected in ("0.6 ± 0.14", "0.25", "−50 %", "× 1.00", "0.12", "0.6 ± 0.1", "lower is better"):
         assert expected in drawn
     assert answer.sentences == [
-        "strict is better by 50 % than off in one seed, and one seed proves nothing.",
+        "strict is better than off by 50 % in one seed, which proves nothing.",
         "1 of 4 runs have no result: they failed or have not finished.",
     ]
     told = answer.to_dict()
