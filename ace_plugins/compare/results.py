@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext, redirect_stdout
 from typing import Any
@@ -15,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from ..contract.upstreams import Metric
+from ..errors import AceError
 from ..output import say
 from ..report.tables import format_duration
 from ..report.trace import shorten_path
@@ -22,9 +24,10 @@ from .cluster import run_on_ray
 from .experiment import Experiment, parse_metric, parse_runs, parse_seeds
 from .page import ComparisonResult
 from .plan import Comparison, Store, Trial, TrialResult, plan_comparison
-from .trial import Event, MetricReader, Task, choose_jobs, count_processors, run_here
+from .trial import UNMATCHED, Event, MetricReader, Task, choose_jobs, count_processors, run_here
 
 RUNS = "off,auto"
+PERIOD = 180.0  # seconds between two lines about a running trial, if there is no terminal
 
 
 def run_comparison(
@@ -114,6 +117,8 @@ def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> Co
         # Ray prints on stdout, which is reserved for the result.
         with closing(events), progress.display, redirect_stdout(sys.stderr):
             for event in events:
+                if event.failed.startswith(UNMATCHED) and not progress.done:
+                    raise AceError(f"stopped: {event.trial}: {event.failed}")
                 progress.update(event)
     except KeyboardInterrupt:
         done = len(store.load())
@@ -124,7 +129,10 @@ def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> Co
 
 
 class Progress:
-    """Shows the progress of a comparison on stderr: a live table if ``live``, else one line when a trial ends."""
+    """Shows the progress of a comparison on stderr: a live table if ``live``, else lines. Failures always get a line.
+
+    Without a live table, there is a line when a trial starts, every few minutes, and when it ends.
+    """
 
     def __init__(self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int, live: bool) -> None:
         self.comparison = comparison
@@ -132,6 +140,7 @@ class Progress:
         self.done = dict(finished)
         self.failed: dict[Trial, str] = {}
         self.running: dict[Trial, MetricReader] = {}
+        self.printed: dict[Trial, float] = {}  # times of the last lines about the running trials
         self.metric = comparison.metrics[0].name
         self.display = Live(self.draw(), console=Console(stderr=True), transient=True) if live else nullcontext()
 
@@ -144,13 +153,27 @@ class Progress:
             self.done[event.trial] = event.result
         else:
             self.failed[event.trial] = event.failed
+        live = isinstance(self.display, Live)
         if isinstance(self.display, Live):
             self.display.update(self.draw())
-        elif event.reader is None:
-            text, result = event.failed, event.result
-            if result is not None:
-                text = f"{self.metric} {result.metrics[self.metric]:.4g} after {format_duration(result.seconds)}"
+        if event.failed:
+            say(f"{event.trial} failed ({self.summary()}): {event.failed}", anyway=True)
+        elif not live and (text := self._line(event)):
             say(f"{event.trial}: {text} ({self.summary()})", anyway=True)
+
+    def _line(self, event: Event) -> str:
+        """Return the text to print about an event that is not a failure; empty if nothing is to be printed now."""
+        if event.result is not None:
+            return f"{self._value(event.result.metrics)}after {format_duration(event.result.seconds)}"
+        started, now = event.trial not in self.printed, time.monotonic()
+        if event.reader is None or (not started and now - self.printed[event.trial] < PERIOD):
+            return ""
+        self.printed[event.trial] = now
+        epoch = f"in epoch {event.reader.epoch}" if event.reader.epoch else ""
+        return "started" if started else f"{self._value(event.reader.values)}{epoch}".strip() or "still running"
+
+    def _value(self, metrics: Mapping[str, float]) -> str:
+        return f"{self.metric} {metrics[self.metric]:.4g} " if self.metric in metrics else ""
 
     def share(self, trial: Trial) -> float:
         """Return the finished share of a running trial, from 0 to 1; 0 if it is unknown."""

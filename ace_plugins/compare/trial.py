@@ -33,6 +33,7 @@ from .plan import LOG, Comparison, Store, Trial, TrialResult, now
 _EPOCH = re.compile(r"epoch\D{0,3}(\d{1,9})(?!\d)", re.IGNORECASE)
 LAST_LINES = 8  # number of lines at the end of a log that an error message quotes
 TICK = 0.5  # seconds between two checks of the running trials
+UNMATCHED = "no line matches"  # start of the message if a run that succeeded printed no result
 PIPE = 2**20  # bytes to read at most after the end of a script: a pipe holds no more
 
 
@@ -153,7 +154,7 @@ def perform(
     for metric in task.comparison.metrics:
         if metric.name not in reader.values:
             last = f"the last line of {log} is {reader.last_lines[-1]!r}" if reader.last_lines else f"{log} is empty"
-            raise AceError(f"no line matches {metric.pattern!r} of metric {metric.name!r}; {last}")
+            raise AceError(f"{UNMATCHED} {metric.pattern!r} of metric {metric.name!r}; {last}")
     curves = {name: points for name, points in reader.curves.items() if points}
     folders = sorted(path.parent for path in (work / "ace-runs").glob(f"*/{LINES}"))
     errors = [line["error"]["relative"] for folder in folders for line in read_trace(folder) if "error" in line]

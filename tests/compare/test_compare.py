@@ -225,6 +225,9 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatc
     failed = told["failed"]["strict seed 1"]
     assert failed.startswith("ended with exit code 1; the end of ")
     assert failed.endswith("ValueError: out of luck")
+    done = compare("schnet", *METRIC, "--runs", "off,strict", "--seeds", "2", "--", "train.py", "--fast", code=1)
+    assert done.output.count("strict seed 1") == 2, "a line when it starts and one when it fails"
+    assert done.output.count("ValueError: out of luck") == 2, "once for each seed"
     monkeypatch.delenv("FAILS")
     assert len(answer("--runs", "off,strict", "--seeds", "2")["runs"]) == 2, "and called again it is made good"
 
@@ -292,12 +295,24 @@ def test_mistakes_are_one_line_and_nothing_is_started(project: Path, words: list
     assert not (project / ".ace").exists()
 
 
+def test_the_budget_of_all_runs_with_ace(project: Path) -> None:
+    runs = "off,strict:horizon=0.1,mine:mode=auto,budget=7"
+    done = compare("schnet", *METRIC, "--runs", runs, "--budget", "20 epochs", "--dry-run", "--", "train.py")
+    lines = [line for line in done.stdout.splitlines() if "seed 1: " in line]
+    assert [sorted(line.partition(": ")[2].removesuffix(": to run").split(", ")) for line in lines] == [
+        ["mode = off"],
+        ["budget = 20 epochs", "horizon = 0.1", "mode = strict"],
+        ["budget = 7", "mode = auto"],
+    ]
+
+
 def test_a_script_that_prints_no_metric(project: Path) -> None:
     (project / "train.py").write_text("print('loss 3')")
-    told = answer("--runs", "off", "--seeds", "1", code=1)
-    failed = told["failed"]["off seed 1"]
-    assert "metric 'test'" in failed
-    assert "'loss 3'" in failed
+    done = compare("schnet", *METRIC, "--runs", "off", "--seeds", "3", "--jobs", "1", "--", "train.py", code=2)
+    assert done.stderr.splitlines()[0] == "ace: off seed 1: started (0 of 3 runs)"
+    expected = r"stopped: off seed 1: no line matches .* of metric 'test'; the last line of .*log.txt is 'loss 3'"
+    assert re.search(expected, done.stderr.splitlines()[-1])
+    assert not list(project.glob(".ace/compare/*/*/seed-3")), "the other runs would not print it either"
 
 
 def test_links_to_folders_are_gone_through_and_ours_are_left_out(tmp_path: Path) -> None:
