@@ -112,7 +112,9 @@ class Contents:
 
 def _is_output(stat: os.stat_result) -> bool:
     """Return whether this process prints into a file, as in ``ace-patch compare ... > out.txt``."""
-    return any(os.path.samestat(stat, os.fstat(stream)) for stream in (1, 2))
+    with contextlib.suppress(OSError):  # a closed stream
+        return any(os.path.samestat(stat, os.fstat(stream)) for stream in (1, 2))
+    return False
 
 
 def link(source: Path, target: Path) -> None:

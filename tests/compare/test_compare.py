@@ -141,6 +141,17 @@ def test_results_are_not_invalidated_by_caches_and_logs_and_are_listed_with_thei
     assert re.search(r"reused: off, seeds 1, made \d{4}-\d\d-\d\d \d\d:\d\d$", done.stderr, re.MULTILINE), done.stderr
 
 
+def test_output_that_goes_into_the_folder_is_no_input(project: Path) -> None:
+    words = ["--runs", "off", "--seeds", "1", "--", "train.py"]
+    command = [sys.executable, "-m", "ace_plugins", "compare", "schnet", *METRIC, *words]
+    for _ in range(2):
+        with (project / "nohup.out").open("a") as output:
+            subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=True, timeout=60)
+    told = (project / "nohup.out").read_text()
+    assert told.count("off seed 1: started") == 1
+    assert "1 of 1 runs were finished before" in told
+
+
 def test_two_calls_in_one_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAUSE", "5")
     process = started("--runs", "off", "--seeds", "1", "--out", "out")
