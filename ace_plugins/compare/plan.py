@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import statistics
 import sys
@@ -41,10 +40,10 @@ LARGE = 2**20  # size in bytes from which a file counts as data
 WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")  # types that are never linked
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
 DESCRIPTION = "comparison.json"  # file in folders of results
+CODE = "ace-code"  # folder in folders of results
 LOCK = "compare.lock"
 FICLONE = 0x40049409  # number of Linux's system call that clones a file
 LEFT_OUT = {DESCRIPTION, LOCK, "CACHEDIR.TAG"}  # folders below the root that have one of these files are not copied
-_RUN = re.compile(r"-[0-9a-f]{6}$")  # end of the name of a run's folder in a folder of results
 SEED = "{seed}"
 FOLDER = Path(".ace/compare")
 RESULT, LOG = "result.json", "log.txt"
@@ -61,16 +60,16 @@ class Contents:
     @classmethod
     def of(cls, root: Path) -> Contents:
         """List the files below a folder. Links to folders are followed, but no folder is visited twice."""
-        contents, seen, results_here = cls(root), set(), (root / DESCRIPTION).is_file()
-        own = {*LEFT_OUT, PAGE} if results_here else LEFT_OUT
+        contents, seen, own = cls(root), set(), set(LEFT_OUT)
+        if (root / DESCRIPTION).is_file():  # results in the root, as with --out .
+            own |= {PAGE, CODE, *(path.parent.name for path in root.glob("*-??????/seed-*"))}
         for folder, folders, names in os.walk(root, followlinks=True):
-            real, top = os.path.realpath(folder), folder == str(root)
-            if real in seen or not (top or LEFT_OUT.isdisjoint(names)):
+            real = os.path.realpath(folder)
+            if real in seen or (folder != str(root) and not LEFT_OUT.isdisjoint(names)):
                 folders.clear()
                 continue
             seen.add(real)
-            skipped = {name for name in folders if name in SKIPPED or (top and results_here and _RUN.search(name))}
-            folders[:] = sorted(set(folders) - skipped)
+            folders[:] = sorted(set(folders) - SKIPPED - own)
             for path in sorted(Path(folder, name) for name in set(names) - own):
                 if path.is_file() and path.suffix != ".pyc" and not _is_output(stat := path.stat()):
                     linked = stat.st_size >= LARGE and path.suffix not in WRITTEN
@@ -226,7 +225,7 @@ class Store:
     def copy_code(self) -> Comparison:
         """Return the comparison with a copy of the user's files, which can then change while it runs."""
         contents = self.comparison.contents
-        root = self.folder / f"code-{_hash(dict(self.comparison.inputs))[:6]}"
+        root = self.folder / CODE
         shutil.rmtree(root, ignore_errors=True)
         with _copying():
             contents.lay_out(root)
