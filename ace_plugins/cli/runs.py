@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,8 @@ from ..report.page import PAGE, describe_run, write_report
 from ..report.tables import format_duration
 from ..report.terminal import SECONDS, print_report, watch_run
 from ..report.trace import find_run, read_run, shorten_path
-from .options import FILE, FOLDER, PATH, Items, ScriptCommand, adapters, as_json, files, print_json
+from ..settings.config import KINDS
+from .options import FILE, FOLDER, PATH, Items, ScriptCommand, SettingType, adapters, as_json, files, print_json
 
 AT_LEAST_1, POSITIVE = click.IntRange(min=1), click.FloatRange(min=0, min_open=True)
 
@@ -33,7 +35,7 @@ def _files_and_adapters(ctx: click.Context, param: Any, incomplete: str) -> Item
 @click.command(cls=ScriptCommand)
 @click.argument("what", metavar="ADAPTER|FILE.toml", shell_complete=_files_and_adapters)
 @click.argument("words", nargs=-1, type=click.Path(), metavar="[-- SCRIPT [ARGS]...]")
-@click.option("--seeds", type=parse_seeds, metavar="N|A,B,C", help="Number of seeds, or a list of seeds.  [default: 3]")
+@click.option("--seeds", type=parse_seeds, metavar="N|A,B,C", help="Number of seeds, or a list of seeds.  [default: 5]")
 @click.option(
     "--runs",
     type=parse_runs,
@@ -50,6 +52,12 @@ def _files_and_adapters(ctx: click.Context, param: Any, incomplete: str) -> Item
     help="Regular expression that finds a printed result; {number} stands for the value. The last match counts. "
     "Can be repeated; runs are compared by the first metric.",
 )
+@click.option(
+    "--budget",
+    type=(BUDGET := SettingType(KINDS["budget"])),
+    metavar=BUDGET.name,
+    help="Length of a run, in optimizer steps or as '600 epochs', for all runs that have no budget.",
+)
 @click.option("--higher", is_flag=True, help="Higher values are better, for all metrics given with --metric.")
 @click.option("--jobs", type=AT_LEAST_1, help="Simultaneous runs.  [default: one per GPU, or per two processors]")
 @click.option("--threads", type=AT_LEAST_1, help="CPU threads of each run.  [default: an equal share]")
@@ -64,6 +72,7 @@ def compare(
     what: str,
     words: tuple[str, ...],
     metrics: tuple[Metric, ...],
+    budget: int | str | None,
     higher: bool,
     jobs: int | None,
     threads: int | None,
@@ -79,7 +88,7 @@ def compare(
     Trains once for each run and seed, reads the results that the script prints, and compares them seed by seed.
 
     \b
-    ace-patch compare segnn --seeds 3 --runs off,auto -- main.py --dataset=nbody --epochs=150
+    ace-patch compare segnn --seeds 5 --runs off,auto -- main.py --dataset=nbody --epochs=150
     ace-patch compare experiments/nbody.toml --budget-scale 0.1
 
     Call the command in the folder where you would call the script. Each run gets a copy of the code and links to the
@@ -94,6 +103,9 @@ def compare(
         raise AceError(f"{what} contains the command: expected nothing after '--', found {words[0]!r}")
     else:
         experiments = read_experiments(Path(what), budget_scale)
+    if budget is not None:
+        runs = given.pop("runs", None)
+        experiments = [replace(each, runs=_with_budget(runs or each.runs, budget)) for each in experiments]
     results = []
     # All comparisons are checked before the first one starts.
     for comparison in [plan_comparison(replace(experiment, **given)) for experiment in experiments]:
@@ -106,13 +118,16 @@ def compare(
         results.append(result := execute(comparison, jobs=jobs, threads=threads, on=on, out=folder))
         if not as_json:
             print_comparison(result)
-            for trial, problem in result.failed.items():
-                click.echo(f"ace: {trial}: {problem}", err=True)
             click.echo(f"Results: {shorten_path(result.folder)}")
     if as_json and not dry_run:
         print_json(results[0].to_dict() if len(results) == 1 else [result.to_dict() for result in results])
     if any(result.failed for result in results):
         sys.exit(1)
+
+
+def _with_budget(runs: Mapping[str, Mapping[str, Any]], budget: int | str) -> dict[str, Mapping[str, Any]]:
+    """Add a budget to the settings of the runs with ACE that have none."""
+    return {name: s if s.get("mode") == "off" else {"budget": budget, **s} for name, s in runs.items()}
 
 
 def _list_trials(comparison: Comparison, out: Path | None) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import AceError
 from ..plugins.plugin import one_line
-from .plan import LOG, Contents, Store, TrialResult
+from .plan import LOG, Contents, Store, TrialResult, link
 from .trial import TICK, Event, Task, perform
 
 SMALL = 64 * 2**20  # largest total size, in bytes, of data files that are sent instead of linked
@@ -30,6 +30,7 @@ def run_on_ray(store: Store, tasks: Sequence[Task], jobs: int, address: str) -> 
     ray = _connect(address, jobs * max((task.threads for task in tasks), default=1))
     try:
         archive, links = pack(store.comparison.contents)
+        data = store.comparison.contents.data_state()
         shared = ray.put(archive)
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         remote = ray.remote(_perform_on_node)
@@ -46,6 +47,7 @@ def run_on_ray(store: Store, tasks: Sequence[Task], jobs: int, address: str) -> 
                 except ray.exceptions.RayError as error:
                     yield Event(trial, failed=one_line(error)[:300])
                     continue
+                store.comparison.contents.check_data(data)
                 folder = store.trial_folder(trial)
                 folder.mkdir(parents=True, exist_ok=True)
                 (folder / LOG).write_text(log, encoding="utf-8")
@@ -95,7 +97,7 @@ def _perform_on_node(task: Task, archive: bytes, links: Mapping[str, str]) -> tu
             if not os.path.exists(path):
                 raise AceError(f"{path} is not on this node; put the data on a disk that all nodes share")
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (target / name).symlink_to(path)
+            link(Path(path), target / name)
 
     with tempfile.TemporaryDirectory(prefix="ace-compare-") as name:
         result, failed, log = None, "", Path(name, LOG)

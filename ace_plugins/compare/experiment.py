@@ -5,7 +5,7 @@ An experiment file is TOML::
     adapter = "segnn"
     command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
     epochs = 1000
-    seeds = 3
+    seeds = 5
     needs = "ace-patch data nbody --out nbody/dataset"  # optional note: how to get the data
     vary.samples = [1000, 3000]     # optional: one comparison for each value
     paper.off = "5.6"               # optional: published result of a run; paper.1000.off: for the value 1000 of vary
@@ -122,7 +122,7 @@ class Experiment:
     words: tuple[str, ...]  # the script's command: the script and its arguments
     runs: Mapping[str, Mapping[str, Any]]
     """Mapping from the name of each run to its settings. The first run is the baseline."""
-    seeds: tuple[int, ...] = (1, 2, 3)
+    seeds: tuple[int, ...] = (1, 2, 3, 4, 5)
     metrics: tuple[Metric, ...] = ()
     """Metrics to read from the output. Runs are compared by the first one. Default: the adapter's metrics."""
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -168,7 +168,7 @@ def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> 
         metrics = tuple(Metric(name=key, **fields) for key, fields in table.get("metrics", {}).items())
     except TypeError as error:
         raise AceError(f"metrics: {error}; expected the key 'pattern', and optionally 'curve' and 'higher'") from None
-    runs, seeds, paper = parse_runs(table["runs"]), parse_seeds(str(table.get("seeds", 3))), table.get("paper", {})
+    runs, seeds, paper = parse_runs(table["runs"]), parse_seeds(str(table.get("seeds", 5))), table.get("paper", {})
     about = {key: table[key] for key in ("title", "needs", "hours") if key in table}
     by_value = any(isinstance(results, dict) for results in paper.values())
     experiments = []

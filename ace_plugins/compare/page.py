@@ -19,7 +19,7 @@ from ..report.charts import LINES_AT_MOST, Series, draw_lines
 from ..report.page import Chart, render_template
 from ..report.tables import TableData, format_number
 from ..report.terminal import open_console, render_table
-from ..report.trace import find_newest, shorten_path
+from ..report.trace import find_newest, shorten_path, to_json
 from .plan import DESCRIPTION, Comparison, Store, TrialResult
 from .statistics import Difference, Row, compare_runs, summarise
 
@@ -44,7 +44,7 @@ class ComparisonResult:
 
     @cached_property
     def differences(self) -> list[Difference]:
-        """Difference between each other run and the first run, with a bootstrap interval over seeds."""
+        """Difference between each other run and the first run, with a 95 % interval."""
         return compare_runs(self.rows, next(iter(self.comparison.runs)), self.comparison.metrics[0])
 
     @property
@@ -93,8 +93,11 @@ class ComparisonResult:
         return f"{metric.name}: mean and standard deviation over seeds, {better} is better."
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the outcome as JSON-compatible data, as printed by ``ace-patch compare --json``."""
-        return {
+        """Return the outcome as JSON-compatible data, as printed by ``ace-patch compare --json``.
+
+        JSON has no nan and no infinity: None replaces them.
+        """
+        found = {
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
             "metrics": [{"name": m.name, "higher": m.higher} for m in self.comparison.metrics],
@@ -105,6 +108,7 @@ class ComparisonResult:
             "folder": str(self.folder),
             "label": self.comparison.label,
         }
+        return {key: to_json(value) for key, value in found.items()}
 
 
 def _format(value: float | None, digits: int = 4) -> str:
@@ -126,7 +130,8 @@ def read_comparison(folder: Path) -> ComparisonResult:
         if not (runs and metrics):
             raise ValueError("no runs or no metrics")
         words, seeds = tuple(described["command"]), tuple(described["seeds"])
-        comparison = Comparison(described["adapter"], words, runs, seeds, metrics)
+        inputs = dict(described.get("inputs", {}))
+        comparison = Comparison(described["adapter"], words, runs, seeds, metrics, inputs=inputs)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AceError(f"{path} is invalid ({type(error).__name__}: {error}): run 'ace-patch compare' again") from None
     return ComparisonResult(comparison, list(Store(comparison, folder).load().values()), folder=folder)

@@ -10,11 +10,13 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import shutil
 import statistics
-import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,14 +26,24 @@ from ..errors import AceError
 from ..output import publish
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
+from ..report.page import PAGE
+from ..report.record import find_versions
 from ..run.launch import find_checkout
 from .experiment import Experiment, compile_pattern
+
+try:
+    import fcntl
+except ImportError:  # Windows, where 'ace-patch run' does not work
+    fcntl = None  # type: ignore[assignment]
 
 LARGE = 2**20  # size in bytes from which a file counts as data
 WRITTEN = (".pt", ".pth", ".ckpt", ".t7", ".model", ".tar", ".log")  # types that are never linked
 SKIPPED = frozenset({".git", ".hg", ".svn", ".ace", ".tox", ".venv", "venv", "__pycache__", "node_modules"})
 DESCRIPTION = "comparison.json"  # file in folders of results
-LEFT_OUT = {DESCRIPTION, "CACHEDIR.TAG"}  # folders with one of these files hold results or a cache and are not copied
+CODE = "ace-code"  # folder in folders of results
+LOCK = "compare.lock"
+FICLONE = 0x40049409  # number of Linux's system call that clones a file
+LEFT_OUT = {DESCRIPTION, LOCK, "CACHEDIR.TAG"}  # folders below the root that have one of these files are not copied
 SEED = "{seed}"
 FOLDER = Path(".ace/compare")
 RESULT, LOG = "result.json", "log.txt"
@@ -48,23 +60,36 @@ class Contents:
     @classmethod
     def of(cls, root: Path) -> Contents:
         """List the files below a folder. Links to folders are followed, but no folder is visited twice."""
-        contents, seen = cls(root), set()
+        contents, seen, own = cls(root), set(), set(LEFT_OUT)
+        if (root / DESCRIPTION).is_file():  # results in the root, as with --out .
+            own |= {PAGE, CODE, *(path.parent.name for path in root.glob("*-??????/seed-*"))}
         for folder, folders, names in os.walk(root, followlinks=True):
             real = os.path.realpath(folder)
-            if real in seen or not LEFT_OUT.isdisjoint(names):
+            if real in seen or (folder != str(root) and not LEFT_OUT.isdisjoint(names)):
                 folders.clear()
                 continue
             seen.add(real)
-            folders[:] = sorted(name for name in folders if name not in SKIPPED)
-            for path in sorted(Path(folder, name) for name in names):
-                if path.is_file() and path.suffix != ".pyc":
-                    linked = path.stat().st_size >= LARGE and path.suffix not in WRITTEN
+            folders[:] = sorted(set(folders) - SKIPPED - own)
+            for path in sorted(Path(folder, name) for name in set(names) - own):
+                if path.is_file() and path.suffix != ".pyc" and not _is_output(stat := path.stat()):
+                    linked = stat.st_size >= LARGE and path.suffix not in WRITTEN
                     (contents.linked if linked else contents.copied).append(path.relative_to(root).as_posix())
         return contents
 
     def data_state(self) -> list[tuple[str, int, int]]:
         """Return name, size and modification time of every linked file."""
         return [(name, (stat := os.stat(self.root / name)).st_size, stat.st_mtime_ns) for name in self.linked]
+
+    def state(self) -> list[tuple[Any, ...]]:
+        """Return name and content of every file but logs; of large files, name, size and modification time."""
+        state = list[tuple[Any, ...]](self.data_state())
+        for name in self.copied:
+            stat = os.stat(path := self.root / name)
+            if stat.st_size >= LARGE:
+                state.append((name, stat.st_size, stat.st_mtime_ns))
+            elif path.suffix != ".log":
+                state.append((name, hashlib.sha256(path.read_bytes()).hexdigest()))
+        return state
 
     def lay_out(self, target: Path) -> None:
         """Create the folder of a trial, with copies of the code and links to the data."""
@@ -73,16 +98,34 @@ class Contents:
         for name in self.copied:
             shutil.copy2(self.root / name, target / name)
         for name in self.linked:
-            (target / name).symlink_to((self.root / name).resolve())
+            link((self.root / name).resolve(), target / name)
+
+    def check_data(self, before: Sequence[tuple[str, int, int]]) -> None:
+        """Raise an AceError if a linked file is not as it was when ``before = data_state()``."""
+        for name, *expected in before:
+            path = (self.root / name).resolve()
+            if not path.is_file() or [path.stat().st_size, path.stat().st_mtime_ns] != expected:
+                do = "restore it and let the script write another file, or move it away if no run needs it"
+                raise AceError(f"stopped: {path}, which all runs read, was changed, probably by a run: {do}")
 
 
-def _list_tracked(root: Path) -> set[str] | None:
-    """Return the files that git tracks in a folder; None if there are none or git is not installed."""
-    try:
-        done = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return set(os.fsdecode(done.stdout).split("\0")) - {""} or None
+def _is_output(stat: os.stat_result) -> bool:
+    """Return whether this process prints into a file, as in ``ace-patch compare ... > out.txt``."""
+    with contextlib.suppress(OSError):  # a closed stream
+        return any(os.path.samestat(stat, os.fstat(stream)) for stream in (1, 2))
+    return False
+
+
+def link(source: Path, target: Path) -> None:
+    """Clone a file if the file system can share the content of files until one of them changes; else link it."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            with source.open("rb") as original, target.open("xb") as clone:
+                fcntl.ioctl(clone, FICLONE, original.fileno())
+            shutil.copystat(source, target)
+            return
+        target.unlink(missing_ok=True)
+    target.symlink_to(source)
 
 
 @dataclass(frozen=True)
@@ -103,6 +146,9 @@ class Comparison(Experiment):
     contents: Contents = field(default_factory=lambda: Contents(Path()))
     below: str = "."  # working directory of the command, relative to the root of the contents
     script: Script = field(default_factory=Script)  # the adapter's description of the script
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    """Mapping from each kind of input that results depend on, such as "package versions", to a hash. Runs and seeds are
+    not included, so that they can be added later."""
 
     @property
     def trials(self) -> list[Trial]:
@@ -123,20 +169,6 @@ class Comparison(Experiment):
         """
         return trial.seed - 1 if self.command(trial) == [*self.words] else None
 
-    def fingerprint(self) -> str:
-        """Hash the command, the content of the copied files, and sizes and modification times of the linked files.
-
-        Runs and seeds are not hashed, so that they can be added later. In a git clone, untracked files other than
-        ``.py`` and ``.toml`` are ignored, because earlier runs may have written them.
-        """
-        parts = [self.adapter, self.words, self.below, self.contents.data_state()]
-        digest = hashlib.sha256(json.dumps(parts).encode())
-        tracked = _list_tracked(self.contents.root)
-        for name in self.contents.copied:
-            if tracked is None or name in tracked or name.endswith((".py", ".toml")):
-                digest.update(name.encode() + b"\0" + (self.contents.root / name).read_bytes() + b"\0")
-        return digest.hexdigest()[:10]
-
 
 @dataclass(frozen=True)
 class TrialResult:
@@ -149,6 +181,7 @@ class TrialResult:
     """Mapping from each metric to its evaluations, each as [seconds since the start, value]."""
     seconds: float = 0.0  # duration of the trial in seconds
     error: float | None = None  # last measured relative equivariance error of the deployed model
+    made: str = ""  # date and time of the end
 
     @property
     def seconds_per_evaluation(self) -> float | None:
@@ -163,13 +196,40 @@ class Store:
 
     def __init__(self, comparison: Comparison, folder: str | os.PathLike[str] | None = None) -> None:
         self.comparison = comparison
-        self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{comparison.fingerprint()}").absolute()
+        self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{_hash(dict(comparison.inputs))}").absolute()
 
     def trial_folder(self, trial: Trial) -> Path:
-        """Return the folder of a trial. Its name has a hash of the settings, because a run's name may be reused."""
-        settings = json.dumps(self.comparison.runs[trial.run], sort_keys=True, default=str)
-        key = hashlib.sha256(settings.encode()).hexdigest()[:6]
+        """Return the folder of a trial. Its name has a hash of all that the result depends on."""
+        key = _hash([self.comparison.runs[trial.run], dict(self.comparison.inputs)])[:6]
         return self.folder / f"{trial.run}-{key}" / f"seed-{trial.seed}"
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the folder for this process. The system removes the lock of a process that has ended."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / LOCK).open("a+", encoding="utf-8") as file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                do = "wait until it has ended, or choose another folder with --out"
+                raise AceError(f"{self.folder} is in use by {file.read(200) or 'another process'}: {do}") from None
+            except OSError:
+                pass  # a file system without locks
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}, since {now()}")
+            file.flush()
+            yield
+
+    def copy_code(self) -> Comparison:
+        """Return the comparison with a copy of the user's files, which can then change while it runs."""
+        contents = self.comparison.contents
+        root = self.folder / CODE
+        shutil.rmtree(root, ignore_errors=True)
+        with _copying():
+            contents.lay_out(root)
+        return replace(self.comparison, contents=replace(contents, root=root))
 
     def load(self) -> dict[Trial, TrialResult]:
         """Return the results of the finished trials. Results that lack one of the metrics are left out."""
@@ -184,15 +244,21 @@ class Store:
     def save(self, trial: Trial, result: TrialResult) -> None:
         publish(self.trial_folder(trial) / RESULT, json.dumps(vars(result), indent=1).encode())
 
-    def describe(self, threads: int) -> int:
-        """Write the description of the comparison, and return the number of threads of each trial.
+    def describe(self, threads: int) -> tuple[int, list[str]]:
+        """Write the description of the comparison.
 
-        Later calls return the number of the first call, because the number of threads affects the rounding of sums.
+        Returns:
+            The number of threads of each trial, and the kinds of inputs that changed since the last call. The number
+            of threads is that of the first call, because it affects the rounding of sums.
         """
-        described: dict[str, Any] = {"threads": threads}
-        with contextlib.suppress(OSError, ValueError):
+        changed = list[str]()
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             described = json.loads((self.folder / DESCRIPTION).read_text(encoding="utf-8"))
-        described |= {
+            threads, before = int(described["threads"]), described.get("inputs", {})
+            changed = [kind for kind, value in self.comparison.inputs.items() if before.get(kind) != value]
+        described = {
+            "threads": threads,
+            "inputs": dict(self.comparison.inputs),
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
             "runs": {name: dict(settings) for name, settings in self.comparison.runs.items()},
@@ -201,7 +267,7 @@ class Store:
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         publish(self.folder / DESCRIPTION, json.dumps(described, indent=1).encode())
-        return int(described["threads"])
+        return threads, changed
 
 
 def plan_comparison(experiment: Experiment) -> Comparison:
@@ -229,7 +295,34 @@ def plan_comparison(experiment: Experiment) -> Comparison:
         compile_pattern(metric, metric.pattern)
         compile_pattern(metric, metric.curve or metric.pattern)
     fields = vars(experiment) | {"words": words, "metrics": metrics}
-    return Comparison(**fields, contents=Contents.of(root), below=below, script=script)
+    with _copying():
+        contents = Contents.of(root)
+        files = contents.state()
+    inputs = {
+        "command": _hash([plugin.name, words, below]),
+        "code or data": _hash(files),
+        "metrics": _hash([[metric.name, metric.pattern, metric.curve] for metric in metrics]),
+        "package versions": _hash(find_versions(plugin.name)),
+    }
+    return Comparison(**fields, contents=contents, below=below, script=script, inputs=inputs)
+
+
+@contextlib.contextmanager
+def _copying() -> Iterator[None]:
+    """Turn an error that occurs while the script's files are read or copied into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise AceError(f"the script's files cannot be copied: {error.filename}: {error.strerror or error}") from None
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def now() -> str:
+    """Return date and time to the minute."""
+    return time.strftime("%Y-%m-%d %H:%M")
 
 
 def _find_root(plugin: Plugin, words: Sequence[str]) -> tuple[Path, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext, redirect_stdout
 from typing import Any
@@ -15,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from ..contract.upstreams import Metric
+from ..errors import AceError
 from ..output import say
 from ..report.tables import format_duration
 from ..report.trace import shorten_path
@@ -22,9 +24,10 @@ from .cluster import run_on_ray
 from .experiment import Experiment, parse_metric, parse_runs, parse_seeds
 from .page import ComparisonResult
 from .plan import Comparison, Store, Trial, TrialResult, plan_comparison
-from .trial import Event, MetricReader, Task, choose_jobs, count_processors, run_here
+from .trial import UNMATCHED, Event, MetricReader, Task, choose_jobs, count_processors, run_here
 
 RUNS = "off,auto"
+PERIOD = 180.0  # seconds between two lines about a running trial, if there is no terminal
 
 
 def run_comparison(
@@ -32,7 +35,7 @@ def run_comparison(
     command: Sequence[str],
     *,
     runs: str | Mapping[str, Mapping[str, Any]] = RUNS,
-    seeds: int | Sequence[int] = 3,
+    seeds: int | Sequence[int] = 5,
     metrics: Sequence[str | Metric] = (),
     jobs: int | None = None,
     threads: int | None = None,
@@ -86,34 +89,50 @@ def execute(
     out: str | os.PathLike[str] | None = None,
 ) -> ComparisonResult:
     """Run the trials of a comparison that have no result yet, and return its outcome."""
-    store, total = Store(comparison, out), len(comparison.trials)
+    store = Store(comparison, out)
+    with store.lock():
+        return _execute(store, jobs, threads, on)
+
+
+def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> ComparisonResult:
+    comparison, total = store.comparison, len(store.comparison.trials)
     jobs = choose_jobs(jobs, total)
     finished = store.load()
-    first_threads = store.describe(threads or max(1, count_processors() // jobs))
-    tasks = [Task(comparison, trial, threads or first_threads) for trial in comparison.trials if trial not in finished]
+    first_threads, changed = store.describe(threads or max(1, count_processors() // jobs))
+    if changed:
+        other = f"results with other {' and other '.join(changed)} are kept but not reused"
+        say(f"{shorten_path(store.folder)}: {other}", anyway=True)
     if finished:
         say(f"{len(finished)} of {total} runs were finished before, in {shorten_path(store.folder)}", anyway=True)
-    data_before = comparison.contents.data_state()
+    for run in comparison.runs:
+        if reused := [result for trial, result in finished.items() if trial.run == run]:
+            times, seeds = sorted({each.made for each in reused}), ", ".join(str(each.seed) for each in reused)
+            say(f"reused: {run}, seeds {seeds}, made {' to '.join(dict.fromkeys([times[0], times[-1]]))}", anyway=True)
+    if trials := [trial for trial in comparison.trials if trial not in finished]:
+        store = Store(comparison := store.copy_code(), store.folder)
+    tasks = [Task(comparison, trial, threads or first_threads) for trial in trials]
     progress = Progress(comparison, finished, jobs, live=sys.stderr.isatty())
     events = run_here(store, tasks, jobs) if on == "here" else run_on_ray(store, tasks, jobs, on)
     try:
         # Ray prints on stdout, which is reserved for the result.
         with closing(events), progress.display, redirect_stdout(sys.stderr):
             for event in events:
+                if event.failed.startswith(UNMATCHED) and not progress.done:
+                    raise AceError(f"stopped: {event.trial}: {event.failed}")
                 progress.update(event)
     except KeyboardInterrupt:
         done = len(store.load())
         say(f"stopped; {done} of {total} runs are finished: run the same command again to continue", anyway=True)
         raise
-    if comparison.contents.data_state() != data_before:
-        changed = f"a run changed data files in {comparison.contents.root} that all runs read"
-        say(f"{changed}: restore the files, and repeat the comparison with another --out", anyway=True)
     failed = {str(trial): text for trial, text in progress.failed.items()}
     return ComparisonResult(comparison, list(progress.done.values()), failed, store.folder)
 
 
 class Progress:
-    """Shows the progress of a comparison on stderr: a live table if ``live``, else one line when a trial ends."""
+    """Shows the progress of a comparison on stderr: a live table if ``live``, else lines. Failures always get a line.
+
+    Without a live table, there is a line when a trial starts, every few minutes, and when it ends.
+    """
 
     def __init__(self, comparison: Comparison, finished: Mapping[Trial, TrialResult], jobs: int, live: bool) -> None:
         self.comparison = comparison
@@ -121,6 +140,7 @@ class Progress:
         self.done = dict(finished)
         self.failed: dict[Trial, str] = {}
         self.running: dict[Trial, MetricReader] = {}
+        self.printed: dict[Trial, float] = {}  # times of the last lines about the running trials
         self.metric = comparison.metrics[0].name
         self.display = Live(self.draw(), console=Console(stderr=True), transient=True) if live else nullcontext()
 
@@ -133,13 +153,27 @@ class Progress:
             self.done[event.trial] = event.result
         else:
             self.failed[event.trial] = event.failed
+        live = isinstance(self.display, Live)
         if isinstance(self.display, Live):
             self.display.update(self.draw())
-        elif event.reader is None:
-            text, result = event.failed, event.result
-            if result is not None:
-                text = f"{self.metric} {result.metrics[self.metric]:.4g} after {format_duration(result.seconds)}"
+        if event.failed:
+            say(f"{event.trial} failed ({self.summary()}): {event.failed}", anyway=True)
+        elif not live and (text := self._line(event)):
             say(f"{event.trial}: {text} ({self.summary()})", anyway=True)
+
+    def _line(self, event: Event) -> str:
+        """Return the text to print about an event that is not a failure; empty if nothing is to be printed now."""
+        if event.result is not None:
+            return f"{self._value(event.result.metrics)}after {format_duration(event.result.seconds)}"
+        started, now = event.trial not in self.printed, time.monotonic()
+        if event.reader is None or (not started and now - self.printed[event.trial] < PERIOD):
+            return ""
+        self.printed[event.trial] = now
+        epoch = f"in epoch {event.reader.epoch}" if event.reader.epoch else ""
+        return "started" if started else f"{self._value(event.reader.values)}{epoch}".strip() or "still running"
+
+    def _value(self, metrics: Mapping[str, float]) -> str:
+        return f"{self.metric} {metrics[self.metric]:.4g} " if self.metric in metrics else ""
 
     def share(self, trial: Trial) -> float:
         """Return the finished share of a running trial, from 0 to 1; 0 if it is unknown."""

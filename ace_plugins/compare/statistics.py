@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +29,13 @@ class Row:
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(self.values.values())
+        return _mean(self.values.values())
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; None for a single seed."""
-        return statistics.stdev(self.values.values()) if len(self.values) > 1 else None
+        """Standard deviation over seeds; None for a single seed, or if a value is not finite."""
+        spread = len(self.values) > 1 and all(map(math.isfinite, self.values.values()))
+        return statistics.stdev(self.values.values()) if spread else None
 
     def to_dict(self) -> dict[str, Any]:
         values = {str(seed): value for seed, value in self.values.items()}
@@ -50,15 +50,13 @@ class Difference:
     base: str
     changes: tuple[float, ...]
     """Relative change for each seed. Negative means better, also for metrics where higher is better."""
+    mean: float
+    """Mean change: the geometric mean of the ratios, minus 1."""
     low: float | None
-    """Lower end of the bootstrap interval of the mean change; None for a single seed."""
+    """Lower end of the 95 % interval of the mean change; None for a single seed."""
     high: float | None
     higher: bool = False
     """True if higher values of the metric are better."""
-
-    @property
-    def mean(self) -> float:
-        return statistics.fmean(self.changes)
 
     @property
     def better(self) -> int:
@@ -73,28 +71,27 @@ class Difference:
         """Describe the difference without claiming more than the seeds show."""
         count, finite = len(self.changes), sum(map(math.isfinite, self.changes))
         if finite < count:
-            why = f"the results of {count - finite} of {count} seeds are not finite, or 0 for {self.base}"
-            return f"{self.run}: no conclusion, because {why}"
-        size = self.format(self.mean, sign=False)
-        if self.low is None or self.high is None:
-            how = f"{'better' if self.mean < 0 else 'worse'} by {size} than" if self.mean else "as good as"
-            return f"{self.run} is {how} {self.base} in one seed, and one seed proves nothing"
+            bad = f"{count - finite} of {count} seeds"
+            return f"{self.run}: no conclusion, because the results of {bad} are not finite numbers above 0"
         if not any(self.changes):
-            return f"{self.run} and {self.base} are the same in {count} of {count} seeds"
-        if (self.high < 0 and self.better == count) or (self.low > 0 and not self.better):
-            least, most = (self.format(end, sign=False) for end in sorted((self.low, self.high), key=abs))
-            how = f"{'better' if self.high < 0 else 'worse'} than {self.base} in {count} of {count} seeds"
-            return f"{self.run} is {how}, by {size} ({least.removesuffix(' %')} to {most})"
-        ends = [self.format(end) for end in (self.low, self.high)]
-        return (
-            f"no clear difference between {self.run} and {self.base}: better in {self.better} of {count} seeds, "
-            f"mean change {self.format(self.mean)} ({' to '.join(reversed(ends) if self.higher else ends)})"
-        )
+            return f"{self.run} and {self.base} have the same results in {count} of {count} seeds"
+        size = self.format(self.mean, sign=False)
+        how = f"{'better' if self.mean < 0 else 'worse'} than {self.base} by {size}"
+        if self.low is None or self.high is None:
+            seeds = "one seed" if count == 1 else f"{count} seeds with the same results"
+            return f"{self.run} is {how} in {seeds}, which proves nothing"
+        signed = not (self.high < 0 or self.low > 0)
+        ends = sorted((self.low, self.high), key=lambda end: (-end if self.higher else end) if signed else abs(end))
+        interval = " to ".join(self.format(end, sign=signed) for end in ends)
+        seeds = f"(95 % interval {interval}; better in {self.better} of {count} seeds)"
+        if signed:
+            return f"{self.run} and {self.base} cannot be told apart: mean change {self.format(self.mean)} {seeds}"
+        return f"{self.run} is {how} {seeds}"
 
     def format(self, change: float, *, sign: bool = True) -> str:
         """Format a change in percent. Its sign is that of the metric: plus means a higher value."""
         size, value = abs(change), -change if self.higher else change
-        text = f"{100 * size:.1f} %" if size < 0.0995 else f"{100 * size:.0f} %"
+        text = f"{100 * size:{'.1f' if size < 0.0995 else '.0f' if size < 100 else '.0e'}} %"
         return f"{MINUS if value < 0 else '+'}{text}" if sign else text
 
 
@@ -108,13 +105,17 @@ def summarise(results: Sequence[TrialResult], runs: Sequence[str], metrics: Sequ
         Row(
             run,
             {result.seed: result.metrics[first.name] for result in found},
-            {metric.name: statistics.fmean(result.metrics[metric.name] for result in found) for metric in others},
+            {metric.name: _mean([result.metrics[metric.name] for result in found]) for metric in others},
             time / base if (time := times[run]) and base else None,
             _over(statistics.fmean, (result.error for result in found)),
         )
         for run, found in by_run.items()
         if found
     ]
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values)  # statistics.fmean raises an error for inf and -inf
 
 
 def _over(average: Callable[[list[float]], float], values: Iterable[float | None]) -> float | None:
@@ -124,19 +125,42 @@ def _over(average: Callable[[list[float]], float], values: Iterable[float | None
 def compare_runs(rows: Sequence[Row], base: str, metric: Metric) -> list[Difference]:
     """Compare every other run with the run ``base``, over the seeds that both have."""
     before = next((row.values for row in rows if row.run == base), {})
-    sign, differences = -1.0 if metric.higher else 1.0, []
+    sign, differences = -1 if metric.higher else 1, []
     for row in rows:
         pairs = [(value, before[seed]) for seed, value in row.values.items() if seed in before]
-        changes = [sign * (new - old) / abs(old) if old else math.nan for new, old in pairs]
-        if changes and row.run != base:
-            enough = len(changes) > 1 and all(map(math.isfinite, changes))
-            low, high = bootstrap_interval(changes) if enough else (None, None)
-            differences.append(Difference(row.run, base, tuple(changes), low, high, metric.higher))
+        if not pairs or row.run == base:
+            continue
+        logs = [_log_ratio(*pair) for pair in pairs]
+        changes = [sign * math.expm1(min(log, MOST)) for log in [*logs, _mean(logs)]]
+        low = high = None
+        # Results that are the same for every seed are not independent: the script does not use its seed.
+        if len(set(pairs)) > 1 and all(map(math.isfinite, logs)):
+            low, high = sorted(sign * math.expm1(min(end, MOST)) for end in t_interval(logs))
+        differences.append(Difference(row.run, base, tuple(changes[:-1]), changes[-1], low, high, metric.higher))
     return differences
 
 
-def bootstrap_interval(changes: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the mean change, by resampling seeds. The result is reproducible."""
-    generator = random.Random(0)
-    means = sorted(statistics.fmean(generator.choices(changes, k=len(changes))) for _ in range(10_000))
-    return means[250], means[-251]
+def _log_ratio(new: float, old: float) -> float:
+    """Return the logarithm of new / old, or nan unless both are finite and above 0."""
+    return math.log(new) - math.log(old) if min(new, old) > 0 and max(new, old) < math.inf else math.nan
+
+
+MOST = 700.0  # largest logarithm of a ratio; exp overflows at 710
+T_QUANTILES = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Two-sided 95 % quantiles of Student's t distribution with 1 to 30 degrees of freedom."""
+
+
+def t_quantile(freedom: int) -> float:
+    """Return the two-sided 95 % quantile of Student's t distribution; above 30 degrees of freedom an approximation."""
+    return T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96 + 2.372 / freedom + 2.82 / freedom**2
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of at least two independent values, by Student's t distribution."""
+    mean, count = statistics.fmean(values), len(values)
+    half = t_quantile(count - 1) * statistics.stdev(values) / math.sqrt(count)
+    return mean - half, mean + half

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import math
 import os
 import queue
 import re
+import select
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -23,11 +28,13 @@ from ..report.trace import LINES, read_trace
 from ..run.activation import SHIFT
 from ..settings.sources import VARIABLES, variable
 from .experiment import compile_pattern
-from .plan import LOG, Comparison, Store, Trial, TrialResult
+from .plan import LOG, Comparison, Store, Trial, TrialResult, now
 
-_EPOCH = re.compile(r"epoch\D{0,3}(\d+)", re.IGNORECASE)
+_EPOCH = re.compile(r"epoch\D{0,3}(\d{1,9})(?!\d)", re.IGNORECASE)
 LAST_LINES = 8  # number of lines at the end of a log that an error message quotes
 TICK = 0.5  # seconds between two checks of the running trials
+UNMATCHED = "no line matches"  # start of the message if a run that succeeded printed no result
+PIPE = 2**20  # bytes to read at most after the end of a script: a pipe holds no more
 
 
 class MetricReader:
@@ -50,14 +57,36 @@ class MetricReader:
         if epoch := _EPOCH.search(line):
             self.epoch = int(epoch[1])
         for metric, result, point in self._patterns:
-            try:
-                for match in result.finditer(line):
-                    self.values[metric.name] = float(match[1])
-                for match in point.finditer(line):
-                    self.curves[metric.name].append([round(seconds, 3), float(match[1])])
-            except (TypeError, ValueError):
-                found = f"found {match[1]!r} in {line.strip()!r}"
-                raise AceError(f"metric {metric.name!r}: expected a number, {found}") from None
+            for value in _find_numbers(result, line):
+                self.values[metric.name] = value
+            self.curves[metric.name] += [[round(seconds, 3), value] for value in _find_numbers(point, line)]
+
+
+def _find_numbers(pattern: re.Pattern[str], line: str) -> Iterator[float]:
+    """Yield the numbers that the pattern finds in a line, and leave out other text, such as "-", and overflows."""
+    for match in pattern.finditer(line):
+        with suppress(TypeError, ValueError):  # TypeError: the group is not part of the match
+            value = float(match[1])
+            if not (math.isinf(value) and match[1].strip()[-1].isdigit()):
+                yield value
+
+
+def _read_lines(process: subprocess.Popen[bytes]) -> Iterator[str]:
+    """Yield the lines that a process prints, until it ends. Processes that it leaves behind may keep its pipe open."""
+    assert process.stdout is not None
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    text, last = "", PIPE
+    while last > 0:
+        ended = process.poll() is not None
+        ready, _, _ = select.select([process.stdout], [], [], 0 if ended else TICK)
+        data = os.read(process.stdout.fileno(), 2**16) if ready else b""
+        if not data and (ready or ended):
+            break
+        last -= len(data) if ended else 0
+        *lines, text = (text + decoder.decode(data)).split("\n")
+        yield from lines
+    if text := text + decoder.decode(b"", final=True):
+        yield text
 
 
 @dataclass(frozen=True)
@@ -81,7 +110,7 @@ def perform(
     task: Task,
     folder: Path,
     lay_out: Callable[[Path], None],
-    follow: Callable[[subprocess.Popen[str], MetricReader], None] = lambda process, reader: None,
+    follow: Callable[[subprocess.Popen[bytes], MetricReader], None] = lambda process, reader: None,
     device: str | None = None,
 ) -> TrialResult:
     """Run a trial in ``folder`` until it ends.
@@ -103,16 +132,13 @@ def perform(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        bufsize=1,
+        bufsize=0,
     )
     try:
         follow(process, reader)
-        assert process.stdout is not None
-        with process.stdout, log.open("w", encoding="utf-8", buffering=1) as copy:
-            for line in process.stdout:
-                copy.write(line)
+        with log.open("w", encoding="utf-8", buffering=1) as copy:
+            for line in _read_lines(process):
+                print(line, file=copy)
                 reader.feed(line, time.monotonic() - began)
                 follow(process, reader)
         code = process.wait()
@@ -120,18 +146,20 @@ def perform(
         if process.poll() is None:
             process.terminate()
             process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
     if code:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         raise AceError("\n".join([f"ended with {how}; the end of {log}:", *reader.last_lines]))
     for metric in task.comparison.metrics:
         if metric.name not in reader.values:
             last = f"the last line of {log} is {reader.last_lines[-1]!r}" if reader.last_lines else f"{log} is empty"
-            raise AceError(f"no line matches {metric.pattern!r} of metric {metric.name!r}; {last}")
+            raise AceError(f"{UNMATCHED} {metric.pattern!r} of metric {metric.name!r}; {last}")
     curves = {name: points for name, points in reader.curves.items() if points}
     folders = sorted(path.parent for path in (work / "ace-runs").glob(f"*/{LINES}"))
     errors = [line["error"]["relative"] for folder in folders for line in read_trace(folder) if "error" in line]
     seconds = round(time.monotonic() - began, 3)
-    return TrialResult(task.trial.run, task.trial.seed, reader.values, curves, seconds, (errors or [None])[-1])
+    return TrialResult(task.trial.run, task.trial.seed, reader.values, curves, seconds, (errors or [None])[-1], now())
 
 
 @dataclass
@@ -173,22 +201,26 @@ def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]
     free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # devices, one for each simultaneous trial
     for device in islice(cycle(list_devices() or (None,)), jobs):
         free.put(device)
-    processes: set[subprocess.Popen[str]] = set()
+    processes: set[subprocess.Popen[bytes]] = set()
     stopped = threading.Event()
+    contents = store.comparison.contents
+    data = contents.data_state()
 
     def work(task: Task) -> None:
         if stopped.is_set():
             return
         trial, device = task.trial, free.get()
 
-        def follow(process: subprocess.Popen[str], reader: MetricReader) -> None:
+        def follow(process: subprocess.Popen[bytes], reader: MetricReader) -> None:
             processes.add(process)
             if stopped.is_set():
                 process.terminate()
             events.put(Event(trial, reader))
 
         try:
-            result = perform(task, store.trial_folder(trial), store.comparison.contents.lay_out, follow, device)
+            contents.check_data(data)
+            result = perform(task, store.trial_folder(trial), contents.lay_out, follow, device)
+            contents.check_data(data)
             if not stopped.is_set():
                 store.save(trial, result)
                 events.put(Event(trial, result=result))
@@ -204,6 +236,7 @@ def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]
                 done, waiting = wait(waiting, timeout=TICK, return_when=FIRST_COMPLETED)
                 for future in done:
                     future.result()
+                    contents.check_data(data)
                 while not events.empty():
                     yield events.get()
         finally:

@@ -114,7 +114,7 @@ class Record:
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": torch.initial_seed(),
-            "versions": _find_versions(self.adapter),
+            "versions": find_versions(self.adapter),
             **more,
         }
         self.started = time.time()
@@ -191,7 +191,7 @@ class Record:
         }
 
 
-def _find_versions(adapter: str) -> dict[str, str]:
+def find_versions(adapter: str) -> dict[str, str]:
     """Return the versions of Python, torch, ace-plugins, the adapter and the packages that the adapter requires."""
     found = {"python": platform.python_version(), "torch": version("torch"), "ace-plugins": __version__}
     if plugin := registry().plugins.get(adapter):

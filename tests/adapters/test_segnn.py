@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import textwrap
@@ -106,6 +107,28 @@ def test_off_is_the_plain_script_bit_for_bit(root: Path, tmp_path: Path) -> None
     assert off.stdout == plain.stdout
     assert len(losses(off.stdout)) >= 6
     assert not (root / ".ace").exists()
+
+
+def test_compare_reads_the_results_that_the_script_prints(root: Path) -> None:
+    done = ace(root, "compare", "segnn", "--runs", "off", "--seeds", "1", "--json", "--", "main.py", *SMALL)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [metric["name"] for metric in told["metrics"]] == ["test", "validation"]
+    (result,) = Path(told["folder"]).glob("off-*/seed-1/result.json")
+    result = json.loads(result.read_text())
+    for name in ("test", "validation"):
+        curve = [value for _, value in result["curves"][name]]
+        assert len(curve) == 2, "one evaluation for each epoch"
+        assert result["metrics"][name] in curve
+
+
+def test_compare_reads_the_results_of_qm9(mini: Path) -> None:
+    words = ["main.py", "--dataset=qm9", "--epochs=2", *MODEL, "--layers=1", "--hidden_features=8", "--batch_size=32"]
+    done = ace(mini, "compare", "segnn", "--runs", "off", "--seeds", "1", "--json", "--", *words)
+    assert done.returncode == 0, done.stderr
+    (result,) = Path(json.loads(done.stdout)["folder"]).glob("off-*/seed-1/result.json")
+    curves = json.loads(result.read_text())["curves"]
+    assert (len(curves["test"]), len(curves["validation"])) == (1, 2)
 
 
 def test_patch_and_revert_leave_git_as_it_was(root: Path) -> None:
@@ -439,6 +462,23 @@ def layout() -> dict[str, Any]:
 
 def test_the_miniature_has_the_real_ones_names_signatures_and_shapes(mini: Path) -> None:
     assert_same_layout(mini, "segnn", layout)
+
+
+def printed(root: Path) -> set[str]:
+    """Return the formats of the lines that the two training scripts print."""
+    calls = [
+        call
+        for name in ("nbody/train_nbody.py", "qm9/train.py")
+        for call in ast.walk(ast.parse((root / name).read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print"
+    ]
+    first = [call.args[0].left if isinstance(call.args[0], ast.BinOp) else call.args[0] for call in calls]
+    return {each.value for each in first if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+
+
+def test_the_miniature_prints_the_lines_of_the_real_one(mini: Path) -> None:
+    assert len(printed(mini)) == 7
+    assert printed(mini) == printed(given("segnn"))
 
 
 # Beside the authors' own code.

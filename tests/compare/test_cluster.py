@@ -83,7 +83,7 @@ def test_tasks_are_sent_and_results_and_logs_come_back(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "ray", RayInProcess(lose="off seed 2"))
     metrics = [r"test=test (\S+)"]
-    result = run_comparison("schnet", ["train.py", "{seed}"], runs="off", metrics=metrics, on="ray", out="out")
+    result = run_comparison("schnet", ["train.py", "{seed}"], runs="off", metrics=metrics, seeds=3, on="ray", out="out")
     assert {each.seed: each.metrics for each in result.results} == {1: {"test": 1.0}}
     assert result.failed.keys() == {"off seed 2", "off seed 3"}
     assert "node lost" in result.failed["off seed 2"]

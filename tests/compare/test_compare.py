@@ -67,7 +67,8 @@ def test_runs_have_folders_of_their_own_and_seeds_in_common(project: Path) -> No
     assert off.keys() == strict.keys() == {"1", "2"}
     assert off["1"] != off["2"]
     assert all(strict[seed] == pytest.approx(0.5 * off[seed], rel=1e-12) for seed in off), "the same random numbers"
-    assert told["sentences"] == ["strict is better than off in 2 of 2 seeds, by 50 % (50 to 50 %)."]
+    interval = "(95 % interval 50 % to 50 %; better in 2 of 2 seeds)"
+    assert told["sentences"] == [f"strict is better than off by 50 % {interval}."]
     assert sorted(project.iterdir()) == sorted([*before, project / ".ace"]), "the user's own folder is as it was"
     places = list(Path(told["folder"]).glob("*/seed-*/work-*"))
     assert len(places) == 4
@@ -96,6 +97,137 @@ def test_a_name_that_means_something_else_now_is_another_run(project: Path) -> N
     assert "1 of 2 runs were finished before" in done.stderr
 
 
+CHANGES: dict[str, Any] = {
+    "code": lambda project: (project / "train.py").write_text(SCRIPT + "# edited"),
+    "an untracked file of any type": lambda project: (project / "options.json").write_text("[2]"),
+    "large data, by size and time": lambda project: os.utime(project / "data.npy", (1, 1)),
+    "a large copied file, by size and time": lambda project: os.utime(project / "old.pt", (1, 1)),
+    "metrics": None,
+    "package versions": None,
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_result_is_reused_only_if_nothing_that_it_depends_on_changed(
+    project: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "add", "train.py"], check=True)
+    (project / "options.json").write_text("[1]")
+    words = ["--runs", "off", "--seeds", "1", "--out", "../out"]
+    answer(*words)
+    kind = what if CHANGES[what] is None else "code or data"
+    if what == "metrics":
+        monkeypatch.setattr(sys.modules[__name__], "METRIC", ["--metric", r"test=epoch (\S+)"])
+    elif what == "package versions":
+        monkeypatch.setattr("ace_plugins.compare.plan.find_versions", lambda adapter: {"torch": "1"})
+    else:
+        CHANGES[what](project)
+    done = compare("schnet", "--json", *METRIC, *words, "--", "train.py", "--fast")
+    assert f"results with other {kind} are kept but not reused" in done.stderr
+    assert "were finished before" not in done.stderr
+    if what == "metrics":
+        assert json.loads(done.stdout)["runs"][0]["values"] == {"1": 3.0}
+
+
+def test_results_are_not_invalidated_by_caches_and_logs_and_are_listed_with_their_time(project: Path) -> None:
+    answer("--runs", "off", "--seeds", "1")
+    os.utime(project / "train.py", (1, 1))  # as after a git checkout
+    (project / "__pycache__").mkdir()
+    (project / "__pycache__" / "train.cpython-311.pyc").write_bytes(b"cache")
+    (project / "today.log").write_text("a run by hand")
+    done = compare("schnet", "--json", *METRIC, "--runs", "off", "--seeds", "1", "--", "train.py", "--fast")
+    assert "1 of 1 runs were finished before" in done.stderr
+    assert re.search(r"reused: off, seeds 1, made \d{4}-\d\d-\d\d \d\d:\d\d$", done.stderr, re.MULTILINE), done.stderr
+
+
+def test_output_that_goes_into_the_folder_is_no_input(project: Path) -> None:
+    words = ["--runs", "off", "--seeds", "1", "--", "train.py"]
+    command = [sys.executable, "-m", "ace_plugins", "compare", "schnet", *METRIC, *words]
+    for _ in range(2):
+        with (project / "nohup.out").open("a") as output:
+            subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=True, timeout=60)
+    told = (project / "nohup.out").read_text()
+    assert told.count("off seed 1: started") == 1
+    assert "1 of 1 runs were finished before" in told
+
+
+def test_two_calls_in_one_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAUSE", "5")
+    process = started("--runs", "off", "--seeds", "1", "--out", "out")
+    until(lambda: (project / "out").is_dir() and list(project.glob("out/*/*/work-*")))
+    done = compare("schnet", *METRIC, "--out", "out", "--", "train.py", code=2)
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(rf"/out is in use by process {process.pid} on .*, since \d{{4}}-.*: wait until", done.stderr)
+    process.kill()
+    process.communicate()
+    monkeypatch.delenv("PAUSE")
+    assert answer("--runs", "off", "--seeds", "1", "--out", "out")["runs"], "the lock of a dead process does not count"
+
+
+def test_a_script_that_writes_into_large_data_is_stopped_before_the_next_run(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ace_plugins.compare.plan.FICLONE", 0)  # as on a file system that cannot clone files
+    (project / "train.py").write_text("open('data.npy', 'wb').write(b'new'); print('test 1')")
+    done = compare("schnet", *METRIC, "--runs", "off", "--jobs", "1", "--out", "out", "--", "train.py", code=2)
+    assert re.search(r"stopped: .*/project/data\.npy, which all runs read, was changed, .*: restore it", done.stderr)
+    assert len(list(project.glob("out/*/seed-*"))) == 1
+    assert not list(project.glob("out/*/seed-*/result.json")), "a run that changed its own data has no result"
+
+
+def test_on_file_systems_that_clone_files_a_run_writes_into_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def clone(target: Any, number: int, source: int) -> None:
+        assert number == 0x40049409
+        target.write(os.pread(source, 2**22, 0))
+
+    monkeypatch.setattr("fcntl.ioctl", clone)
+    (project / "train.py").write_text("open('data.npy', 'wb').write(b'new'); print('test 1')")
+    assert len(answer("--runs", "off", "--seeds", "2")["runs"][0]["values"]) == 2
+    assert (project / "data.npy").read_bytes() == bytes(LARGE)
+
+
+def test_a_script_that_is_edited_during_the_comparison(project: Path) -> None:
+    edit = f"open({str(project / 'train.py')!r}, 'w').write('print(\\'test 2\\')')"
+    (project / "train.py").write_text(f"{edit}; print('test 1')")
+    told = answer("--runs", "off", "--seeds", "2", "--jobs", "1")
+    assert told["runs"][0]["values"] == {"1": 1.0, "2": 1.0}, "all runs are of the script at the start"
+
+
+LEAVES = """
+import subprocess, sys, time
+print("half a line", end="", flush=True)
+print(chr(13) + "progress" + chr(13) + "test 7", flush=True)
+code = "import time\\nfor _ in range(200): print('noise', flush=True), time.sleep(0.1)"
+subprocess.Popen([sys.executable, "-c", code])
+time.sleep(1)
+"""
+
+
+def test_a_run_ends_with_its_script_and_not_with_processes_that_it_leaves_behind(project: Path) -> None:
+    (project / "train.py").write_text(LEAVES)
+    start = time.monotonic()
+    told = answer("--runs", "off", "--seeds", "1")
+    assert told["runs"][0]["values"] == {"1": 7.0}
+    assert time.monotonic() - start < 15
+    log = next(Path(told["folder"]).glob("*/seed-1/log.txt")).read_text().splitlines()
+    assert [line for line in log if "noise" not in line] == ["half a line", "progress", "test 7"]
+
+
+def test_a_result_that_is_not_finite_is_null_in_json(project: Path) -> None:
+    (project / "train.py").write_text("print('test nan')")
+    done = compare("schnet", "--json", *METRIC, "--seeds", "2", "--", "train.py")
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    told = json.loads(done.stdout, parse_constant=refuse)
+    assert told["runs"][0]["values"] == {"1": None, "2": None}
+    assert told["differences"][0]["mean"] is None
+
+
 def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAILS", "strict")
     told = answer("--runs", "off,strict", "--seeds", "2", code=1)
@@ -104,6 +236,9 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatc
     failed = told["failed"]["strict seed 1"]
     assert failed.startswith("ended with exit code 1; the end of ")
     assert failed.endswith("ValueError: out of luck")
+    done = compare("schnet", *METRIC, "--runs", "off,strict", "--seeds", "2", "--", "train.py", "--fast", code=1)
+    assert done.output.count("strict seed 1") == 2, "a line when it starts and one when it fails"
+    assert done.output.count("ValueError: out of luck") == 2, "once for each seed"
     monkeypatch.delenv("FAILS")
     assert len(answer("--runs", "off,strict", "--seeds", "2")["runs"]) == 2, "and called again it is made good"
 
@@ -171,12 +306,24 @@ def test_mistakes_are_one_line_and_nothing_is_started(project: Path, words: list
     assert not (project / ".ace").exists()
 
 
+def test_the_budget_of_all_runs_with_ace(project: Path) -> None:
+    runs = "off,strict:horizon=0.1,mine:mode=auto,budget=7"
+    done = compare("schnet", *METRIC, "--runs", runs, "--budget", "20 epochs", "--dry-run", "--", "train.py")
+    lines = [line for line in done.stdout.splitlines() if "seed 1: " in line]
+    assert [sorted(line.partition(": ")[2].removesuffix(": to run").split(", ")) for line in lines] == [
+        ["mode = off"],
+        ["budget = 20 epochs", "horizon = 0.1", "mode = strict"],
+        ["budget = 7", "mode = auto"],
+    ]
+
+
 def test_a_script_that_prints_no_metric(project: Path) -> None:
     (project / "train.py").write_text("print('loss 3')")
-    told = answer("--runs", "off", "--seeds", "1", code=1)
-    failed = told["failed"]["off seed 1"]
-    assert "metric 'test'" in failed
-    assert "'loss 3'" in failed
+    done = compare("schnet", *METRIC, "--runs", "off", "--seeds", "3", "--jobs", "1", "--", "train.py", code=2)
+    assert done.stderr.splitlines()[0] == "ace: off seed 1: started (0 of 3 runs)"
+    expected = r"stopped: off seed 1: no line matches .* of metric 'test'; the last line of .*log.txt is 'loss 3'"
+    assert re.search(expected, done.stderr.splitlines()[-1])
+    assert not list(project.glob(".ace/compare/*/*/seed-3")), "the other runs would not print it either"
 
 
 def test_links_to_folders_are_gone_through_and_ours_are_left_out(tmp_path: Path) -> None:
@@ -195,6 +342,19 @@ def test_links_to_folders_are_gone_through_and_ours_are_left_out(tmp_path: Path)
     found.lay_out(tmp_path / "target")
     assert not (tmp_path / "target" / "data").is_symlink(), "what is written there stays there"
     assert (tmp_path / "target" / "data" / "x.npy").resolve() == data / "x.npy"
+
+
+def test_the_current_folder_as_the_folder_of_results_can_be_continued(project: Path) -> None:
+    answer("--runs", "off", "--seeds", "1", "--out", ".")
+    (project / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55")
+    found = Contents.of(project)
+    assert {"train.py", "old.pt"} <= set(found.copied), "the user's files are copied"
+    assert found.linked == ["data.npy"]
+    assert not [name for name in found.copied if name.startswith("off-") or name == "comparison.json"]
+    done = compare(
+        "schnet", "--json", *METRIC, "--runs", "off", "--seeds", "2", "--out", ".", "--", "train.py", "--fast"
+    )
+    assert "1 of 2 runs were finished before" in done.stderr
 
 
 def started(*words: str) -> subprocess.Popen[str]:
@@ -289,7 +449,7 @@ def test_run_comparison_returns_what_the_command_prints(project: Path) -> None:
     assert [row.run for row in result.rows] == ["off", "half"]
     assert result.rows[1].mean == pytest.approx(0.5 * result.rows[0].mean, rel=1e-12)
     assert result.differences[0].mean == pytest.approx(-0.5, rel=1e-12)
-    assert result.sentences == ["half is better than off in 2 of 2 seeds, by 50 % (50 to 50 %)."]
+    assert result.sentences == ["half is better than off by 50 % (95 % interval 50 % to 50 %; better in 2 of 2 seeds)."]
     assert result.to_dict() == json.loads(json.dumps(result.to_dict()))
     printed = answer("--runs", "off,half:mode=strict", "--seeds", "2")
     assert printed == result.to_dict(), "the command reuses the results and prints the same"

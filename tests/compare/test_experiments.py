@@ -65,7 +65,7 @@ def test_what_varies_is_one_comparison_each(tmp_path: Path) -> None:
     assert (small.label, large.label) == ("samples 1000", "samples 3000")
     assert (small.about["paper"], large.about["paper"]) == ({}, {"off": "5.6"})
     assert large.runs == {"off": {"mode": "off"}, "slow": {"mode": "strict", "horizon": 0.9}}
-    assert large.seeds == (1, 2, 3)
+    assert large.seeds == (1, 2, 3, 4, 5)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_results_and_traces_are_found(tmp_path: Path) -> None:
     found = read_comparison(folder)
     assert [(row.run, len(row.values)) for row in found.rows] == [("off", 3), ("fit<b", 2)]
     assert found.sentences == [
-        "fit<b is better than off in 2 of 2 seeds, by 44 % (42 to 45 %).",
+        "fit<b is better than off by 44 % (95 % interval 14 % to 63 %; better in 2 of 2 seeds).",
         "1 of 6 runs have no result: they failed or have not finished.",
     ]
     assert [(run, trace.parts[-3]) for run, trace in found.traces().items()] == [("fit<b seed 1", "work-1-1")]
@@ -54,7 +54,7 @@ def test_the_direction_of_a_metric_is_read(tmp_path: Path) -> None:
 
 def test_the_section_has_table_sentences_and_curves(tmp_path: Path) -> None:
     drawn = render_comparison(read_comparison(written(tmp_path / "c")))
-    assert "fit&lt;b is better than off in 2 of 2 seeds" in drawn
+    assert "fit&lt;b is better than off by 44 %" in drawn
     assert "<b" not in drawn
     assert "mean over seeds" in drawn
     assert "<code>main.py &#39;a b&#39;</code>" in drawn
@@ -84,7 +84,7 @@ def test_report_of_a_comparison(tmp_path: Path) -> None:
     assert "egno: off, fit&lt;b" in page
     assert "<h2>fit&lt;b seed 1</h2>" in page, "the trace of a run is in it too"
     done = CliRunner().invoke(cli, ["report", str(folder), "--text"])
-    assert "fit<b is better than off in 2 of 2 seeds" in done.stdout
+    assert "fit<b is better than off by 44 %" in done.stdout
     told = json.loads(CliRunner().invoke(cli, ["report", str(folder), "--json"]).stdout)
     assert told["comparisons"][0]["runs"][0]["mean"] == pytest.approx(1.2)
     assert len(told["runs"]) == 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -86,7 +84,16 @@ def test_the_last_match_counts_and_curves_have_all(values: list[float]) -> None:
     assert reading.epoch == len(values)
 
 
-def test_what_is_no_number_is_told() -> None:
-    reading: Any = MetricReader([Metric("test", r"MAE (\S+)")])
-    with pytest.raises(AceError, match="metric 'test': expected a number, found 'high,' in 'MAE high, sorry'"):
-        reading.feed("MAE high, sorry\n", 0.0)
+@pytest.mark.parametrize("text", ["-", "high,", "9" * 5000, "1e999", "n/a"])
+def test_what_is_no_number_is_skipped(text: str) -> None:
+    reading = MetricReader([Metric("test", r"MAE: (\S+)")])
+    reading.feed("epoch 3 MAE: 0.5\n", 1.0)
+    reading.feed(f"epoch {'9' * 5000} MAE: {text}\n", 2.0)
+    assert (reading.values, reading.curves, reading.epoch) == ({"test": 0.5}, {"test": [[1.0, 0.5]]}, 3)
+
+
+def test_what_is_printed_as_not_finite_is_kept() -> None:
+    reading = MetricReader([Metric("test", "MAE: {number}")])
+    for text in ("nan", "inf", "-inf"):
+        reading.feed(f"MAE: {text}\n", 1.0)
+        assert str(reading.values["test"]) == text

@@ -59,14 +59,23 @@ def test_the_end_is_estimated_from_the_first_epoch_on() -> None:
     assert "0.5 50 %" in drawn
 
 
-def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     lines = Progress(comparison(), {Trial("off", 1): result("off", 1, 0.5)}, jobs=2, live=False)
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    lines.update(Event(Trial("strict", 1), MetricReader(METRICS)))
+    lines.update(Event(Trial("strict", 1), reading(1, 6.0)))  # too early for another line
+    clock[0] = 200.0
+    lines.update(Event(Trial("strict", 1), reading(5, 200.0)))
+    lines.update(Event(Trial("strict", 1), reading(5, 201.0)))
     lines.update(Event(Trial("strict", 1), result=result("strict", 1, 0.25)))
     lines.update(Event(Trial("off", 2), failed="ended with exit code 1"))
     told = capsys.readouterr().err.splitlines()
     assert told == [
+        "ace: strict seed 1: started (1 of 4 runs; about 2 min to go)",
+        "ace: strict seed 1: test 0.5 in epoch 5 (1 of 4 runs; about 5 min to go)",
         "ace: strict seed 1: test 0.25 after 60 s (2 of 4 runs; about 60 s to go)",
-        "ace: off seed 2: ended with exit code 1 (3 of 4 runs; about 60 s to go)",
+        "ace: off seed 2 failed (3 of 4 runs; about 60 s to go): ended with exit code 1",
     ]
 
 
@@ -85,7 +94,7 @@ def test_the_table_has_what_was_measured_and_what_the_paper_says(
     for expected in ("0.6 ± 0.14", "0.25", "−50 %", "× 1.00", "0.12", "0.6 ± 0.1", "lower is better"):
         assert expected in drawn
     assert answer.sentences == [
-        "strict is better by 50 % than off in one seed, and one seed proves nothing.",
+        "strict is better than off by 50 % in one seed, which proves nothing.",
         "1 of 4 runs have no result: they failed or have not finished.",
     ]
     told = answer.to_dict()

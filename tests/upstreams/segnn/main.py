@@ -122,6 +122,7 @@ if __name__ == "__main__":
     print(f"The model has {count_parameters(model):,} parameters.")
 
     # Train
+    args.ID = f"{args.model}_{args.dataset}"
     if args.gpus > 1:
         os.environ["MASTER_ADDR"] = "127.0.0.1"
         os.environ["MASTER_PORT"] = find_free_port()

@@ -149,8 +149,8 @@ def main(args):
             losses.append(loss.item())
             correct.append(pred.data.argmax(dim=1).eq(target).sum().item() / len(points))
 
-        log_string("Train Loss: %.9f" % np.mean(losses))  # noqa: UP031
-        log_string("Train Instance Accuracy: %.9f" % np.mean(correct))  # noqa: UP031
+        log_string("Train Loss: %.9f" % np.mean(losses))
+        log_string("Train Instance Accuracy: %.9f" % np.mean(correct))
 
         with torch.no_grad():
             test_loss, instance_acc, class_acc = test(classifier.eval(), testDataLoader, args, num_class)

@@ -15,7 +15,7 @@ class NBodyDataset:
             raise ValueError(f"unknown data set: {dataset_name}")
         self.partition = partition
         self.dataset_name = dataset_name
-        self.suffix = partition + FILES[dataset_name]
+        self.suffix = ("valid" if partition == "val" else partition) + FILES[dataset_name]
         self.frame_0, self.frame_T = FRAMES[dataset_name]
         self.dataset_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dataset")
         self.set_max_samples(max_samples)

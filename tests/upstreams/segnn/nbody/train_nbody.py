@@ -42,7 +42,7 @@ def train(gpu, model, args):
     model = model.to(device)
 
     loaders = {}
-    for partition in ("train", "valid", "test"):
+    for partition in ("train", "val", "test"):
         training = partition == "train"
         dataset = NBodyDataset(
             partition, max_samples=args.max_samples if training else 1e8, dataset_name=args.nbody_name
@@ -67,13 +67,14 @@ def train(gpu, model, args):
         if epoch % args.test_interval == 0 or epoch == args.epochs - 1:
             val_loss, test_loss = (
                 run_epoch(model, optimizer, criterion, epoch, loaders[part], transform, device, args, backprop=False)
-                for part in ("valid", "test")
+                for part in ("val", "test")
             )
             if args.log:
                 wandb.log({"val_loss": val_loss, "test_loss": test_loss}, step=epoch)
             if val_loss < best_val_loss:
                 best_val_loss, best_test_loss, best_epoch = val_loss, test_loss, epoch
-            print(f"*** best val loss: {best_val_loss:.9f} test loss: {best_test_loss:.9f} epoch {best_epoch}")
+            best = (best_val_loss, best_test_loss, best_epoch)
+            print("*** Best Val Loss: %.5f \t Best Test Loss: %.5f \t Best epoch %d" % best)
 
     if args.log:
         wandb.finish()
@@ -109,7 +110,7 @@ def run_epoch(model, optimizer, criterion, epoch, loader, transform, device, arg
 
     average = total / counter
     name = loader.dataset.partition
-    print(f"{name if backprop else '==> ' + name} epoch {epoch} avg loss: {average:.9f}")
+    print("%s epoch %d avg loss: %.5f" % (name if backprop else "==> " + name, epoch, average))
     if args.time_exp:
-        print(f"{name} epoch {epoch} forward time: {seconds:.6f} s")
+        print("Forward average time: %.6f" % (seconds / len(loader)))
     return average

@@ -11,7 +11,7 @@ from torch_scatter import scatter
 
 torch.manual_seed(42)
 
-N_TRAIN, N_TEST = 64, 16
+N_TRAIN, N_VALID, N_TEST = 64, 16, 16
 
 
 def make_graphs(n, radius, lmax_attr, seed):
@@ -78,37 +78,38 @@ def train(gpu, model, args):
         wandb.init(project="SEGNN", name=f"qm9_{args.target}_{args.model}", config=vars(args), dir=args.save_dir)
 
     train_graphs = make_graphs(N_TRAIN, args.radius, args.lmax_attr, seed=1)[: int(args.max_samples)]
+    valid_graphs = make_graphs(N_VALID, args.radius, args.lmax_attr, seed=3)
     test_graphs = make_graphs(N_TEST, args.radius, args.lmax_attr, seed=2)
     optimizer = optim.Adam(model.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     criterion = nn.MSELoss()
 
+    if gpu == 0:
+        print("Training:", args.ID)
     for epoch in range(args.epochs):
         model.train()
-        losses = []
-        for i, graph in enumerate(batches(train_graphs, epoch, gpu, args)):
+        losses, errors = [], []
+        for step, graph in enumerate(batches(train_graphs, epoch, gpu, args)):
             graph = graph.to(device)
             optimizer.zero_grad()
-            loss = criterion(model(graph), graph.y)
+            out = model(graph)
+            loss = criterion(out, graph.y)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            if gpu == 0 and (i + 1) % args.print == 0:
-                print(f"epoch {epoch} batch {i} loss: {losses[-1]:.9f}")
+            errors.append((out.detach() - graph.y).abs().mean().item())
+            if (step + 1) % args.print == 0:
+                means = (sum(losses) / len(losses), sum(errors) / len(errors))
+                print("epoch:%2d  step:%4d  loss: %0.4f  train MAE:%0.4f" % (epoch, step, *means))
 
-        train_loss = sum(losses) / len(losses)
-        if args.gpus > 1:
-            train_loss = torch.tensor(train_loss, device=device)
-            dist.all_reduce(train_loss)
-            train_loss = train_loss.item() / args.gpus
+        valid_mae = evaluate(model.module if args.gpus > 1 else model, valid_graphs, device, args)
         if gpu == 0:
-            print(f"train epoch {epoch} avg loss: {train_loss:.9f}")
-        if epoch % args.test_interval == 0 or epoch == args.epochs - 1:
-            test_mae = evaluate(model.module if args.gpus > 1 else model, test_graphs, device, args)
-            if gpu == 0:
-                print(f"==> test epoch {epoch} MAE: {test_mae:.9f}")
-            if log:
-                wandb.log({"train_loss": train_loss, "test_mae": test_mae}, step=epoch)
+            print("VALIDATION: epoch:%2d  step:%4d  %s-MAE:%0.4f" % (epoch, step, args.target, valid_mae))
+        if log:
+            wandb.log({"val_mae": valid_mae}, step=epoch)
 
+    test_mae = evaluate(model.module if args.gpus > 1 else model, test_graphs, device, args)
+    if gpu == 0:
+        print("TEST: epoch:%2d  step:%4d  %s-MAE:%0.4f" % (epoch, step, args.target, test_mae))
     if log:
         wandb.finish()
     if args.save:

@@ -37,7 +37,7 @@ class ModelNetDataLoader(Dataset):
         self.datapath = [
             (name, os.path.join(root, name, f"{shape_id}.txt")) for name, shape_id in zip(names, shape_ids, strict=True)
         ]
-        print("The size of %s data is %d" % (split, len(self.datapath)))  # noqa: UP031
+        print("The size of %s data is %d" % (split, len(self.datapath)))
         self.cache_size = cache_size
         self.cache = {}
 
