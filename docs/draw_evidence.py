@@ -14,7 +14,7 @@ from typing import Any
 
 from write_evidence import DOCS, ratios, read
 
-from ace_plugins.compare.statistics import mean_interval
+from ace_plugins.compare.statistics import t_interval
 
 PICTURE = DOCS / "evidence.png"
 COLORS = {"broken": "#d55e00", "symmetric": "#0072b2"}
@@ -34,16 +34,18 @@ def draw(path: Path) -> None:
     import matplotlib.pyplot as plt
 
     found = rows()
-    figure, axes = plt.subplots(figsize=(9, 0.36 * len(found) + 1.3))
+    figure, axes = plt.subplots(figsize=(9, 0.3 * len(found) + 1.2))
     for place, row in enumerate(reversed(found)):
         logs, color = [math.log(ratio) for ratio in row["ratios"]], COLORS[row["truth"]]
-        mean, low, high = (math.exp(value) for value in mean_interval(logs))
-        axes.plot([max(low, 0.02), min(high, 3)], [place, place], color=color, linewidth=2, alpha=0.5)
+        mean = math.exp(sum(logs) / len(logs))
+        if len(logs) > 1:
+            low, high = map(math.exp, t_interval(logs))
+            axes.plot([max(low, 0.015), min(high, 3)], [place, place], color=color, linewidth=2, alpha=0.5)
         axes.plot(row["ratios"], [place] * len(logs), "o", color=color, markersize=3.5, alpha=0.45)
         axes.plot([mean], [place], "D", color=color, markersize=6)
     axes.axvline(1, color="0.4", linewidth=1)
     axes.set_xscale("log")
-    axes.set_xlim(0.02, 3)
+    axes.set_xlim(0.015, 3)
     ticks = (0.02, 0.05, 0.1, 0.2, 0.5, 1, 2)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
@@ -52,7 +54,7 @@ def draw(path: Path) -> None:
     axes.set_xlabel("test error with ACE (mode auto) / without ACE")
     for truth, text in (("broken", "data break the symmetry"), ("symmetric", "data have the symmetry")):
         axes.plot([], [], "D", color=COLORS[truth], label=text)
-    axes.legend(loc="upper left", fontsize=8, frameon=False)
+    axes.legend(loc="lower left", fontsize=8, frameon=False)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     figure.tight_layout()

@@ -18,10 +18,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ace_plugins.compare.statistics import t_interval
+
 DOCS = Path(__file__).resolve().parent
 BEGIN, END = "<!-- results: docs/write_evidence.py writes this table -->", "<!-- end of results -->"
 HEAD = """\
-| task | data | seeds | auto / upstream by seed | mean | resilient / upstream | branches kept |
+| task | data | seeds | auto / upstream by seed | mean (95 % interval) | resilient / upstream | branches kept |
 |---|---|---|---|---|---|---|
 """
 
@@ -65,6 +67,12 @@ def mean(values: list[float]) -> str:
     return f"{math.exp(sum(map(math.log, values)) / len(values)):.2f}" if values else ""
 
 
+def interval(values: list[float]) -> str:
+    """Return the 95 % interval of the geometric mean as text, in brackets; "" if there are fewer than two values."""
+    ends = t_interval([math.log(value) for value in values]) if len(values) > 1 else ()
+    return " ({:.2f} to {:.2f})".format(*map(math.exp, ends)) if ends else ""
+
+
 def kept(comparison: dict[str, Any]) -> str:
     """Return how many branches each seed of mode auto keeps, such as "10, 9 of 12"."""
     verdicts = [result["verdicts"] for result in comparison["results"] if "verdicts" in result]
@@ -84,7 +92,7 @@ def table() -> str:
             one["truth"],
             str(len(auto)),
             by_seed,
-            mean(auto),
+            mean(auto) + interval(auto),
             mean(ratios(one, "resilient")),
             kept(one),
         ]

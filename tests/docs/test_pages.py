@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +110,20 @@ def test_the_table_of_results_is_what_the_files_say() -> None:
     page = text("evidence.md")
     assert loaded("write_evidence").page(page) == page, "run python docs/write_evidence.py"
     assert "| SchNet, QM9 alpha, 3,000 molecules, field 1 | broken |" in page
+
+
+def test_the_picture_of_the_results_shows_what_the_files_say() -> None:
+    """The numbers that were drawn are in the picture's metadata, a text chunk of the PNG file."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        drawn = loaded("draw_evidence")
+    finally:
+        sys.path.remove(str(DOCS))
+    data = drawn.PICTURE.read_bytes()
+    start = data.index(b"Description\0") + len(b"Description\0")
+    shown, _ = json.JSONDecoder().raw_decode(data[start:].decode("latin-1"))
+    assert shown == drawn.rows(), "run python docs/draw_evidence.py"
+    assert len(shown) >= 8
 
 
 def test_everything_has_a_place_in_the_manual() -> None:
