@@ -169,7 +169,7 @@ class Loop(ABC):
         if before is None or gradient is None:
             return False
         ace, session = self.ace, self.ace.session
-        ace.passes.count = 0
+        ace.passes.forget_frames()
         session.observed = LOSSES.take(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):

@@ -5,18 +5,20 @@ from __future__ import annotations
 import inspect
 import json
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..contract.sites import AddsItself, Node, Site, Tap
 from ..contract.upstreams import Script
 from ..errors import AdapterError
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
+from ..symmetry.groups import Element
 from ..symmetry.measure import Call
 from ..symmetry.parts import get_part
 from .branches import Norm
@@ -112,9 +114,21 @@ class PassState:
 
     forced: bool | None = None  # True or False inside `use_branches`; None elsewhere: the settings decide
     evaluates: bool = False  # True if the model's last arguments mark an evaluation (`Upstream.evaluating`)
-    count: int = 0  # number of forward passes with random frames since the last step of gamma
+    count: int = 0  # number of random frames drawn since the last step of gamma
+    frames: MutableMapping[Tensor, Element | None] = field(default_factory=WeakIdKeyDictionary)
+    """The frame of each forward pass since the last step, by the first tensor of its arguments; None if it had none."""
+    last: Element | None = None  # the last one of these frames
+    differ: bool | None = None  # True if there were different ones; None before the first forward pass
     warned: bool = False  # True once the user was warned that whole batches judge gamma
     batch: Call | Exception | None = None  # copy of the batch to measure the error on, or the exception in copying
+
+    def __reduce__(self) -> Any:
+        return PassState, ()
+
+    def forget_frames(self) -> None:
+        """Forget the frames of a step that has ended."""
+        self.frames.clear()
+        self.count, self.last, self.differ = 0, None, None
 
 
 class Ace(nn.Module):
@@ -314,7 +328,7 @@ class Ace(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
-        return {**self.__dict__, "_root": None, "passes": PassState(), "session": Session()}
+        return {**self.__dict__, "_root": None, "session": Session()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
