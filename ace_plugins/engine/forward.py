@@ -245,6 +245,8 @@ def open_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
             hooks.sync(ace)
         if ace.config.error_every:
             _keep_batch(ace, args, kwargs)
+        if ace.learning and not compiling:
+            ace.budget.note_batch(args, kwargs)
     OPEN.end_all(ace)
     if not active:
         return None
