@@ -77,6 +77,7 @@ class Session:
     ranks: Ranks | None = None  # the ranks that train the model together, with DDP or ``fully_shard``
     running: tuple[Loop, Optimizer] | None = None  # loop and optimizer of the step in progress; None between steps
     observed: Observed = field(default_factory=Observed)
+    zeros: list[Tensor] = field(default_factory=list)  # gradients of freed parameters, which are 0
     adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None  # optimizer and group that `adopt` changed
 
 
@@ -140,6 +141,7 @@ class Loop(ABC):
     def begin(self, optimizer: Optimizer) -> None:
         """Begin a step. Called when the gradients of the step have been computed."""
         ace, session, gamma = self.ace, self.ace.session, self.ace.gamma
+        ace.forget_gradients()
         if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
         if session.running is not None:

@@ -246,18 +246,26 @@ class Ace(nn.Module):
 
     def free_landed(self) -> None:
         """Stop training the parameters that only landed sites use (``freed``)."""
-        for parameter in self.freed:
-            parameter.requires_grad_(True)
         landed = self.duals.landed_sites
         kept = self.needed_by(site for number, site in enumerate(self.sites) if number not in landed)
         unused = [self.branch(name) for name in self.nodes.keys() - kept] if landed else []
         self.freed = [p for branch in unused for p in branch.parameters() if p.requires_grad]
         if self.landed and self.gamma.requires_grad:
             self.freed.append(self.gamma)
+        self.session.zeros = []
         self.forget_gradients()
-        if not is_distributed():  # DistributedDataParallel fixes the set of parameters when it is built
-            for parameter in self.freed:
-                parameter.requires_grad_(False)
+
+    def give_gradients(self) -> None:
+        """Give freed parameters that have no gradient one of 0, for scripts that loop over all parameters by hand."""
+        missing = [number for number, parameter in enumerate(self.freed) if parameter.grad is None]
+        if not missing or not self.training:
+            return
+        if not self.session.zeros:
+            self.session.zeros = [torch.empty_like(parameter) for parameter in self.freed]
+        zeros = [self.session.zeros[number] for number in missing]
+        torch._foreach_zero_(zeros)  # the script may have changed them
+        for number, zero in zip(missing, zeros, strict=True):
+            self.freed[number].grad = zero
 
     @property
     def needs_touch(self) -> bool:
@@ -265,7 +273,7 @@ class Ace(nn.Module):
         return bool(self.freed) and self.training and is_distributed()
 
     def forget_gradients(self) -> None:
-        """Remove gradients that DistributedDataParallel gave to freed parameters, so that optimizers skip these."""
+        """Remove the gradients of freed parameters, so that optimizers skip these."""
         for parameter in self.freed:
             parameter.grad = None
 
@@ -291,6 +299,7 @@ class Ace(nn.Module):
         self.branches._apply(fn)  # type: ignore[no-untyped-call]
         self.duals._apply(precise)  # type: ignore[no-untyped-call]
         super()._apply(precise, recurse=False)  # type: ignore[no-untyped-call]
+        self.session.zeros = []
         self._settle()
         return self
 

@@ -140,7 +140,7 @@ class Steps:
             optimizers.register_optimizer_step_pre_hook(self.before_step).remove,
             optimizers.register_optimizer_step_post_hook(self.after_step).remove,
             wrap(Optimizer, "__init__", adopt),
-            wrap(torch.autograd, "backward", LOSSES.backward),
+            wrap(torch.autograd, "backward", _run_backward),
             wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
             wrap(DistributedDataParallel, "__init__", _distribute),
             wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", _convert_norm),
@@ -172,7 +172,6 @@ class Steps:
         loops = known.loops
         for loop in loops:
             ace = loop.ace
-            ace.forget_gradients()
             # Not if this step is inside another optimizer's step, since other ranks may not make the inner step.
             if ace.session.ranks is not None and ace.session.running is None:
                 ace.session.ranks.check_in(ace)
@@ -209,6 +208,8 @@ class Steps:
             return
         # In reverse, so that parameter groups that were appended last are removed first.
         moved = [loop.ace for loop in reversed(known.loops) if loop.finish(optimizer)]
+        for loop in known.loops:
+            loop.ace.give_gradients()
         for ace in known.bounded:
             if not ace.landed:
                 follow(find_bounded(ace.branches))
@@ -253,8 +254,8 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
             name = type(optimizer).__name__
             raise StepError(f"{name} has no 'lr' in its parameter groups: set preset 'fit', or use another optimizer")
         find_shards(loop.ace)
-        branches = loop.ace.branches.parameters()
-        missed = [p for p in branches if p.requires_grad and id(p) not in places]
+        owned = {*places, *map(id, loop.ace.freed)}
+        missed = [p for p in loop.ace.branches.parameters() if p.requires_grad and id(p) not in owned]
         if missed and not _is_owned(missed[0]):
             text = f"no optimizer owns {len(missed)} branch parameters (model.{NAME}.branches), so they stay constant"
             warnings.warn(f"{text}; build the optimizer from model.parameters()", AceWarning, stacklevel=2)
@@ -311,9 +312,9 @@ def _find_models(places: Places) -> list[Ace]:
 
 
 def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
-    """Return upstream's weights whose ids are in ``places``. Empty if gamma is frozen: it then needs no optimizer."""
+    """Return upstream's weights whose ids are in ``places``. Empty if gamma needs no optimizer: frozen, or landed."""
     model = ace.root
-    if model is None or not ace.gamma.requires_grad:
+    if model is None or ace.landed or not ace.gamma.requires_grad:
         return []
     added = {id(p) for p in ace.parameters()}
     return [p for p in model.parameters() if id(p) not in added and id(p) in places]
@@ -358,6 +359,13 @@ def _running_steps(frame: FrameType | None) -> list[Any]:
             found.append(frame.f_locals.get("self"))
         frame = frame.f_back
     return found
+
+
+def _run_backward(backward: Any, *args: Any, **kwargs: Any) -> None:
+    """Wrap ``torch.autograd.backward`` to record the loss, and to give all parameters of landed models a gradient."""
+    LOSSES.backward(backward, *args, **kwargs)
+    for ace in list(LIVE.aces):
+        ace.give_gradients()
 
 
 def _convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
