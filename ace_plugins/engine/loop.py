@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import AceWarning
@@ -78,7 +78,8 @@ class Session:
     running: tuple[Loop, Optimizer] | None = None  # loop and optimizer of the step in progress; None between steps
     observed: Observed = field(default_factory=Observed)
     zeros: list[Tensor] = field(default_factory=list)  # gradients of freed parameters, which are 0
-    adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None  # optimizer and group that `adopt` changed
+    adopted: list[tuple[weakref.ref[Optimizer], list[nn.Parameter]]] = field(default_factory=list)
+    """The optimizers to which `adopt` has added parameters, with these parameters."""
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -141,7 +142,6 @@ class Loop(ABC):
     def begin(self, optimizer: Optimizer) -> None:
         """Begin a step. Called when the gradients of the step have been computed."""
         ace, session, gamma = self.ace, self.ace.session, self.ace.gamma
-        ace.forget_gradients()
         if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
         if session.running is not None:
