@@ -232,6 +232,11 @@ def open_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if ace.config.mode == "auto" and not (ace.learning or compiling):
         ace.duals.evidence.notice_changes()
     active = ace.active()
+    if active and ace.learning and not compiling and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise AttachError(
+            f"{type(model).__name__} is called inside torch.func (grad, vmap, jacrev, ...), where ACE cannot train it: "
+            "expected loss.backward(); call model.eval() first if this is no training, or project(model)"
+        )
     replica = getattr(model, "_is_replica", False)  # made by nn.DataParallel, with the original model's hooks
     if not replica:
         if ace.root is not model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ class Live:
 
     def __init__(self) -> None:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
+        self._lock = threading.RLock()  # garbage collection may call `discard` at any time, also inside this class
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0  # number of times a model was added or removed. When it grows, optimizers are searched again.
         self.changed: Callable[[], None] = lambda: None  # called after each change; patches PyTorch, or undoes this
@@ -90,19 +92,23 @@ class Live:
 
     def add(self, ace: Ace) -> None:
         self._parameters.pop(ace, None)
-        self.aces.add(ace)
         # An Ace may outlive its model, since an optimizer holds its parameters.
         weakref.finalize(ace.root or ace, self.discard).atexit = False
-        self.changes += 1
-        self.changed()
+        self._replace(ace, add=True)
 
     def discard(self, removed: Ace | None = None) -> None:
         """Discard ``removed``, and all models that were garbage collected."""
-        # A new set, because garbage collection can run while somebody iterates over the old one.
-        known = [ace for ace in list(self.aces) if ace._root is None or ace.root is not None]
-        self.aces = weakref.WeakSet(ace for ace in known if ace is not removed)
-        self.changes += 1
-        self.changed()
+        self._replace(removed)
+
+    def _replace(self, changed: Ace | None, *, add: bool = False) -> None:
+        # A new set, because other threads, and code that garbage collection interrupts, may iterate over the old one.
+        with self._lock:
+            known = [
+                ace for ace in list(self.aces) if ace is not changed and (ace._root is None or ace.root is not None)
+            ]
+            self.aces = weakref.WeakSet([*known, changed] if add and changed is not None else known)
+            self.changes += 1
+            self.changed()
 
 
 LIVE = Live()
@@ -121,9 +127,6 @@ class PassState:
     differ: bool | None = None  # True if there were different ones; None before the first forward pass
     warned: bool = False  # True once the user was warned that whole batches judge gamma
     batch: Call | Exception | None = None  # copy of the batch to measure the error on, or the exception in copying
-
-    def __reduce__(self) -> Any:
-        return PassState, ()
 
     def forget_frames(self) -> None:
         """Forget the frames of a step that has ended."""
@@ -337,10 +340,10 @@ class Ace(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
-        return {**self.__dict__, "_root": None, "session": Session()}
+        return {**self.__dict__, "_root": None, "passes": None, "session": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "passes": PassState(), "session": Session()})  # type: ignore[no-untyped-call]
         LIVE.add(self)
 
     def extra_repr(self) -> str:

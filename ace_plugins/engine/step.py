@@ -32,7 +32,7 @@ from ..errors import AceWarning, AttachError, StepError
 from ..plugins.registry import notify
 from .branches import Norm
 from .distributed import SHARD, Ranks, find_shards
-from .loop import LOSSES, Loop, is_finite, skip_unless_finite, warn_of_skipped
+from .loop import LOSSES, Loop, Losses, is_finite, skip_unless_finite, warn_of_skipped
 from .paced_loop import PacedLoop
 from .scheduled import ScheduledLoop
 from .spectral_norm import find_bounded, follow
@@ -119,14 +119,14 @@ class Steps:
     def update(self, *, now: bool = False) -> None:
         """Install the patches if a model is attached, otherwise undo them: at once if ``now``, else outside steps."""
         if next(iter(LIVE.aces), None) is not None:
-            LOSSES.idle = None
+            Losses.idle = None
             if not self.undo:
                 self._install()
         elif self.undo and not now and any(map(_running_steps, sys._current_frames().values())):
             # A thread is inside an optimizer's step, where torch may be iterating over its step hooks.
-            LOSSES.idle = functools.partial(self.update, now=True)  # called by the next backward
+            Losses.idle = functools.partial(self.update, now=True)  # called by the next backward
         elif self.undo:
-            LOSSES.idle = LOSSES.last = None
+            Losses.idle = LOSSES.last = None
             for optimizer in list(self.ownership):
                 self.recover(optimizer)  # in case its last step raised an error
             self.ownership.clear()
@@ -254,6 +254,14 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     live = _find_models(places)
     loops: list[Loop] = []
     for ace in live:
+        if ace.landed and ace.session.observed.gradient is None and not ace.session.warned:
+            ace.session.warned = True
+            warnings.warn(
+                f"all sites of {type(ace.root).__name__} had landed before this training began, so ACE has no effect "
+                "in it; to train with branches again, load the weights without ACE: load_state_dict(export(state))",
+                AceWarning,
+                stacklevel=2,
+            )
         if id(ace.gamma) in places:
             paced = ScheduledLoop if ace.config.mode == "scheduled" else PacedLoop
             loops.append((paced if ace.config.paced else PaperLoop)(ace, *places[id(ace.gamma)]))
