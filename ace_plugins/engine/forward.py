@@ -235,7 +235,7 @@ def open_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if active and ace.learning and not compiling and torch._C._functorch.peek_interpreter_stack() is not None:
         raise AttachError(
             f"{type(model).__name__} is called inside torch.func (grad, vmap, jacrev, ...), where ACE cannot train it: "
-            "expected loss.backward(); call model.eval() first if this is no training, or project(model)"
+            "expected loss.backward() or torch.autograd.grad; to evaluate it, call model.eval() first"
         )
     replica = getattr(model, "_is_replica", False)  # made by nn.DataParallel, with the original model's hooks
     if not replica:

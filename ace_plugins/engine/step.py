@@ -303,7 +303,10 @@ def adopt(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         weights = _find_weights(ace, places.keys())
         if id(ace.gamma) in places:
             for reference, adopted in ace.session.adopted:
-                if (earlier := reference()) is not None and not any(p in earlier.state for p in adopted):
+                earlier = reference()
+                if earlier is None or any(p in earlier.state for p in adopted):
+                    continue
+                if not any(one is two for one in earlier.param_groups for two in optimizer.param_groups):  # as in SAM
                     _remove(earlier, adopted)
             ace.session.adopted = []
         elif weights:
@@ -342,7 +345,8 @@ def _remove(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     for group in optimizer.param_groups:
         kept = [number for number, p in enumerate(group["params"]) if id(p) not in gone]
         if len(kept) < len(group["params"]):
-            group[NAME] -= len(group["params"]) - len(kept)
+            removed = len(group["params"]) - len(kept)
+            group[NAME] = group.get(NAME, removed) - removed  # a loaded state may lack it
             for key in group.keys() & {"params", "param_names"}:
                 group[key] = [group[key][number] for number in kept]
 

@@ -599,6 +599,26 @@ def test_an_optimizer_of_matrices_gets_matrices_only(first: bool) -> None:
     assert all(map(torch.equal, after, model.ace.parameters())), "no optimizer sees gradients of landed branches"
 
 
+class Around(torch.optim.Optimizer):
+    """As SAM, an optimizer that shares its groups with the one inside."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.inside = torch.optim.SGD(self.param_groups, lr=lr)
+        self.param_groups = self.inside.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inside.step(closure)
+
+
+def test_an_optimizer_that_shares_its_groups_with_another_keeps_gamma() -> None:
+    model = layered()
+    optimizer = Around(list(model.layers.parameters()), lr=0.01)
+    assert adopted(optimizer, model)
+    train(model, optimizer)
+    assert status(model).steps == 3
+
+
 def test_an_exported_optimizer_has_the_groups_of_plain_upstream() -> None:
     model = layered()
     matrices, vectors = split_parameters(model)
