@@ -9,13 +9,18 @@ from __future__ import annotations
 import gc
 import math
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, SequentialLR
 
 from ..contract.upstreams import Script
+from ..errors import AceWarning
 from ..settings.config import BUDGET, Config
+from ..symmetry.parts import iterate_tensors
 
 ASSUMED = 2000  # number of steps assumed for a run of unknown length
 LONG = 1000  # number of steps after which the length is estimated even if the first epoch has not ended
@@ -38,7 +43,11 @@ class Budget:
         self._last = 0  # step count when the latest epoch began
         self._evaluated = False
         self._trains_every_step = False  # True if only an evaluation ends an epoch, because train() precedes every step
-        self._single = 0  # number of epochs that consisted of one step and ended with an evaluation
+        self._single = 0  # number of times that an evaluation followed a single step
+        self._batches: list[float] = []  # sums of the squares of two batches between such evaluations
+        self._calls = 0  # number of calls of `note_mode`; the first one is by ``attach``
+        self._warned = False
+        self._schedules: dict[int, int] = {}  # from a scheduler's ``id`` to its number of steps before the first step
         self.agreed: list[int | None] | None = None  # the `facts` of rank 0, which all ranks use
 
     @property
@@ -78,13 +87,21 @@ class Budget:
         if known is None and epochs:
             if count - begun < LONG:
                 return None
-            known = epochs * (count - (first or begun))  # a lower bound
+            if self._calls < 2:
+                self.epoch_steps = LONG  # the script does not show its epochs
+            known = epochs * (self.epoch_steps or count - (first or begun))  # a lower bound, until an epoch ends
+            if not self._warned:
+                self._warned = True
+                text = f"no epoch has ended after {LONG:,} steps (ACE counts calls of model.train() and model.eval())"
+                assumed = f"so the length of the run, {epochs:,} epochs, is taken for {known:,} steps or more"
+                warnings.warn(f"{text}, {assumed}; set budget to a number of steps", AceWarning, stacklevel=2)
         return known or ASSUMED
 
     def note_mode(self, training: bool, count: int) -> None:
         """Note that ``model.train()`` or ``model.eval()`` was called after ``count`` steps."""
         if self.epoch_steps is not None or not self.watching:
             return
+        self._calls += 1
         if not training:
             self._evaluated = True
             if self._trains_every_step and self._first is not None:
@@ -96,26 +113,46 @@ class Budget:
             self.epoch_steps = count - self._last
         elif count > self._last and self._evaluated:
             self._single += 1
-            self.epoch_steps = 1 if self._single == 3 else None
+            # Some scripts evaluate in every step. An epoch of one step has the same batch in every step.
+            same = len(self._batches) == 2 and math.isclose(*self._batches, rel_tol=1e-5)
+            self.epoch_steps = 1 if self._single == 3 and same else None
         elif count > self._last:
             self._trains_every_step = True
         self._last, self._evaluated = count, False
 
-    def inspect(self, optimizer: Optimizer, count: int) -> None:
-        """Look for the length in Lightning or a scheduler, if neither the user nor the script gives it."""
+    def note_batch(self, args: Any, kwargs: Any) -> None:
+        """Note a training batch, to compare two of them. Waits for the device twice in a run."""
+        if self.watching and self.epochs and self.epoch_steps is None and 0 < self._single < 3:
+            total = sum(float(x.detach().float().square().sum()) for _, x in iterate_tensors((args, kwargs)))
+            self._batches[self._single - 1 :] = [total]
+
+    def inspect(self, optimizer: Optimizer, model: nn.Module | None, count: int) -> None:
+        """Look for the length in Lightning or a scheduler, if neither the user nor the script gives it.
+
+        Called in every step before the script's schedulers, with the number of steps including this one.
+        """
         if self.steps is not None:
             return
         made = 1 if self.begun is None else count - self.begun  # steps made in this process
         if made == 1 and not sys.modules.keys().isdisjoint({"lightning.pytorch", "pytorch_lightning"}):
-            self._read_lightning()
-        elif made == LOOKED and self.epochs is None:
-            self._read_schedulers(optimizer, count)
+            self._read_lightning(model)
+        if self.steps is None and self.epochs is None and (made in (1, LOOKED) or count == LOOKED):
+            self._read_schedulers(optimizer, made, count)
 
-    def _read_lightning(self) -> None:
+    def _read_lightning(self, model: nn.Module | None) -> None:
         """Read the length, and the steps per epoch, which Lightning's calls of ``model.train()`` do not show."""
         for thing in gc.get_objects():
             kind = type(thing)
-            if kind.__name__ == "Trainer" and kind.__module__.partition(".")[0] in ("lightning", "pytorch_lightning"):
+            if kind.__name__ != "Trainer" or kind.__module__.partition(".")[0] not in (
+                "lightning",
+                "pytorch_lightning",
+            ):
+                continue
+            module = getattr(thing, "lightning_module", None)
+            # The trainer that trains this model now: not that of another model, and not an earlier one.
+            if not isinstance(module, nn.Module) or getattr(module, "_trainer", thing) is not thing:
+                continue
+            if any(part is model for part in module.modules()):
                 steps = getattr(thing, "estimated_stepping_batches", math.inf)  # may set up the data first
                 batches = getattr(thing, "num_training_batches", math.inf)
                 if math.isfinite(batches) and batches > 0:
@@ -123,16 +160,22 @@ class Budget:
                 if self.epochs is None and math.isfinite(steps) and steps > 0:
                     self.steps, self.source = int(steps), "Lightning's trainer"
 
-    def _read_schedulers(self, optimizer: Optimizer, count: int) -> None:
-        schedulers: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
-        for scheduler in schedulers:
-            length = getattr(scheduler, "total_steps", None) or getattr(scheduler, "T_max", None)
-            if getattr(scheduler, "optimizer", None) is optimizer and isinstance(length, int) and length > 0:
+    def _read_schedulers(self, optimizer: Optimizer, made: int, count: int) -> None:
+        """Read the length from a scheduler, and determine if it steps once per optimizer step or once per epoch."""
+        for scheduler, length in _find_schedulers(optimizer):
+            done = scheduler.last_epoch
+            if made == 1:
+                self._schedules[id(scheduler)] = done
+                # A run that was resumed must have the same length as the whole run from its first step on.
+                rate = done / (count - 1) if count >= LOOKED and done % (count - 1) == 0 else 0.0
+            else:
+                rate = (done - self._schedules.get(id(scheduler), 0)) / (made - 1)
+            if made > 1 or rate >= 1:
                 self.source = f"the script's {type(scheduler).__name__}"
-                if scheduler.last_epoch >= count - 1:  # the scheduler steps once per optimizer step
-                    self.steps = length
-                else:
-                    self.epochs = length
+            if rate >= 1:
+                self.steps = round((length - done) / rate) + count - 1
+            elif made > 1:
+                self.epochs = length
 
     def is_settled(self, count: int) -> bool:
         """Return whether, after ``count`` steps, the length is known or it is clear that it stays unknown."""
@@ -148,3 +191,17 @@ class Budget:
         if self.epochs:
             return f"{total:,} steps: {self.epochs:,} epochs ({self.source}) of {self.epoch_steps:,} steps"
         return f"{total:,} steps ({self.source})"
+
+
+def _find_schedulers(optimizer: Optimizer) -> Iterator[tuple[Any, int]]:
+    """Yield the schedulers of an optimizer whose length is known, except parts of others, each with its length."""
+    found: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
+    parts = {id(part) for each in found if isinstance(each, SequentialLR) for part in each._schedulers}
+    for scheduler in found:
+        before, last = 0, scheduler
+        while isinstance(last, SequentialLR):
+            before, last = before + last._milestones[-1], last._schedulers[-1]
+        length = getattr(last, "total_steps", None) or getattr(last, "T_max", None)
+        own = getattr(scheduler, "optimizer", None) is optimizer and id(scheduler) not in parts
+        if own and isinstance(length, int) and length > 0:
+            yield scheduler, before + length

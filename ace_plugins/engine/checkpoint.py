@@ -146,10 +146,8 @@ class Exported:
             self.kept += isinstance(content, Tensor)
             return content
         if _is_optimizer(content):
-            *groups, last = content["param_groups"] or [{}]
-            if last.get("name") == NAME:  # the group that `adopt` added
-                values = {number: value for number, value in content["state"].items() if number not in last["params"]}
-                return {**content, "param_groups": groups, "state": values}
+            if any(NAME in (group.get("name"), *group) for group in content["param_groups"]):
+                return _remove_adopted(content)
             self.optimizers += 1
         prefixes = _prefixes(content)
         self.gammas += [content.get(prefix + "gamma") for prefix in prefixes]
@@ -227,7 +225,27 @@ def _is_optimizer(content: Mapping[Any, Any]) -> bool:
     groups = content.get("param_groups")
     if not isinstance(content.get("state"), Mapping) or not isinstance(groups, list):
         return False
-    return all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
+    lists = [group.get("params") if isinstance(group, Mapping) else None for group in groups]
+    return all(isinstance(each, list) and all(isinstance(number, int) for number in each) for each in lists)
+
+
+def _remove_adopted(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer's state without the parameters that `adopt` added, as the last ones of their groups."""
+    groups, numbers = [], []
+    for group in content["param_groups"]:
+        if group.get("name") == NAME:  # a group of its own, in checkpoints of version 0.1.0
+            continue
+        added = group.get(NAME)
+        count = len(group["params"]) - (added if isinstance(added, int) else 0)
+        numbers += group["params"][:count]
+        kept = {name: value for name, value in group.items() if name != NAME}
+        kept |= {name: group[name][:count] for name in group.keys() & {"params", "param_names"}}
+        groups.append(kept)
+    renumbered = {old: new for new, old in enumerate(numbers)}
+    for group in groups:
+        group["params"] = [renumbered[number] for number in group["params"]]
+    state = {renumbered[number]: value for number, value in content["state"].items() if number in renumbered}
+    return {**content, "param_groups": groups, "state": state}
 
 
 def _largest(gamma: Any) -> float:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ..contract.sites import Node, Site
-from ..errors import AdapterError, AttachError
+from ..errors import AdapterError, AttachError, StepError
 from ..symmetry.groups import Element
 from ..symmetry.measure import Call, clone, forward_names, map_tensors
-from ..symmetry.parts import get_part, replace_part
+from ..symmetry.parts import get_part, iterate_tensors, replace_part
 from . import step as step  # an unpickled model has these hooks, and they need the patches of PyTorch
 from .distributed import rank
 from .holdout import Parts, apply, split
@@ -176,15 +176,35 @@ NO_BATCH = "for fullgraph=True: set error_every = 0; the measured batch is copie
 
 @outside_graphs(NO_FRAMES)
 def _turn_inputs(model: nn.Module, ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Draw a random frame, and return it with the arguments of a training forward pass transformed by it."""
+    """Return the frame of a forward pass in training mode, and the arguments transformed by it.
+
+    Without gradients there is no frame (None). Activation checkpointing repeats a forward pass inside the backward
+    pass, with the same frame. Forward passes of a step are identified by the first tensor of their arguments.
+    """
+    assert ace.action is not None
+    names, passes = forward_names(model), ace.passes
+    tensor = next((tensor for _, tensor in iterate_tensors((args, kwargs))), ace.gamma)
+    known, frame = tensor in passes.frames, passes.frames.get(tensor, passes.last)
+    if torch._C._current_graph_task_id() != -1:  # inside a backward pass
+        if not known and passes.differ:
+            raise StepError(
+                f"cannot tell which random frame a recomputed forward pass of {type(model).__name__} had: expected the "
+                "tensors of one forward pass of this step, found others; checkpoint the model alone, with "
+                "use_reentrant=False, or set frames = 'off'"
+            )
+    elif not known or (frame is None) == torch.is_grad_enabled():
+        frame = _draw_frame(ace, names, args, kwargs) if torch.is_grad_enabled() else None
+        passes.differ, passes.last = passes.differ is not None and (passes.differ or frame is not passes.last), frame
+        passes.frames[tensor] = frame
+    return (None, args, kwargs) if frame is None else (frame, *ace.action.act_on_inputs(frame, names, args, kwargs))
+
+
+def _draw_frame(ace: Ace, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Element:
     assert ace.action is not None
     # The seed is reproducible, differs between ranks, and does not use the script's random stream.
     ace.passes.count += 1
     seed = random.Random(f"{torch.initial_seed()} {ace.duals.count} {ace.passes.count} {rank()}").getrandbits(63)
-    generator = torch.Generator().manual_seed(seed)
-    names = forward_names(model)
-    frame = ace.action.sample_frame(generator, names, args, kwargs)
-    return frame, *ace.action.act_on_inputs(frame, names, args, kwargs)
+    return ace.action.sample_frame(torch.Generator().manual_seed(seed), names, args, kwargs)
 
 
 @outside_graphs(NO_FRAMES)
@@ -212,6 +232,11 @@ def open_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     if ace.config.mode == "auto" and not (ace.learning or compiling):
         ace.duals.evidence.notice_changes()
     active = ace.active()
+    if active and ace.learning and not compiling and torch._C._functorch.peek_interpreter_stack() is not None:
+        raise AttachError(
+            f"{type(model).__name__} is called inside torch.func (grad, vmap, jacrev, ...), where ACE cannot train it: "
+            "expected loss.backward() or torch.autograd.grad; to evaluate it, call model.eval() first"
+        )
     replica = getattr(model, "_is_replica", False)  # made by nn.DataParallel, with the original model's hooks
     if not replica:
         if ace.root is not model:
@@ -225,13 +250,17 @@ def open_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
             hooks.sync(ace)
         if ace.config.error_every:
             _keep_batch(ace, args, kwargs)
+        if ace.learning and not compiling:
+            ace.budget.note_batch(args, kwargs)
     OPEN.end_all(ace)
     if not active:
         return None
     frame = parts = None
-    if ace.config.held_out and ace.trains():
+    # Also without gradients: activation checkpointing with ``use_reentrant`` enables them only in the backward pass.
+    training = ace.learning and ace.passes.forced is None
+    if ace.config.held_out and training:
         parts = split(ace, forward_names(model), args, kwargs)  # before frames change the inputs
-    if not replica and ace.action is not None and ace.trains():
+    if not replica and ace.action is not None and training:
         frame, args, kwargs = _turn_inputs(model, ace, args, kwargs)
     forward = Forward(ace, frame, parts)
     OPEN.stack.append(forward)

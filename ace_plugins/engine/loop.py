@@ -7,15 +7,16 @@ which ``backward`` was last called; only a reference to this tensor is kept.
 
 from __future__ import annotations
 
+import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..errors import AceWarning
@@ -37,13 +38,14 @@ class Observed:
     rates: tuple[Any, ...] = ()  # learning rates of the optimizer's parameter groups, each a number or a tensor
 
 
-class Losses:
-    """The loss of this process's last backward pass, recorded by wrappers of ``backward`` and ``GradScaler.scale``."""
+class Losses(threading.local):
+    """The loss of this thread's last backward pass, recorded by wrappers of ``backward`` and ``GradScaler.scale``."""
+
+    idle: ClassVar[Any] = None  # function without arguments for the next backward pass, when no optimizer is stepping
 
     def __init__(self) -> None:
         self.last: Tensor | None = None
         self._scaled: tuple[int, Tensor] | None = None  # ``id`` of a GradScaler's last result, and the unscaled loss
-        self.idle: Callable[[], None] | None = None  # called by the next backward pass, when no optimizer is stepping
 
     def backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         """Wrap ``torch.autograd.backward`` to record the loss."""
@@ -77,7 +79,10 @@ class Session:
     ranks: Ranks | None = None  # the ranks that train the model together, with DDP or ``fully_shard``
     running: tuple[Loop, Optimizer] | None = None  # loop and optimizer of the step in progress; None between steps
     observed: Observed = field(default_factory=Observed)
-    adopted: tuple[weakref.ref[Optimizer], dict[str, Any]] | None = None  # optimizer and group that `adopt` changed
+    warned: bool = False  # True once the user was warned that all sites had landed before training began
+    zeros: list[Tensor] = field(default_factory=list)  # gradients of freed parameters, which are 0
+    adopted: list[tuple[weakref.ref[Optimizer], list[nn.Parameter]]] = field(default_factory=list)
+    """The optimizers to which `adopt` has added parameters, with these parameters."""
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -169,7 +174,7 @@ class Loop(ABC):
         if before is None or gradient is None:
             return False
         ace, session = self.ace, self.ace.session
-        ace.passes.count = 0
+        ace.passes.forget_frames()
         session.observed = LOSSES.take(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):

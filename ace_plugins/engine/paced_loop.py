@@ -157,7 +157,7 @@ class PacedLoop(Loop):
             gradient = gradient / scale  # a fused optimizer divides gradients by the scale inside its kernel
         if optimizer.param_groups[self.group].get("maximize"):
             gradient = -gradient
-        ace.budget.inspect(optimizer, duals.count + 1)
+        ace.budget.inspect(optimizer, ace.root, duals.count + 1)
         horizon = ace.budget.horizon(duals.count)
         auto, kept = duals.config.mode == "auto", duals.evidence.kept_sites
         with skip_unless_finite(duals, ace.gamma, before, gradient):

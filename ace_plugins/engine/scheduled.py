@@ -116,7 +116,7 @@ class ScheduledLoop(PacedLoop):
 
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         ace, duals = self.ace, self.ace.duals
-        ace.budget.inspect(optimizer, duals.count + 1)
+        ace.budget.inspect(optimizer, ace.root, duals.count + 1)
         length = ace.budget.length(duals.count)
         duals.tick()
         if length is None:

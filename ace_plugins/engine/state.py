@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import inspect
 import json
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..contract.sites import AddsItself, Node, Site, Tap
 from ..contract.upstreams import Script
 from ..errors import AdapterError
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
+from ..symmetry.groups import Element
 from ..symmetry.measure import Call
 from ..symmetry.parts import get_part
 from .branches import Norm
@@ -76,6 +79,7 @@ class Live:
 
     def __init__(self) -> None:
         self.aces: weakref.WeakSet[Ace] = weakref.WeakSet()
+        self._lock = threading.RLock()  # garbage collection may call `discard` at any time, also inside this class
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0  # number of times a model was added or removed. When it grows, optimizers are searched again.
         self.changed: Callable[[], None] = lambda: None  # called after each change; patches PyTorch, or undoes this
@@ -88,19 +92,23 @@ class Live:
 
     def add(self, ace: Ace) -> None:
         self._parameters.pop(ace, None)
-        self.aces.add(ace)
         # An Ace may outlive its model, since an optimizer holds its parameters.
         weakref.finalize(ace.root or ace, self.discard).atexit = False
-        self.changes += 1
-        self.changed()
+        self._replace(ace, add=True)
 
     def discard(self, removed: Ace | None = None) -> None:
         """Discard ``removed``, and all models that were garbage collected."""
-        # A new set, because garbage collection can run while somebody iterates over the old one.
-        known = [ace for ace in list(self.aces) if ace._root is None or ace.root is not None]
-        self.aces = weakref.WeakSet(ace for ace in known if ace is not removed)
-        self.changes += 1
-        self.changed()
+        self._replace(removed)
+
+    def _replace(self, changed: Ace | None, *, add: bool = False) -> None:
+        # A new set, because other threads, and code that garbage collection interrupts, may iterate over the old one.
+        with self._lock:
+            known = [
+                ace for ace in list(self.aces) if ace is not changed and (ace._root is None or ace.root is not None)
+            ]
+            self.aces = weakref.WeakSet([*known, changed] if add and changed is not None else known)
+            self.changes += 1
+            self.changed()
 
 
 LIVE = Live()
@@ -112,9 +120,18 @@ class PassState:
 
     forced: bool | None = None  # True or False inside `use_branches`; None elsewhere: the settings decide
     evaluates: bool = False  # True if the model's last arguments mark an evaluation (`Upstream.evaluating`)
-    count: int = 0  # number of forward passes with random frames since the last step of gamma
+    count: int = 0  # number of random frames drawn since the last step of gamma
+    frames: MutableMapping[Tensor, Element | None] = field(default_factory=WeakIdKeyDictionary)
+    """The frame of each forward pass since the last step, by the first tensor of its arguments; None if it had none."""
+    last: Element | None = None  # the last one of these frames
+    differ: bool | None = None  # True if there were different ones; None before the first forward pass
     warned: bool = False  # True once the user was warned that whole batches judge gamma
     batch: Call | Exception | None = None  # copy of the batch to measure the error on, or the exception in copying
+
+    def forget_frames(self) -> None:
+        """Forget the frames of a step that has ended."""
+        self.frames.clear()
+        self.count, self.last, self.differ = 0, None, None
 
 
 class Ace(nn.Module):
@@ -232,18 +249,26 @@ class Ace(nn.Module):
 
     def free_landed(self) -> None:
         """Stop training the parameters that only landed sites use (``freed``)."""
-        for parameter in self.freed:
-            parameter.requires_grad_(True)
         landed = self.duals.landed_sites
         kept = self.needed_by(site for number, site in enumerate(self.sites) if number not in landed)
         unused = [self.branch(name) for name in self.nodes.keys() - kept] if landed else []
         self.freed = [p for branch in unused for p in branch.parameters() if p.requires_grad]
         if self.landed and self.gamma.requires_grad:
             self.freed.append(self.gamma)
+        self.session.zeros = []
         self.forget_gradients()
-        if not is_distributed():  # DistributedDataParallel fixes the set of parameters when it is built
-            for parameter in self.freed:
-                parameter.requires_grad_(False)
+
+    def give_gradients(self) -> None:
+        """Give freed parameters that have no gradient one of 0, for scripts that loop over all parameters by hand."""
+        missing = [number for number, parameter in enumerate(self.freed) if parameter.grad is None]
+        if not missing or not self.training:
+            return
+        if not self.session.zeros:
+            self.session.zeros = [torch.empty_like(parameter) for parameter in self.freed]
+        zeros = [self.session.zeros[number] for number in missing]
+        torch._foreach_zero_(zeros)  # the script may have changed them
+        for number, zero in zip(missing, zeros, strict=True):
+            self.freed[number].grad = zero
 
     @property
     def needs_touch(self) -> bool:
@@ -251,7 +276,7 @@ class Ace(nn.Module):
         return bool(self.freed) and self.training and is_distributed()
 
     def forget_gradients(self) -> None:
-        """Remove gradients that DistributedDataParallel gave to freed parameters, so that optimizers skip these."""
+        """Remove the gradients of freed parameters, so that optimizers skip these."""
         for parameter in self.freed:
             parameter.grad = None
 
@@ -277,6 +302,7 @@ class Ace(nn.Module):
         self.branches._apply(fn)  # type: ignore[no-untyped-call]
         self.duals._apply(precise)  # type: ignore[no-untyped-call]
         super()._apply(precise, recurse=False)  # type: ignore[no-untyped-call]
+        self.session.zeros = []
         self._settle()
         return self
 
@@ -314,10 +340,10 @@ class Ace(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy belongs to another model, and a weak reference cannot be pickled.
-        return {**self.__dict__, "_root": None, "passes": PassState(), "session": Session()}
+        return {**self.__dict__, "_root": None, "passes": None, "session": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__({**state, "passes": PassState(), "session": Session()})  # type: ignore[no-untyped-call]
         LIVE.add(self)
 
     def extra_repr(self) -> str:

@@ -15,7 +15,8 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -31,7 +32,7 @@ from ..errors import AceWarning, AttachError, StepError
 from ..plugins.registry import notify
 from .branches import Norm
 from .distributed import SHARD, Ranks, find_shards
-from .loop import LOSSES, Loop, is_finite, skip_unless_finite, warn_of_skipped
+from .loop import LOSSES, Loop, Losses, is_finite, skip_unless_finite, warn_of_skipped
 from .paced_loop import PacedLoop
 from .scheduled import ScheduledLoop
 from .spectral_norm import find_bounded, follow
@@ -102,6 +103,7 @@ class Ownership:
     """The attached models with parameters in an optimizer. Valid while `_describe(optimizer)` returns ``seen``."""
 
     seen: tuple[int, ...]
+    aces: list[Ace]  # all of these models
     loops: list[Loop]  # one loop for each model whose gamma is in this optimizer
     bounded: list[Ace]  # models with weights of bounded branches in this optimizer
 
@@ -117,14 +119,14 @@ class Steps:
     def update(self, *, now: bool = False) -> None:
         """Install the patches if a model is attached, otherwise undo them: at once if ``now``, else outside steps."""
         if next(iter(LIVE.aces), None) is not None:
-            LOSSES.idle = None
+            Losses.idle = None
             if not self.undo:
                 self._install()
         elif self.undo and not now and any(map(_running_steps, sys._current_frames().values())):
             # A thread is inside an optimizer's step, where torch may be iterating over its step hooks.
-            LOSSES.idle = functools.partial(self.update, now=True)  # called by the next backward
+            Losses.idle = functools.partial(self.update, now=True)  # called by the next backward
         elif self.undo:
-            LOSSES.idle = LOSSES.last = None
+            Losses.idle = LOSSES.last = None
             for optimizer in list(self.ownership):
                 self.recover(optimizer)  # in case its last step raised an error
             self.ownership.clear()
@@ -140,7 +142,8 @@ class Steps:
             optimizers.register_optimizer_step_pre_hook(self.before_step).remove,
             optimizers.register_optimizer_step_post_hook(self.after_step).remove,
             wrap(Optimizer, "__init__", adopt),
-            wrap(torch.autograd, "backward", LOSSES.backward),
+            wrap(Optimizer, "add_param_group", _add_group),
+            wrap(torch.autograd, "backward", _run_backward),
             wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
             wrap(DistributedDataParallel, "__init__", _distribute),
             wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", _convert_norm),
@@ -169,17 +172,22 @@ class Steps:
             if known.loops and first and hasattr(optimizer, "_optimizer_state_dict_pre_hooks"):
                 optimizer.register_state_dict_pre_hook(_recover)
                 optimizer.register_load_state_dict_pre_hook(_recover)
-        loops = known.loops
+        aces, loops = known.aces, known.loops
         for loop in loops:
             ace = loop.ace
-            ace.forget_gradients()
             # Not if this step is inside another optimizer's step, since other ranks may not make the inner step.
             if ace.session.ranks is not None and ace.session.running is None:
                 ace.session.ranks.check_in(ace)
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None or not loops:
+
+        def begin() -> None:
+            for ace in aces:
+                ace.forget_gradients()
             for loop in loops:
                 loop.begin(optimizer)
+
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None or not loops:
+            begin()
             return None
         several = StepError(
             f"{type(optimizer).__name__} evaluates the loss several times per step, which is not supported; use an "
@@ -196,8 +204,7 @@ class Steps:
                 raise several
             called = True
             result = closure()
-            for loop in loops:
-                loop.begin(optimizer)
+            begin()
             return result
 
         return ((args[0], after, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": after})
@@ -209,6 +216,8 @@ class Steps:
             return
         # In reverse, so that parameter groups that were appended last are removed first.
         moved = [loop.ace for loop in reversed(known.loops) if loop.finish(optimizer)]
+        for ace in known.aces:
+            ace.give_gradients()
         for ace in known.bounded:
             if not ace.landed:
                 follow(find_bounded(ace.branches))
@@ -245,6 +254,14 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     live = _find_models(places)
     loops: list[Loop] = []
     for ace in live:
+        if ace.landed and ace.session.observed.gradient is None and not ace.session.warned:
+            ace.session.warned = True
+            warnings.warn(
+                f"all sites of {type(ace.root).__name__} had landed before this training began, so ACE has no effect "
+                "in it; to train with branches again, load the weights without ACE: load_state_dict(export(state))",
+                AceWarning,
+                stacklevel=2,
+            )
         if id(ace.gamma) in places:
             paced = ScheduledLoop if ace.config.mode == "scheduled" else PacedLoop
             loops.append((paced if ace.config.paced else PaperLoop)(ace, *places[id(ace.gamma)]))
@@ -253,16 +270,16 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
             name = type(optimizer).__name__
             raise StepError(f"{name} has no 'lr' in its parameter groups: set preset 'fit', or use another optimizer")
         find_shards(loop.ace)
-        branches = loop.ace.branches.parameters()
-        missed = [p for p in branches if p.requires_grad and id(p) not in places]
-        if missed and not _is_owned(missed[0]):
+        owned = {*places, *map(id, loop.ace.freed)}
+        missed = [p for p in loop.ace.branches.parameters() if p.requires_grad and id(p) not in owned]
+        if missed and id(missed[0]) not in _find_owned():
             text = f"no optimizer owns {len(missed)} branch parameters (model.{NAME}.branches), so they stay constant"
             warnings.warn(f"{text}; build the optimizer from model.parameters()", AceWarning, stacklevel=2)
     # Weights that two models share count only for the model whose gamma is in this optimizer.
     shared = {id(p) for loop in loops if loop.ace.root is not None for p in loop.ace.root.parameters()}
     for ace in live:
         weights = [] if id(ace.gamma) in places else _find_weights(ace, places.keys() - shared)
-        if weights and not _is_owned(ace.gamma):
+        if weights and id(ace.gamma) not in _find_owned():
             raise StepError(
                 f"{type(optimizer).__name__} trains {len(weights)} weights of {type(ace.root).__name__} but no "
                 f"optimizer owns its gamma (model.{NAME}.gamma): build the optimizer after attach, or call "
@@ -270,34 +287,79 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
                 f"model.{NAME}.gamma.requires_grad_(False)"
             )
     bounded = [ace for ace in live if any(id(m.weight) in places for m in find_bounded(ace.branches))]
-    return Ownership(_describe(optimizer), loops, bounded)
+    return Ownership(_describe(optimizer), live, loops, bounded)
 
 
 def adopt(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
     """Wrap ``Optimizer.__init__`` to add ACE's parameters if it gets only some of the model's parameters.
 
-    Scripts build optimizers from named submodules (MACE) or from lists of parameters. Such an optimizer gets one more
-    parameter group, before a scheduler sees it. If a later optimizer is built with gamma in it, the group is removed
-    again, unless a step has already given its parameters a state.
+    Scripts build optimizers from named submodules (MACE) or from lists of parameters. ACE's parameters join the group
+    with most of the model's weights, since scripts may count on the number of groups. If a later optimizer is built
+    with gamma in it, they leave the group again, unless a step has already given them a state.
     """
     init(optimizer, *args, **kwargs)
     places = _find_places(optimizer)
     for ace in _find_models(places):
+        weights = _find_weights(ace, places.keys())
         if id(ace.gamma) in places:
-            reference, adopted = ace.session.adopted or (lambda: None, {})
-            earlier, ace.session.adopted = reference(), None
-            if earlier is not None and not any(p in earlier.state for p in adopted["params"]):
-                earlier.param_groups[:] = [group for group in earlier.param_groups if group is not adopted]
-        elif (weights := _find_weights(ace, places.keys())) and not _is_owned(ace.gamma):
-            groups = [places[id(p)][0] for p in weights]
-            # ACE's parameters get the options of the group with most of the model's weights.
-            like = optimizer.param_groups[max(set(groups), key=groups.count)]
-            named = [(f"{NAME}.{n}", p) for n, p in ace.named_parameters() if p.requires_grad and id(p) not in places]
-            options = {name: value for name, value in like.items() if name not in ("params", "param_names", "name")}
-            if "name" in like:
-                options["name"] = NAME
-            optimizer.add_param_group({**options, "params": named if "param_names" in like else [p for _, p in named]})
-            ace.session.adopted = weakref.ref(optimizer), optimizer.param_groups[-1]
+            for reference, adopted in ace.session.adopted:
+                earlier = reference()
+                if earlier is None or any(p in earlier.state for p in adopted):
+                    continue
+                if not any(one is two for one in earlier.param_groups for two in optimizer.param_groups):  # as in SAM
+                    _remove(earlier, adopted)
+            ace.session.adopted = []
+        elif weights:
+            replaced = [o for reference, _ in ace.session.adopted if (o := reference()) is not None]
+            # An optimizer of the same weights takes the place of an earlier one, whose state it may load.
+            replaced = [o for o in replaced if not _find_places(o).keys().isdisjoint(map(id, weights))]
+            owned = _find_owned(besides=replaced)
+            if id(ace.gamma) not in owned:
+                _extend(optimizer, ace, weights, owned | places.keys())
+
+
+def _extend(optimizer: Optimizer, ace: Ace, weights: list[nn.Parameter], owned: Set[int]) -> None:
+    """Add ACE's parameters to groups of an optimizer of some of the model's weights."""
+    places = _find_places(optimizer)
+    counts = Counter(places[id(p)][0] for p in weights)
+    groups = [optimizer.param_groups[number] for number, _ in counts.most_common()]
+    # Muon accepts matrices only, and groups of matrices alone usually have weight decay.
+    mixed = [group for group in groups if any(p.ndim != 2 for p in group["params"])]
+    later = any(p.ndim != 2 and p.requires_grad for p in _find_weights(ace) if id(p) not in places)
+    adopted = []
+    for name, parameter in ace.named_parameters():
+        fitting = groups if parameter.ndim == 2 else mixed or ([] if later else groups)
+        if parameter.requires_grad and id(parameter) not in owned and fitting:
+            group = fitting[0]
+            group["params"].append(parameter)
+            group[NAME] = group.get(NAME, 0) + 1  # their number: they are the last ones of the group
+            if "param_names" in group:
+                group["param_names"].append(f"{NAME}.{name}")
+            adopted.append(parameter)
+    ace.session.adopted.append((weakref.ref(optimizer), adopted))
+
+
+def _remove(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
+    """Remove parameters that `adopt` has added to an optimizer."""
+    gone = set(map(id, parameters))
+    for group in optimizer.param_groups:
+        kept = [number for number, p in enumerate(group["params"]) if id(p) not in gone]
+        if len(kept) < len(group["params"]):
+            removed = len(group["params"]) - len(kept)
+            group[NAME] = group.get(NAME, removed) - removed  # a loaded state may lack it
+            for key in group.keys() & {"params", "param_names"}:
+                group[key] = [group[key][number] for number in kept]
+
+
+def _add_group(add: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Wrap ``Optimizer.add_param_group`` for groups with parameters that `adopt` has added to another group."""
+    adopted = {id(p): p for ace in list(LIVE.aces) for ref, ps in ace.session.adopted if ref() is optimizer for p in ps}
+    if adopted and isinstance(group.get("params"), Iterable) and not isinstance(group["params"], (Tensor, set)):
+        given = [(part, part[1] if isinstance(part, tuple) else part) for part in group["params"]]
+        _remove(optimizer, [p for _, p in given if id(p) in adopted and p not in optimizer.state])
+        present = _find_places(optimizer).keys() & adopted.keys()
+        group["params"] = [part for part, p in given if id(p) not in present]
+    add(optimizer, group)
 
 
 def _find_places(optimizer: Optimizer) -> Places:
@@ -310,20 +372,20 @@ def _find_models(places: Places) -> list[Ace]:
     return [ace for ace in LIVE.aces if not places.keys().isdisjoint(LIVE.parameters(ace))]
 
 
-def _find_weights(ace: Ace, places: Set[int]) -> list[nn.Parameter]:
-    """Return upstream's weights whose ids are in ``places``. Empty if gamma is frozen: it then needs no optimizer."""
+def _find_weights(ace: Ace, places: Set[int] | None = None) -> list[nn.Parameter]:
+    """Return upstream's weights, those whose ids are in ``places``. Empty if gamma needs no optimizer."""
     model = ace.root
-    if model is None or not ace.gamma.requires_grad:
+    if model is None or ace.landed or not ace.gamma.requires_grad:
         return []
     added = {id(p) for p in ace.parameters()}
-    return [p for p in model.parameters() if id(p) not in added and id(p) in places]
+    return [p for p in model.parameters() if id(p) not in added and (places is None or id(p) in places)]
 
 
-def _is_owned(parameter: Tensor) -> bool:
-    """Return whether any optimizer owns a parameter. Slow, since it visits all objects: used only before an error."""
+def _find_owned(besides: Sequence[Optimizer] = ()) -> set[int]:
+    """Return the ids of the parameters of all other optimizers. Slow, since it visits all objects."""
     optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
-    groups = [group for optimizer in optimizers for group in getattr(optimizer, "param_groups", ())]
-    return any(p is parameter for group in groups for p in group["params"])
+    others = [each for each in optimizers if not any(each is one for one in besides)]
+    return {id(p) for each in others for group in getattr(each, "param_groups", ()) for p in group["params"]}
 
 
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
@@ -358,6 +420,13 @@ def _running_steps(frame: FrameType | None) -> list[Any]:
             found.append(frame.f_locals.get("self"))
         frame = frame.f_back
     return found
+
+
+def _run_backward(backward: Any, *args: Any, **kwargs: Any) -> None:
+    """Wrap ``torch.autograd.backward`` to record the loss, and to give all parameters of landed models a gradient."""
+    LOSSES.backward(backward, *args, **kwargs)
+    for ace in list(LIVE.aces):
+        ace.give_gradients()
 
 
 def _convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:

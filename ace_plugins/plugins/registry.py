@@ -173,6 +173,6 @@ def notify(hook: str, **arguments: Any) -> None:
     for implementation in reversed(getattr(registry().manager.hook, hook).get_hookimpls()):
         try:
             implementation.function(*(arguments[name] for name in implementation.argnames))
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an observer that calls sys.exit must not end the training
             text = f"observer {implementation.plugin_name!r} failed in {hook}: {one_line(error)}; training continues"
             warnings.warn(text, AceWarning, stacklevel=2)

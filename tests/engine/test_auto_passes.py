@@ -97,7 +97,8 @@ def test_a_checkpoint_from_before_there_was_evidence_goes_on() -> None:
         optimizer.zero_grad()
         (model(BATCH) - 1).square().mean().backward()
         optimizer.step()
-    assert model.ace.duals.evidence.cycle_steps.tolist() == [3.0] * 3
+    assert model.ace.duals.evidence.probes.tolist() == [1.0] * 3
+    assert model.ace.duals.evidence.cycle_steps.tolist() == [1.0] * 3, "one more step after the first probe"
     assert torch.isfinite(model.ace.gamma).all()
 
 

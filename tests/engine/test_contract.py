@@ -451,9 +451,9 @@ def test_gamma_is_adopted_by_an_optimizer_of_named_submodules() -> None:
     ]
     optimizer = torch.optim.AdamW(groups, lr=1.0, amsgrad=True)
     (group,) = adopted(optimizer, model)
-    assert len(optimizer.param_groups) == 3
-    assert (group["lr"], group["name"], group["amsgrad"]) == (0.01, "ace", True), "as the group of most weights has it"
-    assert {id(p) for p in group["params"]} == {id(p) for p in model.ace.parameters()}
+    assert len(optimizer.param_groups) == 2
+    assert (group["lr"], group["name"]) == (0.01, "layers"), "the group of most weights"
+    assert set(map(id, model.ace.parameters())) < set(map(id, group["params"]))
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     before = copy.deepcopy(model.ace.state_dict())
     train(model, optimizer)
@@ -462,7 +462,7 @@ def test_gamma_is_adopted_by_an_optimizer_of_named_submodules() -> None:
     assert status(model).steps == 3
     assert not torch.equal(before["gamma"], model.ace.gamma)
     twin = torch.optim.AdamW(copy.deepcopy(groups[:1]), lr=1.0)
-    assert len(twin.param_groups) == 1, "another model's weights"
+    assert len(twin.param_groups[0]["params"]) == 2, "another model's weights"
 
 
 def test_adoption_is_the_same_as_handing_gamma_over() -> None:
@@ -480,12 +480,12 @@ def test_gamma_is_given_back_to_whoever_names_it() -> None:
     second = torch.optim.SGD(model.ace.parameters(), lr=0.1)
     assert adopted(second, model)
     assert not adopted(first, model)
-    assert len(first.param_groups) == 1
+    assert [len(group["params"]) for group in first.param_groups] == [6]
     third = torch.optim.SGD(model.head.parameters(), lr=0.1)
     assert not adopted(third, model), "it has an owner"
     frozen = layered()
     frozen.ace.gamma.requires_grad_(False)
-    assert len(torch.optim.SGD(frozen.layers.parameters(), lr=0.1).param_groups) == 1
+    assert len(torch.optim.SGD(frozen.layers.parameters(), lr=0.1).param_groups[0]["params"]) == 6
 
 
 def test_gamma_stays_where_it_was_stepped() -> None:
@@ -516,7 +516,124 @@ def test_named_parameters_are_adopted_by_name() -> None:
     except TypeError:
         pytest.skip("this torch has no named parameters in optimizers")
     (group,) = adopted(optimizer, model)
-    assert group["param_names"][0] == "ace.gamma"
+    assert group["param_names"][6] == "ace.gamma"
+    assert len(group["param_names"]) == len(group["params"])
+
+
+def split_parameters(model: Any) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the matrices of a model's own layers, and its other weights."""
+    own = [p for module in (model.lift, model.layers, model.head) for p in module.parameters()]
+    return [p for p in own if p.ndim == 2], [p for p in own if p.ndim != 2]
+
+
+def test_groups_stay_as_many_as_the_script_made() -> None:
+    model = layered()
+    matrices, vectors = split_parameters(model)
+    optimizer = torch.optim.SGD([{"params": matrices, "weight_decay": 0.1}, {"params": vectors}], lr=0.1)
+    _, others = optimizer.param_groups
+    assert others in adopted(optimizer, model), "not where matrices are decayed"
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.2], total_steps=9)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda _: 1.0, lambda _: 0.5])
+    for _ in range(3):
+        train(model, optimizer, 1)
+        scheduler.step()
+    assert status(model).steps == 3
+    assert all(p in optimizer.state for p in model.ace.branches.parameters())
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_the_rest_of_the_parameters_may_be_added_later(steps: int) -> None:
+    model = layered()
+    optimizer = torch.optim.Adam(model.layers.parameters(), lr=0.01)
+    train(model, optimizer, steps)
+    first = {id(p) for p in model.layers.parameters()}
+    optimizer.add_param_group({"params": (p for p in model.parameters() if id(p) not in first), "lr": 0.02})
+    (group,) = adopted(optimizer, model)
+    assert group["lr"] == (0.01 if steps else 0.02)
+    assert sum(len(each["params"]) for each in optimizer.param_groups) == len(list(model.parameters()))
+    train(model, optimizer)
+    assert status(model).steps == steps + 3
+
+
+def test_a_second_optimizer_loads_the_state_of_the_first() -> None:
+    model = layered()
+    first = torch.optim.Adam(model.layers.parameters(), lr=0.01)
+    train(model, first)
+    second = torch.optim.Adam(model.layers.parameters(), lr=0.01)
+    second.load_state_dict(first.state_dict())
+    train(model, second)
+    assert status(model).steps == 6
+
+
+class Matrices(torch.optim.SGD):
+    """As Muon, an optimizer of matrices only."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        if any(p.ndim != 2 for group in self.param_groups for p in group["params"]):
+            raise ValueError("matrices only")
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_optimizer_of_matrices_gets_matrices_only(first: bool) -> None:
+    model = layered(preset="fit", loop="paced", mode="strict", frames="off", trace=False, budget=60)
+    matrices, vectors = split_parameters(model)
+    made = [Matrices(matrices, lr=0.1)] if first else []
+    made += [torch.optim.AdamW(vectors, lr=0.01, weight_decay=0.1)]
+    made += [] if first else [Matrices(matrices, lr=0.1)]
+    before = copy.deepcopy(model.ace.state_dict())
+    x = torch.linspace(-1, 1, 36).reshape(12, 3)
+    for _ in range(60):
+        for optimizer in made:
+            optimizer.zero_grad()
+        (model(x) - 1).square().mean().backward()
+        for optimizer in made:
+            optimizer.step()
+        if status(model).steps == 3:
+            assert not any(torch.equal(before[n], p) for n, p in model.ace.named_parameters()), "all are trained"
+    assert status(model).landed
+    after = copy.deepcopy(list(model.ace.parameters()))
+    (model(x) - 1).square().mean().backward()
+    for optimizer in made:
+        optimizer.step()
+    assert all(map(torch.equal, after, model.ace.parameters())), "no optimizer sees gradients of landed branches"
+
+
+class Around(torch.optim.Optimizer):
+    """As SAM, an optimizer that shares its groups with the one inside."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.inside = torch.optim.SGD(self.param_groups, lr=lr)
+        self.param_groups = self.inside.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inside.step(closure)
+
+
+def test_an_optimizer_that_shares_its_groups_with_another_keeps_gamma() -> None:
+    model = layered()
+    optimizer = Around(list(model.layers.parameters()), lr=0.01)
+    assert adopted(optimizer, model)
+    train(model, optimizer)
+    assert status(model).steps == 3
+
+
+def test_an_exported_optimizer_has_the_groups_of_plain_upstream() -> None:
+    model = layered()
+    matrices, vectors = split_parameters(model)
+    optimizer = torch.optim.Adam([{"params": matrices}, {"params": vectors}], lr=0.01)
+    train(model, optimizer)
+    with torch.no_grad():
+        model.ace.gamma.zero_()
+    exported = export({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    plain = Layered()
+    plain.load_state_dict(exported["model"])
+    again = torch.optim.Adam([{"params": own} for own in split_parameters(plain)], lr=0.01)
+    again.load_state_dict(exported["optimizer"])
+    assert len(again.state) == 10
+    for one, two in zip([*matrices, *vectors], [p for own in split_parameters(plain) for p in own], strict=True):
+        assert torch.equal(optimizer.state[one]["exp_avg"], again.state[two]["exp_avg"])
 
 
 def test_an_optimizer_built_before_attach_stays_an_error() -> None:

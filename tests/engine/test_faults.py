@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import sys
+import threading
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from toy import Layered
 
-from ace_plugins import AceError, AceWarning, Config, attach, status
+from ace_plugins import AceError, AceWarning, Config, attach, project, status
 from ace_plugins.engine.duals import Duals
 from ace_plugins.engine.evidence import FIRST
 
@@ -211,3 +214,51 @@ def test_many_models_alive() -> None:
         model(x).mean().backward()
         optimizer.step()
     assert len(looked) <= 4 * len(models)
+
+
+def test_threads_train_a_model_each() -> None:
+    failed: list[Exception] = []
+
+    def work(seed: int) -> None:
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+        try:
+            for _ in range(15):
+                model = attach(Layered(), loop="paced", mode="strict", frames="off", trace=False, budget=100)
+                optimizer = torch.optim.SGD(list(model.layers.parameters()), lr=1e-3)
+                for _ in range(3):
+                    loss = model(x).square().sum() + seed * 1e6
+                    loss.backward()
+                    optimizer.step()
+                    assert float(model.ace.session.observed.loss) // 1e6 == seed, "the loss of this thread"
+                project(model)
+        except Exception as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed
+
+
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_function_transforms_are_refused_in_training(mode: str) -> None:
+    model = attach(Layered(), loop="paced", mode=mode, trace=False, budget=100)
+    x, parameters = torch.randn(4, 3), dict(model.named_parameters())
+
+    def loss(weights: dict[str, Tensor]) -> Tensor:
+        made: Tensor = torch.func.functional_call(model, weights, (x,)).sum()
+        return made
+
+    for transformed in (lambda: torch.func.grad(loss)(parameters), lambda: torch.vmap(model)(x[:, None])):
+        with pytest.raises(AceError, match=r"called inside torch.func.*expected loss.backward\(\)"):
+            transformed()
+    model.eval()
+    assert torch.func.grad(loss)(parameters)["head.weight"].any()
+    assert torch.allclose(torch.vmap(model)(x[:, None])[:, 0], model(x), atol=1e-6)

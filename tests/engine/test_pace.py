@@ -262,7 +262,7 @@ def test_a_site_that_has_landed_is_gone_and_the_others_go_on(kind: type[nn.Modul
     first, second = ([o] if isinstance(o, Tensor) else list(o) for o in (expected, output))
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
     sum(o.square().mean() for o in second).backward()
-    assert all(p.grad is None and not p.requires_grad for p in ace.parameters())
+    assert not any(p.grad.any() for p in ace.parameters())
     assert not any(m._forward_hooks for m in model.modules()), "no hook costs time any more"
 
 
@@ -273,7 +273,7 @@ def test_a_checkpoint_from_before_the_landing_brings_the_branches_back(mode: str
     model.ace.duals.site_landed.fill_(1.0)
     model.ace.duals.note_landed()
     model(torch.randn(4, 3))
-    assert not model.ace.gamma.requires_grad
+    assert len(model.ace.freed) == len(list(model.ace.parameters()))
     model.load_state_dict(before)
     model(torch.randn(4, 3)).square().mean().backward()
     assert not status(model).landed

@@ -8,7 +8,8 @@ import pytest
 import torch
 from toy import Layered
 
-from ace_plugins import attach, status
+from ace_plugins import AceWarning, attach, export, status
+from ace_plugins.errors import CheckpointError
 
 BOUND = {"mode": "bounded", "dual_lr": 0.01, "trace": False}
 # Branches are bounded or not in all of them: a checkpoint of other branches is refused.
@@ -66,6 +67,28 @@ def test_a_bounded_checkpoint_leaves_no_epsilon_in_a_resilient_run() -> None:
     assert resumed.ace.duals.u.tolist() == [0.0] * 3
 
 
+def test_a_checkpoint_of_other_branches_is_refused() -> None:
+    """By default strict mode has no spectral normalisation, and modes that deploy branches have it."""
+    settings = {name: value for name, value in FIT.items() if name != "spectral_norm"}
+    state = made(**settings, budget=300).state_dict()
+    with pytest.raises(CheckpointError, match="branches are not the model's.*attach with the settings"):
+        made(**{**settings, "mode": "bounded"}, budget=300).load_state_dict(state)
+
+
+def test_training_from_a_landed_checkpoint_says_so_once() -> None:
+    state = trained(300, **FIT, budget=300).state_dict()
+    model = made(**FIT, budget=300)
+    model.load_state_dict(state)
+    with pytest.warns(AceWarning, match="had landed before this training began.*load the weights without ACE") as said:
+        trained(3, trained(3, model))
+    assert len(said) == 1
+    again = made(**FIT, budget=300)
+    with pytest.warns(AceWarning, match="checkpoint without ACE loaded"):
+        again.load_state_dict(export(state))
+    trained(3, again)
+    assert not status(again).landed
+
+
 @pytest.mark.parametrize("mode", ["bounded", "resilient"])
 def test_a_strict_run_that_has_landed_may_go_on_in_another_mode(mode: str) -> None:
     """What the report advises where the data breaks the symmetry."""
@@ -85,5 +108,6 @@ def test_resuming_past_the_landing_lands() -> None:
     resumed.load_state_dict(trained(150).state_dict())
     assert status(resumed).landed
     assert resumed.ace.gamma.tolist() == [0.0] * 3
-    trained(2, resumed)
+    with pytest.warns(AceWarning, match="had landed before"):
+        trained(2, resumed)
     assert resumed.ace.gamma.tolist() == [0.0] * 3
