@@ -21,7 +21,7 @@ from ..output import publish
 from ..settings.config import LEVEL, SETTINGS
 from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, is_drawable
 from .tables import TableData, build_site_table, format_duration, format_number
-from .trace import Curve, SavedRun, find_run, read_run, shorten_path, to_numbers
+from .trace import Curve, SavedRun, describe_progress, find_run, read_run, shorten_path, to_numbers
 from .verdicts import judge_saved
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -125,9 +125,12 @@ def _render_run(run: SavedRun, *, alone: bool) -> Markup:
 
 def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
     """Return the most important numbers of a run, each as a tuple of name, number and remark."""
-    facts = [("steps", f"{run.length:,}", "finished" if run.end is not None else "not finished")]
+    remarks = [f"landed at step {run.landed_at:,}"] if run.landed_at else []
+    remarks.append("finished" if run.end is not None else "not finished")
+    remarks += [f"{format_duration(run.left)} left"] if run.left is not None else []
+    facts = [("steps", describe_progress(run.length, run.budget, None).removesuffix(" steps"), ", ".join(remarks))]
     if run.duration:
-        pace = f"{format_number(run.length / run.duration, 3)} steps per second"
+        pace = f"{format_number(run.rate, 3)} steps per second"
         facts.append(("time", format_duration(run.duration), pace))
     sizes = [(abs(v), site) for v, site in zip(run.last("gamma"), run.sites, strict=False) if math.isfinite(v)]
     if sizes:

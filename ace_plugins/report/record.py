@@ -79,6 +79,7 @@ class Record:
         self.leads = False  # True in rank 0, which writes and logs; set at the first step
         self.errors: list[dict[str, Any]] = []  # the first and the last equivariance error that was measured
         self.measurable = True
+        self.landed_at: int | None = None  # step in which the last site landed; 0: before this process; None: not yet
         self.landed: frozenset[int] = frozenset()  # indices of the sites that had landed at the last line of the trace
         self.finished = False
         self.history = History()
@@ -144,6 +145,7 @@ class Record:
             "held": self.duals.normalise_lambda().tolist(),
             "landed": sorted(self.landed),
             "averaged": self._count_averaging_steps(),
+            "budget": self.budget.total,
             **more,
         }
         try:  # the file is closed after each line, so that forked processes do not share it
@@ -229,12 +231,17 @@ class Recorder:
                 # This callback holds the record, not the model, so the trace of a deleted model gets its last line.
                 weakref.finalize(model, record.finish)
         record.count_step(step)
-        record.history.record(record.position, record.snapshot())
+        if not ace.landed:
+            record.landed_at = None  # also after an earlier checkpoint was loaded
+        elif record.landed_at is None:
+            record.landed_at = record.position if record.history.taken else 0
+        if not record.landed_at:  # later values are 0, and verdicts need those before
+            record.history.record(record.position, record.snapshot())
         batch, ace.passes.batch = ace.passes.batch, None
         if record.finished or (record.folder is None and (not record.leads or ace.config.log == NONE)):
             return  # neither a trace nor a logger would use a measurement
         error = {} if batch is None or not record.measurable else _measure_error(model, record, batch)
-        # A landing is written at once: after the last one, no further step may be recorded.
+        # A landing is written at once, so that its step is known.
         new = record.landed != record.duals.landed_sites
         if record.folder is not None and (batch is not None or ace.config.may_wait(step) or new):
             record.write(**_read_observed(ace), **error)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from .record import Record
 from .tables import TableData, build_site_table, format_duration, format_number, sparkline
-from .trace import LINES, SavedRun, read_run, shorten_path, to_number
+from .trace import LINES, SavedRun, describe_progress, read_run, shorten_path, to_number
 from .verdicts import RunOutcome, judge_saved
 
 WIDTH = 500  # characters per line without a terminal, so that no name is broken and all can be searched for
@@ -48,7 +48,8 @@ def render_table(data: TableData) -> Table:
 
 def print_summary(record: Record) -> None:
     outcome = record.judge()
-    steps = f"landed at step {record.steps:,}" if record.duals.landed else f"{record.steps:,} steps"
+    landed_at = record.landed_at if record.duals.landed else None
+    steps = describe_progress(record.steps, record.budget.total, landed_at)
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
     parts = [f"ACE {outcome.mode}, {steps}{escape(where)}"]
     if errors := record.errors:
@@ -77,9 +78,11 @@ def watch_run(folder: Path, *, seconds: float = SECONDS) -> None:
 def draw_run(run: SavedRun) -> list[str | Table]:
     """Return the lines (rich markup) and the table that describe a run."""
     outcome = judge_saved(run)
-    progress = [f"{run.length:,} steps"]
+    progress = [run.progress]
     if run.duration:
-        progress += [format_duration(run.duration), f"{format_number(run.length / run.duration, 3)} steps/s"]
+        progress += [format_duration(run.duration), f"{format_number(run.rate, 3)} steps/s"]
+    if run.left is not None:
+        progress.append(f"{format_duration(run.left)} left")
     progress += ["finished"] if run.end is not None else []
     parts: list[str | Table] = [f"[bold]{escape(run.title)}[/]: {', '.join(progress)}", escape(str(run.folder))]
     parts += [f"[yellow]note[/]: {escape(note)}" for note in run.missing]

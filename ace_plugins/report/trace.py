@@ -140,6 +140,41 @@ class SavedRun:
         return max((line["step"] for line in self.lines), default=0)
 
     @property
+    def budget(self) -> int | None:
+        """Number of steps that the run is expected to have; None if unknown."""
+        found = to_number(self.lines[-1].get("budget")) if self.lines else math.nan
+        return None if math.isnan(found) else int(found)
+
+    @property
+    def landed_at(self) -> int | None:
+        """Step in which the last site landed for good; 0 if this was before the trace; None if sites are left."""
+        step = None
+        for line in reversed(self.lines if self.sites else []):
+            if len(to_numbers(line.get("landed"))) < len(self.sites):
+                return step
+            step = line["step"]
+        return None if step is None else 0
+
+    @property
+    def progress(self) -> str:
+        return describe_progress(self.length, self.budget, self.landed_at, now=self.end is None)
+
+    @property
+    def rate(self) -> float:
+        """Steps per second in this process: a run that resumed from a checkpoint does not start at step 0."""
+        first = min((line["step"] for line in self.lines), default=0)
+        return (self.length - first + 1) / self.duration if self.duration else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Expected seconds until the end, at the pace of the second half of the trace; None if unknown."""
+        times = [(step, value) for step, value in self.curve("seconds") if math.isfinite(value)]
+        if self.end is not None or len(times) < 2 or self.budget is None or self.budget <= self.length:
+            return None
+        (first, begun), (last, now) = times[(len(times) - 1) // 2], times[-1]
+        return (self.budget - last) * (now - begun) / (last - first) if last > first else None
+
+    @property
     def duration(self) -> float:  # in seconds
         return max((value for _, value in self.curve("seconds") if math.isfinite(value)), default=0.0)
 
@@ -188,6 +223,15 @@ class SavedRun:
         """Return the numbers under this key in the last line, one per site; an empty list if they are missing."""
         found = to_numbers(self.lines[-1].get(key)) if self.lines else []
         return found if len(found) == len(self.sites) else []
+
+
+def describe_progress(steps: int, budget: int | None, landed_at: int | None, *, now: bool = False) -> str:
+    """Describe how far a run is, as in ``landed at step 37, now 120 of 400 steps``."""
+    of = f" of {budget:,}" if budget is not None and budget >= steps else ""
+    made = f"{steps:,}{of} steps"
+    if landed_at is None:
+        return made
+    return f"landed{f' at step {landed_at:,}' if landed_at else ''}, {'now ' if now else ''}{made}"
 
 
 def to_number(value: Any) -> float:

@@ -170,13 +170,16 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     """Return the verdicts that a run wrote at its end, or derive verdicts from its trace."""
     if not run.lines or not run.sites:
         return RunOutcome(run.mode, [SiteOutcome(name, math.nan, math.nan, math.nan) for name in run.sites])
+    end = run.end
+    if last := run.landed_at:  # later values are 0
+        run = replace(run, lines=[line for line in run.lines if line["step"] <= last])
     every = -(-len(run.lines) // POINTS)
     series = [[values[::-every][::-1] for values in run.per_site(name)[1]] for name in QUANTITIES]
     landed = {int(site) for site in to_numbers(run.lines[-1].get("landed")) if math.isfinite(site)}
     held, averaged = run.last("held") or [0.0] * len(run.sites), to_number(run.lines[-1].get("averaged"))
     evidence = Evidence(run.config, run.sites, list(zip(*series, strict=True)), run.length, landed, held, averaged)
     budget = run.config.budget if isinstance(run.config.budget, int) else None
-    test, end = {key: run.last(key) for key in TEST}, run.end
+    test = {key: run.last(key) for key in TEST}
     evidence = replace(evidence, frames=bool(run.about.get("frames")), budget=budget, ended=end is not None)
     found = judge(replace(evidence, test=test if all(test.values()) else None))
     written = end.get("verdicts") if end else None
