@@ -126,7 +126,7 @@ def _render_run(run: SavedRun, *, alone: bool) -> Markup:
 def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
     """Return the most important numbers of a run, each as a tuple of name, number and remark."""
     remarks = [f"landed at step {run.landed_at:,}"] if run.landed_at else []
-    remarks.append("finished" if run.end is not None else "not finished")
+    remarks.append(run.state)
     remarks += [f"{format_duration(run.left)} left"] if run.left is not None else []
     facts = [("steps", describe_progress(run.length, run.budget, None).removesuffix(" steps"), ", ".join(remarks))]
     if run.duration:
@@ -221,7 +221,7 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
     }
     rows = {
         **{key: values for key, values in settings.items() if len(set(values)) > 1},
-        "steps": [f"{run.length:,}{'' if run.end is not None else ', not finished'}" for run in runs],
+        "steps": [f"{run.length:,}{'' if run.state == 'finished' else f', {run.state}'}" for run in runs],
         "time": [format_duration(run.duration) for run in runs],
         **{name: [format_number(c[-1][1]) if c else "" for c in found] for name, (_, found) in curves.items()},
         "verdicts": [", ".join(f"{count} {word}" for word, count in each.counts.items()) for each in outcomes],
@@ -252,7 +252,8 @@ def describe_run(run: SavedRun) -> dict[str, Any]:
         "steps": run.length,
         "seconds": run.duration,
         "lines": len(run.lines),
-        "finished": run.end is not None,
+        "finished": run.state == "finished",
+        "interrupted": run.state == "interrupted",
         "missing": run.missing,
         "verdict": outcome.advice,
         "sites": [{**site.to_dict(), "meaning": outcome.meanings.get(site.verdict, "")} for site in outcome.sites],

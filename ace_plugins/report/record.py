@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import sys
@@ -93,6 +94,12 @@ class Record:
         """Equivariance error after the last step; empty if it was not measured."""
         return self.errors[-1] if self.errors and self.errors[-1]["step"] == self.steps else {}
 
+    @property
+    def interrupted(self) -> bool:
+        """True if a signal, Ctrl-C or an error ended the script before the run had all its steps."""
+        ended = RECORDER.interrupted or (hasattr(sys, "last_value") and not hasattr(sys, "ps1"))
+        return ended and self.steps < (self.budget.total or math.inf)
+
     def count_step(self, step: int) -> None:
         """Record that the model has made a step; ``step`` is its number in the model's own count."""
         if step + self.offset <= self.position:
@@ -166,13 +173,14 @@ class Record:
             return
         self.finished = True
         if self.folder is not None:
-            outcome = self.judge()
-            self.write(finished=True, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
+            outcome, end = self.judge(), "interrupted" if self.interrupted else "finished"
+            self.write(**{end: True}, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
 
     def judge(self) -> RunOutcome:
         history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
         landed, averaged = self.duals.landed_sites, self._count_averaging_steps()
         evidence = Evidence(self.config, self.sites, history, self.steps, landed, held, averaged, self.frames)
+        evidence = dataclasses.replace(evidence, ended=not self.interrupted)
         test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
         loaded = self.duals.count if self.duals.count + self.offset < self.position else None
         return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test, loaded=loaded))
@@ -185,6 +193,7 @@ class Record:
             "mode": self.config.mode,
             "steps": self.steps,
             "landed": self.duals.landed,
+            "interrupted": self.interrupted,
             "verdict": outcome.advice,
             "budget": str(self.budget) if self.config.paced else None,
             "folder": None if self.folder is None else shorten_path(self.folder),
@@ -208,6 +217,7 @@ class Recorder:
     def __init__(self) -> None:
         self.records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
         self.home = Path()  # folder that contains .ace: the current folder, or a patched checkout
+        self.interrupted = False  # True once a signal that ends the script was received
         self.about: dict[str, Any] = {}  # further content of run.json: upstream with its commit, origins of settings
 
     def get_record(self, model: nn.Module) -> Record:

@@ -50,6 +50,7 @@ def print_summary(record: Record) -> None:
     outcome = record.judge()
     landed_at = record.landed_at if record.duals.landed else None
     steps = describe_progress(record.steps, record.budget.total, landed_at)
+    steps += ", interrupted" if record.interrupted else ""
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
     parts = [f"ACE {outcome.mode}, {steps}{escape(where)}"]
     if errors := record.errors:
@@ -83,7 +84,7 @@ def draw_run(run: SavedRun) -> list[str | Table]:
         progress += [format_duration(run.duration), f"{format_number(run.rate, 3)} steps/s"]
     if run.left is not None:
         progress.append(f"{format_duration(run.left)} left")
-    progress += ["finished"] if run.end is not None else []
+    progress += [run.state] if run.end is not None else []
     parts: list[str | Table] = [f"[bold]{escape(run.title)}[/]: {', '.join(progress)}", escape(str(run.folder))]
     parts += [f"[yellow]note[/]: {escape(note)}" for note in run.missing]
     for name, points, group in (("loss", run.curve("loss"), ""), ("equivariance error", run.curve("error"), run.group)):

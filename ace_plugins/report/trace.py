@@ -83,8 +83,8 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         indices of the landed sites. ``held`` is, per site, |lambda| divided by the typical size of the loss's gradient
         at gamma, which is averaged over ``averaged`` steps. Lines may also have ``loss``, ``gradient`` (of the loss at
         gamma, per site), ``lr`` (per parameter group), ``error`` (equivariance error), ``test`` (mode auto) and
-        ``event`` (a message). The last line of a finished run has ``finished``, ``verdicts`` (one per site) and
-        ``verdict`` (of the run).
+        ``event`` (a message). The last line of a run has ``finished`` (or ``interrupted``, if a signal or an error
+        ended it before its budget), ``verdicts`` (one per site) and ``verdict`` (of the run).
 
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.
@@ -180,8 +180,12 @@ class SavedRun:
 
     @property
     def end(self) -> Mapping[str, Any] | None:
-        """The last line of a finished run."""
-        return next((line for line in reversed(self.lines) if line.get("finished")), None)
+        """The last line of a run that has finished, or was interrupted by a signal or an error."""
+        return next((line for line in reversed(self.lines) if line.get("finished") or line.get("interrupted")), None)
+
+    @property
+    def state(self) -> str:
+        return "not finished" if self.end is None else "interrupted" if self.end.get("interrupted") else "finished"
 
     @property
     def events(self) -> list[tuple[int, str]]:

@@ -95,6 +95,7 @@ class RunOutcome:
     sites: Sequence[SiteOutcome]
     advice: str = ""  # a sentence about the whole run that says what to do; may be empty
     exploring: bool = False  # mode auto: True if the run has not decided yet
+    ended: bool = True  # see `Evidence`
 
     @property
     def counts(self) -> Counter[str]:
@@ -110,7 +111,7 @@ class RunOutcome:
         sites = [site for site in self.sites if site.verdict == word]
         limit = max((site.limit for site in sites if math.isfinite(site.limit)), default=math.nan)
         if self.mode != "auto" or word not in (BREAKS, FITS, UNDECIDED):
-            return explain(word, self.mode)
+            return explain(word, self.mode) if self.ended else explain(word, self.mode).partition(": train longer")[0]
         if word == BREAKS:
             together, p = sum(site.benefit for site in sites), max(site.p for site in sites)
             size = f" together by {_percent(together)}" if math.isfinite(together) else ""
@@ -137,7 +138,7 @@ class Evidence:
     gradients: float = math.inf  # number of gradients that ``held`` is computed from
     frames: bool = False  # True if the run trained in random frames
     budget: int | None = None  # number of steps that the run was expected to have
-    ended: bool = True  # False for a run in progress, which gets no advice
+    ended: bool = True  # False for a run that is in progress or was interrupted, which gets no advice
     test: Mapping[str, Sequence[float]] | None = None  # mode auto: the outcome of the test, see engine.evidence
     loaded: int | None = None  # step of the checkpoint that the script loaded after its last step, usually the best
 
@@ -159,7 +160,7 @@ def judge(evidence: Evidence) -> RunOutcome:
     if evidence.loaded is not None:
         advice = f"the script loaded its checkpoint of step {evidence.loaded:,} after step {evidence.steps:,}: "
         advice += "these results describe that checkpoint, not the last step"
-    return RunOutcome(evidence.config.mode, sites, advice, exploring)
+    return RunOutcome(evidence.config.mode, sites, advice, exploring, evidence.ended)
 
 
 def _percent(share: float) -> str:
@@ -180,7 +181,7 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     evidence = Evidence(run.config, run.sites, list(zip(*series, strict=True)), run.length, landed, held, averaged)
     budget = run.config.budget if isinstance(run.config.budget, int) else None
     test = {key: run.last(key) for key in TEST}
-    evidence = replace(evidence, frames=bool(run.about.get("frames")), budget=budget, ended=end is not None)
+    evidence = replace(evidence, frames=bool(run.about.get("frames")), budget=budget, ended=run.state == "finished")
     found = judge(replace(evidence, test=test if all(test.values()) else None))
     written = end.get("verdicts") if end else None
     if end is None or not isinstance(written, list) or len(written) != len(run.sites):

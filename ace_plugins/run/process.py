@@ -73,6 +73,7 @@ class ProcessRun:
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Print the summary on SIGTERM and SIGHUP, then let the same signal end the process."""
+        RECORDER.interrupted = True
         for record in self.records:
             record.finish()
         self.summarise()
