@@ -190,7 +190,8 @@ def test_another_importer_of_a_marked_file_gets_the_exception(clone: Clone) -> N
 def test_what_a_cluster_sends_ends_with_the_summary(clone: Clone, number: signal.Signals) -> None:
     """The process then ends by the same signal. An interrupted run gets no advice on its budget."""
     usual = f"import signal\nsignal.signal({int(number)}, signal.SIG_DFL)\n"  # under nohup it is ignored
-    clone.write(usual + TRAIN + f"import os\nmodel = build_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')")
+    killed = f"import os\nmodel = build_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')"
+    clone.write(usual + TRAIN + killed)
     done = clone.python("train.py", ACE_BUDGET="2000")
     assert done.returncode == -number
     assert "ACE auto, 20 of 2,000 steps, interrupted, trace in" in done.stderr
@@ -214,6 +215,39 @@ def test_a_run_that_an_error_or_ctrl_c_ends_is_interrupted(clone: Clone, error: 
     assert "budget =" not in told
     clone.write(TRAIN + f"model = build_and_train()\nraise {error}")
     assert "interrupted" not in clone.python("train.py", ACE_BUDGET="20", ACE_MODE=mode).stderr, "it made all its steps"
+
+
+CHAINS = """
+class Connector:
+    \"""Handles SIGTERM as Lightning does: notes it, then calls the handler that was there before.\"""
+
+    def __init__(self):
+        self.received = False
+        handlers, before = [self.notice], signal.getsignal(signal.SIGTERM)
+        handlers += [before] if before not in (None, signal.SIG_DFL) else []
+        signal.signal(signal.SIGTERM, lambda *args: [handler(*args) for handler in handlers])
+
+    def notice(self, *args):
+        self.received = True
+
+import os, signal, pathlib, sys
+model = train(Net(), 5)
+connector = Connector()
+os.kill(os.getpid(), signal.SIGTERM)
+train(model, 1)  # it finishes its batch
+assert connector.received
+pathlib.Path("on_exception.ckpt").write_text("saved")
+sys.exit(143)
+"""
+
+
+@pytest.mark.parametrize("mode", ["off", "strict"])
+def test_a_handler_that_comes_later_and_calls_ours_ends_the_process_itself(clone: Clone, mode: str) -> None:
+    clone.write(TRAIN + CHAINS)
+    done = clone.python("train.py", ACE_MODE=mode, ACE_BUDGET="2000")
+    assert done.returncode == 143, done.stderr
+    assert (clone.root / "on_exception.ckpt").read_text() == "saved"
+    assert done.stderr.count("6 of 2,000 steps, interrupted") == (mode == "strict"), "the summary is printed at exit"
 
 
 def test_a_handler_of_the_scripts_own_stays(clone: Clone) -> None:
