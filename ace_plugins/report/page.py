@@ -21,7 +21,7 @@ from ..output import publish
 from ..settings.config import LEVEL, SETTINGS
 from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, is_drawable
 from .tables import TableData, build_site_table, format_duration, format_number
-from .trace import Curve, SavedRun, describe_progress, find_run, read_run, shorten_path, to_numbers
+from .trace import Curve, SavedRun, describe_progress, find_run, read_run, refuse_links, shorten_path, to_numbers
 from .verdicts import judge_saved
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -79,6 +79,7 @@ def write_report(
     read = [run if isinstance(run, SavedRun) else read_run(find_run(Path(run))) for run in runs]
     if out is None:
         out = read[0].folder / PAGE if len(read) == 1 and not before else Path(PAGE_OF_MANY)
+        refuse_links(out.parent)
     publish(out, render_report(read, before=before, title=title).encode())
     return Path(out)
 

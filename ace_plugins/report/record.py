@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 
 from .. import __version__
 from ..contract.hookspecs import hookimpl
-from ..errors import AceWarning
+from ..errors import AceError, AceWarning
 from ..plugins.registry import registry
 from ..settings.config import NONE
 from .trace import ABOUT, LINES, QUANTITIES, create_run_folder, default_runs, shorten_path, to_json
@@ -129,7 +129,7 @@ class Record:
         try:
             self.folder = create_run_folder(runs, self.adapter)
             (self.folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
+        except (AceError, OSError) as error:
             self.folder = None
             warn(f"no trace is written: {error}; training continues")
 

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rich import markup
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
+from ..output import printable
 from .record import Record
 from .tables import TableData, build_site_table, format_duration, format_number, sparkline
 from .trace import LINES, SavedRun, describe_progress, read_run, shorten_path, to_number
@@ -20,6 +21,11 @@ from .verdicts import RunOutcome, judge_saved
 WIDTH = 500  # characters per line without a terminal, so that no name is broken and all can be searched for
 SECONDS = 1.0  # default time between two updates of the live view
 QUIET = 60.0  # seconds without a new line of the trace after which the live view says so
+
+
+def escape(text: str) -> str:
+    """Escape rich markup and control characters in text that comes from files."""
+    return markup.escape(printable(text))
 
 
 def open_console(stderr: bool = False) -> Console:

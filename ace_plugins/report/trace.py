@@ -29,6 +29,7 @@ Curve = list[tuple[int, float]]
 
 def create_run_folder(runs: Path, adapter: str) -> Path:
     """Create a folder for a run that starts now. Runs that start in the same second get different folders."""
+    refuse_links(runs)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{adapter}"
     for number in count(1):
         folder = runs / (name if number == 1 else f"{name}-{number}")
@@ -43,9 +44,18 @@ def create_run_folder(runs: Path, adapter: str) -> Path:
 
 def hide_from_git(folder: Path) -> None:
     """Write a ``.gitignore`` into ``.ace``, so that runs do not show up as changes of the user's repository."""
-    ignore = folder / ".gitignore"
-    if folder.name == HOME and not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")
+    if folder.name == HOME:
+        with suppress(FileExistsError), (folder / ".gitignore").open("x", encoding="utf-8") as ignore:
+            ignore.write("*\n")
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise an AceError if ``.ace`` or a folder in it is a link. A clone may have links to files of its user."""
+    path = folder.absolute()
+    inside = [path, *path.parents][: [*reversed(path.parts)].index(HOME) + 1] if HOME in path.parts else []
+    if link := next((each for each in inside if each.is_symlink()), None):
+        do = "remove it, or set ACE_RUNS to a folder outside (report: --out)"
+        raise AceError(f"{link} is a link: ACE writes no files through links in {HOME}; {do}")
 
 
 def to_json(value: Any) -> Any:

@@ -75,7 +75,7 @@ class ProcessRun:
         """Print the summary on SIGTERM and SIGHUP, then let the same signal end the process."""
         RECORDER.interrupted = True
         if signal.getsignal(number) != self._handle_signal:
-            return  # called by a handler that was installed later (Lightning): it decides, and atexit prints the summary
+            return  # called by a later handler (Lightning): it decides, and atexit prints the summary
         for record in self.records:
             record.finish()
         self.summarise()
