@@ -39,6 +39,12 @@ def test_settings_come_from_the_file_and_the_environment_goes_before_it(clone: C
     assert off.stderr == f"ace: loop 'fitted' is now called 'paced'; use the new name\n{told}"
 
 
+def test_tell_is_heeded(clone: Clone) -> None:
+    quiet = clone.python("train.py", ACE_TELL="false")
+    assert quiet.stderr == ""
+    assert clone.run("--no-tell", "--", "train.py").stderr == ""
+
+
 def test_from_another_folder_through_a_link_after_an_import(clone: Clone, tmp_path: Path) -> None:
     clone.script.write_text("from models.net import Net\n" + MARKED + TRAIN + MAIN)
     (tmp_path / "elsewhere").mkdir()
