@@ -11,9 +11,9 @@ from typing import Any, cast
 import click
 
 from .. import __version__
-from ..errors import AceError, AceWarning
+from ..errors import AceError, AceWarning, AdapterError
 from ..output import printable
-from ..plugins.registry import registry
+from ..plugins.registry import find_installable, registry
 from .options import Commands, Items, matching
 
 COMMANDS = {
@@ -68,6 +68,8 @@ class AcePatch(Commands):
             from .scripts import patch_command
 
             return patch_command(name)
+        if how := find_installable(name):
+            raise AdapterError(how)
         return None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:

@@ -301,6 +301,16 @@ def test_a_program_on_the_path(clone: Clone, tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").glob("ace-*"))
 
 
+def test_an_error_before_any_model_was_built_says_so(clone: Clone) -> None:
+    """As under the adapter of another upstream."""
+    clone.write("raise ImportError('its own')", marked=False)
+    done = clone.run("--", "train.py")
+    assert done.returncode == 1
+    assert "ImportError: its own" in done.stderr
+    assert "no model was attached before the error: this process built none of models.net:Net; " in done.stderr
+    assert "toy_net is the wrong adapter" in done.stderr
+
+
 def test_json_of_a_script_that_builds_no_model(clone: Clone) -> None:
     done = clone.run("--json", "--", "-c", "print('hello')")
     first, told = done.stdout.splitlines()
