@@ -140,7 +140,7 @@ def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
     curves = (("training loss", run.curve("loss"), ""), ("equivariance error", run.curve("error"), run.group))
     for name, points, more in curves:
         if points:
-            first = f"{format_number(points[0][1], 3)} at step {points[0][0]:,}"
+            first = f"{format_number(points[0][1], 3)} at step {points[0][0]:,}" if len(points) > 1 else ""
             facts.append((name, format_number(points[-1][1], 3), ", ".join(filter(None, (first, more)))))
     return facts
 

@@ -32,6 +32,7 @@ from .verdicts import Evidence, RunOutcome, judge
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ..engine.loop import Observed
     from ..engine.state import Ace
     from ..symmetry.measure import Call
 
@@ -83,6 +84,8 @@ class Record:
         self.landed_at: int | None = None  # step in which the last site landed; 0: before this process; None: not yet
         self.landed: frozenset[int] = frozenset()  # indices of the sites that had landed at the last line of the trace
         self.finished = False
+        self.written = 0  # position of the last line in the trace
+        self.observed: Observed | None = None  # loss, gradient and learning rates of the last step
         self.history = History()
 
     @property
@@ -137,7 +140,7 @@ class Record:
         """Write a line of the trace: the current values and ``more``."""
         if self.folder is None:
             return
-        self.landed = self.duals.landed_sites
+        self.landed, self.written = self.duals.landed_sites, self.position
         if self.config.mode == "auto":
             more["test"] = self.duals.evidence.summarise()
         if self.duals.count + self.offset < self.position and self.loaded is None:
@@ -174,7 +177,8 @@ class Record:
         self.finished = True
         if self.folder is not None:
             outcome, end = self.judge(), "interrupted" if self.interrupted else "finished"
-            self.write(**{end: True}, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
+            seen = _read_observed(self.observed) if self.written < self.position else {}
+            self.write(**seen, **{end: True}, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
 
     def judge(self) -> RunOutcome:
         history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
@@ -241,6 +245,7 @@ class Recorder:
                 # This callback holds the record, not the model, so the trace of a deleted model gets its last line.
                 weakref.finalize(model, record.finish)
         record.count_step(step)
+        record.observed = ace.session.observed
         if not ace.landed:
             record.landed_at = None  # also after an earlier checkpoint was loaded
         elif record.landed_at is None:
@@ -254,7 +259,7 @@ class Recorder:
         # A landing is written at once, so that its step is known.
         new = record.landed != record.duals.landed_sites
         if record.folder is not None and (batch is not None or ace.config.may_wait(step) or new):
-            record.write(**_read_observed(ace), **error)
+            record.write(**_read_observed(record.observed), **error)
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
@@ -270,9 +275,10 @@ def get_ace(model: Any) -> Ace:
     return model.ace  # type: ignore[no-any-return]
 
 
-def _read_observed(ace: Ace) -> dict[str, Any]:
+def _read_observed(seen: Observed | None) -> dict[str, Any]:
     """Return the loss, the gradients and the learning rates of the last step, those that were seen."""
-    seen = ace.session.observed
+    if seen is None:
+        return {}
     values = {} if seen.loss is None else {"loss": float(seen.loss)}
     gradient = {} if seen.gradient is None else {"gradient": seen.gradient.tolist()}
     return values | gradient | ({"lr": list(map(float, seen.rates))} if seen.rates else {})

@@ -98,7 +98,7 @@ def draw_run(run: SavedRun) -> list[str | Table]:
             steps, values = zip(*points, strict=True)
             under = f" (relative, under {escape(group)})" if group else ""
             first, last = format_number(values[0], 3), format_number(values[-1], 3)
-            parts.append(f"{name}{under}: {first} {sparkline(steps, values)} {last}")
+            parts.append(f"{name}{under}: {f'{first} {sparkline(steps, values)} {last}' if len(points) > 1 else last}")
     parts += [f"step {step:,}: {escape(event)}" for step, event in run.events]
     if run.changed:
         parts.append(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")

@@ -340,9 +340,7 @@ def test_an_adapter_of_this_repository_that_is_not_installed(monkeypatch: pytest
     for words in (["segnn"], ["run", "segnn", "--", "train.py"]):
         done = CliRunner().invoke(cli, words)
         assert (done.exit_code, done.output) == (2, f"ace-patch: {told}\n")
-    with pytest.raises(
-        AdapterError, match="unknown adapter 'painn'.*the package of an adapter is usually called ace-"
-    ):
+    with pytest.raises(AdapterError, match="unknown adapter 'painn'.*the package of an adapter is usually called ace-"):
         none.adapter("painn")
     with pytest.raises(AdapterError, match="unknown adapter"):
         none.adapter("../adapters/segnn")
