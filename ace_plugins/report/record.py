@@ -87,6 +87,7 @@ class Record:
         self.written = 0  # position of the last line in the trace
         self.observed: Observed | None = None  # loss, gradient and learning rates of the last step
         self.history = History()
+        self.silent: Tensor | None = None  # True for sites whose gamma had no gradient yet in this process, [sites]
 
     @property
     def steps(self) -> int:
@@ -184,10 +185,20 @@ class Record:
         history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
         landed, averaged = self.duals.landed_sites, self._count_averaging_steps()
         evidence = Evidence(self.config, self.sites, history, self.steps, landed, held, averaged, self.frames)
-        evidence = dataclasses.replace(evidence, ended=not self.interrupted)
+        unused = self._find_unused() if self.config.mode != "auto" else ()
+        evidence = dataclasses.replace(evidence, ended=not self.interrupted, unused=unused)
         test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
         loaded = self.duals.count if self.duals.count + self.offset < self.position else None
         return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test, loaded=loaded))
+
+    def _find_unused(self) -> list[int]:
+        """Return the indices of the sites whose gamma never had a gradient, also not before this process."""
+        if self.silent is None:
+            return []
+        silent = self.silent
+        if self.config.paced:  # ``square`` is saved in checkpoints; a site that has landed has no gradient any more
+            silent = silent & (self.duals.square == 0)
+        return silent.nonzero().flatten().tolist()
 
     def to_dict(self) -> dict[str, Any]:
         outcome = self.judge()
@@ -246,6 +257,8 @@ class Recorder:
                 weakref.finalize(model, record.finish)
         record.count_step(step)
         record.observed = ace.session.observed
+        if (gradient := record.observed.gradient) is not None:
+            record.silent = gradient == 0 if record.silent is None else record.silent & (gradient == 0)
         if not ace.landed:
             record.landed_at = None  # also after an earlier checkpoint was loaded
         elif record.landed_at is None:

@@ -56,7 +56,14 @@ _MEANINGS = {
     (LANDED, ""): f"gamma is at 0, and the branch can be removed. {_UNKNOWN}",
     (SETTLED, ""): f"gamma and u no longer change. {_UNKNOWN}",
     (SCHEDULED, ""): "gamma follows the schedule regardless of the data: the symmetry of the data is unknown",
-    (UNUSED, ""): "no held-out sample gave this branch's gamma a gradient: if the loss does not depend on the layer's "
+    (
+        UNUSED,
+        "",
+    ): "gamma had no gradient in any step: the loss does not depend on this layer's output, so leave the site out",
+    (
+        UNUSED,
+        "auto",
+    ): "no held-out sample gave this branch's gamma a gradient: if the loss does not depend on the layer's "
     "output, leave the site out",
     (DIVERGED, ""): "gamma, lambda or the gradient of the loss is not finite: lower the learning rate",
 }
@@ -140,6 +147,7 @@ class Evidence:
     budget: int | None = None  # number of steps that the run was expected to have
     ended: bool = True  # False for a run that is in progress or was interrupted, which gets no advice
     test: Mapping[str, Sequence[float]] | None = None  # mode auto: the outcome of the test, see engine.evidence
+    unused: Collection[int] = ()  # modes other than auto: indices of sites whose gamma never had a gradient
     loaded: int | None = None  # step of the checkpoint that the script loaded after its last step, usually the best
 
 
@@ -180,6 +188,10 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     held, averaged = run.last("held") or [0.0] * len(run.sites), to_number(run.lines[-1].get("averaged"))
     evidence = Evidence(run.config, run.sites, list(zip(*series, strict=True)), run.length, landed, held, averaged)
     budget = run.config.budget if isinstance(run.config.budget, int) else None
+    pulls = run.per_site("gradient")[1]
+    before = to_numbers(run.lines[0].get("landed"))  # before the first line, in an earlier process
+    unused = [n for n, pull in enumerate(pulls) if pull and not any(pull) and n not in before]
+    evidence = replace(evidence, unused=unused)
     test = {key: run.last(key) for key in TEST}
     evidence = replace(evidence, frames=bool(run.about.get("frames")), budget=budget, ended=run.state == "finished")
     found = judge(replace(evidence, test=test if all(test.values()) else None))
@@ -205,6 +217,8 @@ def _judge_site(evidence: Evidence, number: int) -> str:
         if test["kept"][number]:
             return BREAKS
         return FITS if landed and test["limit"][number] < SMALL else UNDECIDED
+    if number in evidence.unused and evidence.steps >= FEWEST:  # earlier a branch may still be 0
+        return UNUSED
     scaled = [value / config.gamma_unit for value in gamma]
     word = judge_course(config.mode, scaled, lambda_, u[-1], landed=landed)
     if not config.paced:

@@ -175,6 +175,37 @@ def test_a_step_after_the_landing_counts_once_and_waits_only_when_it_is_traced(m
     assert copied.ace.duals.count == 71
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**FIT, "budget": 60, "frames": "off"},
+        {**FIT, "budget": 60, "mode": "resilient", "frames": "off"},
+        {**FIT, "budget": 60, "mode": "bounded"},
+        {**FIT, "budget": 60, "mode": "scheduled"},
+        {**FIT, "budget": 150, "mode": "auto"},
+        {"dual_optimizer": "adam", "land_at": 50},
+        {},
+    ],
+    ids=str,
+)
+def test_a_site_without_a_gradient_is_unused_in_every_mode(settings: dict[str, Any]) -> None:
+    model = attach(Layered(), trace_every=1, **settings)
+    model.layers[2].register_forward_hook(lambda module, args, output: output.detach() * 0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (model(torch.randn(6, 3)) - 1).square().mean().backward()
+        optimizer.step()
+    record = RECORDER.get_record(model)
+    outcome = record.judge()
+    words = [site.verdict for site in outcome.sites]
+    assert words[2] == "unused"
+    assert "unused" not in words[:2]
+    assert "leave the site out" in outcome.meanings["unused"]
+    assert record.folder is not None
+    assert [site.verdict for site in judge_saved(read_run(record.folder)).sites][2] == "unused", "also of a killed run"
+
+
 def test_land_at_that_was_not_reached_is_told() -> None:
     told = RECORDER.get_record(trained(14, land_at=100)).to_dict()
     assert told["verdict"].endswith("land_at = 100 was not reached in 14 steps")
