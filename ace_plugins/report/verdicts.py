@@ -56,15 +56,9 @@ _MEANINGS = {
     (LANDED, ""): f"gamma is at 0, and the branch can be removed. {_UNKNOWN}",
     (SETTLED, ""): f"gamma and u no longer change. {_UNKNOWN}",
     (SCHEDULED, ""): "gamma follows the schedule regardless of the data: the symmetry of the data is unknown",
-    (
-        UNUSED,
-        "",
-    ): "gamma had no gradient in any step: the loss does not depend on this layer's output, so leave the site out",
-    (
-        UNUSED,
-        "auto",
-    ): "no held-out sample gave this branch's gamma a gradient: if the loss does not depend on the layer's "
-    "output, leave the site out",
+    (UNUSED, ""): "gamma had no gradient in any step, so the loss does not depend on this output: leave the site out",
+    (UNUSED, "auto"): "no held-out sample gave this branch's gamma a gradient: if the loss does not depend on the "
+    "layer's output, leave the site out",
     (DIVERGED, ""): "gamma, lambda or the gradient of the loss is not finite: lower the learning rate",
 }
 
