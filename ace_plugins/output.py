@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import math
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .errors import AceError, ConfigError
+
+# C0 and C1, marks that change the direction of text, and surrogates (bytes of file names that are not UTF-8).
+_CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def say(text: str, *, anyway: bool = False) -> None:
@@ -25,7 +29,19 @@ def say(text: str, *, anyway: bool = False) -> None:
         anyway: Whether to print even if ``ACE_QUIET`` is set, for example an error.
     """
     if sys.stderr is not None and (anyway or not quiet()):
-        print(f"ace: {text}", file=sys.stderr)
+        print(f"ace: {printable(text)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """Escape control characters, which could rewrite what the terminal shows, except tabs and ends of lines.
+
+    Args:
+        text: Text that may come from a file that somebody else wrote, such as a name in the record of a run.
+
+    Returns:
+        The text with escapes such as ``\\x1b`` in place of these characters.
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def quiet() -> bool:
@@ -53,22 +69,25 @@ def progress(length: int, label: str) -> Iterator[Callable[[int], None] | None]:
         yield bar.update
 
 
-def publish(path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], None]) -> None:
+def publish(
+    path: str | os.PathLike[str], content: bytes | Callable[[BinaryIO], None], *, follow_link: bool = False
+) -> None:
     """Write a file atomically: readers see the old file or the complete new one.
 
-    The file keeps its mode, and its owner where that is permitted. If the path is a link, its target changes.
+    The file keeps its mode, and its owner where that is permitted.
 
     Args:
         path: The file.
         content: The bytes to write, or a function that writes to the open file.
+        follow_link: Whether to change the target if the path is a link. Otherwise the file replaces the link.
 
     Raises:
         AceError: The file cannot be written.
     """
-    target = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path) if follow_link else os.path.abspath(path))
     fresh = target.with_name(f".{target.name[:40]}.{os.urandom(4).hex()}.part")  # within the limit of file names
     try:
-        like = target.stat() if target.exists() else None
+        like = target.stat() if target.exists() and not target.is_symlink() else None
         try:
             # Nobody else may read the new file until it gets the mode of the file that it replaces.
             private = None if like is None else lambda name, flags: os.open(name, flags, 0o600)

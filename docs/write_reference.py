@@ -25,7 +25,7 @@ library or repository that a model comes from.
 
 You can pass a setting to `attach` and `patched` by name (`budget=5000`), or to `ace-patch` as an option
 (`--budget 5000`). A patched clone has its settings in `ace.toml`. Environment variables (`ACE_BUDGET=5000`) override
-the file, and options override both.
+the file and the arguments in code, and options override all of these.
 
 A *preset* is a named group of settings, chosen with the setting `preset`:
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def _seeded() -> None:
 @pytest.fixture(autouse=True)
 def _runs_in_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACE_RUNS", str(tmp_path / "runs"))
+
+
+@pytest.fixture(autouse=True)
+def _no_error_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest sets this after a failed test. A record would take it for an error of the script."""
+    monkeypatch.delattr(sys, "last_value", raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,7 @@ def read_content(path: Path) -> bytes | None:
 
 def _write(path: Path, content: bytes | None) -> None:
     if content is not None:
-        publish(path, content)
+        publish(path, content, follow_link=True)
         return
     try:
         path.unlink(missing_ok=True)

@@ -11,8 +11,9 @@ from typing import Any, cast
 import click
 
 from .. import __version__
-from ..errors import AceError, AceWarning
-from ..plugins.registry import registry
+from ..errors import AceError, AceWarning, AdapterError
+from ..output import printable
+from ..plugins.registry import find_installable, registry
 from .options import Commands, Items, matching
 
 COMMANDS = {
@@ -48,7 +49,7 @@ class AcePatch(Commands):
         except AceError as error:
             details = getattr(error, "details", ())  # of a CheckoutError: differences from the expected layout
             message = " ".join(getattr(error, "message", str(error)).split())
-            click.echo("\n  ".join([f"ace-patch: {message}{':' if details else ''}", *details]), err=True)
+            click.echo(printable("\n  ".join([f"ace-patch: {message}{':' if details else ''}", *details])), err=True)
             ctx.exit(2)
 
     def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
@@ -67,6 +68,8 @@ class AcePatch(Commands):
             from .scripts import patch_command
 
             return patch_command(name)
+        if how := find_installable(name):
+            raise AdapterError(how)
         return None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> Items:
@@ -86,7 +89,7 @@ def main(prog_name: str = "ace-patch") -> None:
     def show_warning(message: Any, category: type[Warning], *where: Any) -> None:
         ours = issubclass(category, AceWarning)
         text = f"ace-patch: {message}" if ours else warnings.formatwarning(message, category, *where[:2])
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
 
     try:
         with warnings.catch_warnings():
@@ -95,7 +98,8 @@ def main(prog_name: str = "ace-patch") -> None:
             result = cli.main(prog_name=prog_name, standalone_mode=False)
     except click.ClickException as error:
         command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else prog_name
-        click.echo(f"ace-patch: {' '.join(error.format_message().split())} See '{command} --help'", err=True)
+        message = f"ace-patch: {' '.join(error.format_message().split())} See '{command} --help'"
+        click.echo(printable(message), err=True)
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)  # Ctrl-C

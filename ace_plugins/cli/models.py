@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import AceError
+from ..output import printable
 from ..report.tables import TableData
 from ..report.terminal import open_console, render_table
 from ..settings.config import FIT
@@ -148,4 +149,4 @@ def export(checkpoint: str, output: str, overwrite: bool, trust: bool, as_json: 
     if as_json:
         print_json({"checkpoint": checkpoint, "output": output, "kept": done.kept, "removed": done.removed})
     else:
-        click.echo(f"{output}: {done.kept} tensors kept, {done.removed} of ACE removed")
+        click.echo(printable(f"{output}: {done.kept} tensors kept, {done.removed} of ACE removed"))

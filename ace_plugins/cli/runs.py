@@ -18,6 +18,7 @@ from ..compare.plan import Comparison, Store, plan_comparison
 from ..compare.results import RUNS, execute
 from ..contract.upstreams import Metric
 from ..errors import AceError
+from ..output import printable
 from ..report.page import PAGE, describe_run, write_report
 from ..report.tables import format_duration
 from ..report.terminal import SECONDS, print_report, watch_run
@@ -179,7 +180,7 @@ def report(runs: tuple[Path, ...], out: Path | None, text: bool, as_json: bool) 
             out = comparisons[0].folder / PAGE
         title = f"ACE: {comparisons[0].comparison.adapter} compared" if comparisons else ""
         out = write_report(*read, out=out, before=sections, title=title)
-        click.echo(f"Report: {shorten_path(out)}", err=text or as_json)
+        click.echo(printable(f"Report: {shorten_path(out)}"), err=text or as_json)
 
 
 @click.command()

@@ -10,6 +10,7 @@ import click
 from ..checkout.changes import Plan
 from ..checkout.patching import PatchPlan, State, plan_patch, plan_revert, read_state, require_checkout
 from ..contract.upstreams import StandIn
+from ..output import printable
 from ..patch.shims import has_effect
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
@@ -48,7 +49,7 @@ def patch_command(name: str) -> click.Command:
         elif dry_run and not plan.changed:
             click.echo(f"nothing to change: {plan.root} is already patched", err=True)
         elif dry_run:
-            click.echo(plan.diff(), nl=False)
+            click.echo(printable(plan.diff()), nl=False)
         else:
             _print_patching(adapter, plan)
 
@@ -100,7 +101,7 @@ def revert(checkout: Path, purge: bool, dry_run: bool, as_json: bool) -> None:
         print_json(_describe(plan, dry_run))
         return
     if dry_run:
-        click.echo(plan.diff(), nl=False)
+        click.echo(printable(plan.diff()), nl=False)
     else:
         for change in plan.changed:
             click.echo(f"{plan.name(change)}: {'removed' if change.after is None else 'marked line removed'}")
@@ -132,7 +133,7 @@ def _print_state(found: State) -> None:
     for name, value in found.environment.items():
         click.echo(f"  {name}={value} in this shell overrides ace.toml")
     if found.runs:
-        click.echo(f"  .ace/runs: {len(found.runs)} runs, the newest is {found.runs[-1]}")
+        click.echo(f"  .ace/runs: {len(found.runs)} runs, the newest is {printable(found.runs[-1])}")
     for problem in found.problems:
         click.echo(f"{click.style('problem', fg='red')}: {problem}")
     if not found.patched and not found.problems:

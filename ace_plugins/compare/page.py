@@ -15,6 +15,7 @@ from markupsafe import Markup
 
 from ..contract.upstreams import Metric
 from ..errors import AceError
+from ..output import printable
 from ..report.charts import LINES_AT_MOST, Series, draw_lines
 from ..report.page import Chart, render_template
 from ..report.tables import TableData, format_number
@@ -142,8 +143,8 @@ def print_comparison(result: ComparisonResult) -> None:
     console = open_console()
     if result.rows:
         console.print(render_table(result.table()))
-        console.print(result.caption, markup=False)
-    console.print(*result.sentences, sep="\n", markup=False)
+        console.print(printable(result.caption), markup=False)
+    console.print(*map(printable, result.sentences), sep="\n", markup=False)
 
 
 def render_comparison(result: ComparisonResult) -> Markup:

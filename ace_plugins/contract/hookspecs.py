@@ -108,7 +108,7 @@ class Hooks:
 
     @hookspec
     def ace_stepped(self, model: nn.Module, step: int) -> None:
-        """Observe that the dual loop made its step number ``step`` (1, 2, ...) for this model."""
+        """Observe training step number ``step`` (1, 2, ...) of this model, also once all sites have landed."""
 
     @hookspec
     def ace_finished(self, model: nn.Module) -> None:

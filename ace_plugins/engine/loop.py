@@ -62,11 +62,11 @@ class Losses(threading.local):
         self._scaled = (id(made), outputs.detach()) if isinstance(outputs, Tensor) and made is not outputs else None
         return made
 
-    def take(self, gradient: Tensor, optimizer: Optimizer) -> Observed:
+    def take(self, gradient: Tensor | None, optimizer: Optimizer) -> Observed:
         """Return loss, gradient and learning rates of the step that ends now, and forget the loss."""
         loss, self.last = self.last, None
         rates = tuple(group["lr"] for group in optimizer.param_groups if "lr" in group)
-        return Observed(loss, gradient.detach(), rates)
+        return Observed(loss, None if gradient is None else gradient.detach(), rates)
 
 
 LOSSES = Losses()
@@ -83,6 +83,7 @@ class Session:
     zeros: list[Tensor] = field(default_factory=list)  # gradients of freed parameters, which are 0
     adopted: list[tuple[weakref.ref[Optimizer], list[nn.Parameter]]] = field(default_factory=list)
     """The optimizers to which `adopt` has added parameters, with these parameters."""
+    goes_on: bool = False  # True in a step of a model that has landed: it is only counted
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -145,6 +146,7 @@ class Loop(ABC):
     def begin(self, optimizer: Optimizer) -> None:
         """Begin a step. Called when the gradients of the step have been computed."""
         ace, session, gamma = self.ace, self.ace.session, self.ace.gamma
+        session.goes_on = ace.landed
         if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
         if session.running is not None:
@@ -168,23 +170,28 @@ class Loop(ABC):
         self.before = self.gradient = self.ace.session.running = None
 
     def finish(self, optimizer: Optimizer) -> bool:
-        """End a step. Returns whether the duals moved."""
+        """End a step. Returns whether the duals moved, or the model has landed and trains on."""
+        ace, session = self.ace, self.ace.session
         before, gradient = self.before, self.gradient
         self.restore(optimizer, stepped=True)
+        if session.goes_on:  # False again after a step within a step
+            session.goes_on = False
+            session.observed = LOSSES.take(None, optimizer)
+            ace.duals.tick()
+            if before is not None:
+                ace.gamma.detach().zero_()
+            return True
         if before is None or gradient is None:
             return False
-        ace, session = self.ace, self.ace.session
         ace.passes.forget_frames()
         session.observed = LOSSES.take(gradient, optimizer)
         found_inf = getattr(optimizer, "found_inf", None)
         if found_inf is not None and bool(found_inf):
             return False  # the fused kernel skipped the update, so the duals skip it as well
-        moves = not ace.landed
         with torch.no_grad():
-            if moves:
-                self.advance(optimizer, before, gradient)
-                if ace.config.may_wait(ace.duals.count):
-                    warn_of_skipped(ace.duals)
+            self.advance(optimizer, before, gradient)
+            if ace.config.may_wait(ace.duals.count):
+                warn_of_skipped(ace.duals)
             if ace.landed:
                 ace.gamma.zero_()
-        return moves
+        return True

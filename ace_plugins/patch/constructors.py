@@ -6,6 +6,7 @@ the same, so the patch also works for code that has imported the class before.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -39,7 +40,8 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
     Args:
         model: A model that an adapter supports. If it is inside a wrapper such as DDP, pass the inner model.
         adapter: Name of the adapter; by default the only adapter that supports the model.
-        settings: Fields of `Config`, and ``preset`` for one of the adapter's presets.
+        settings: Fields of `Config`, and ``preset`` for one of the adapter's presets. Environment variables such as
+            ``ACE_MODE`` override them.
 
     Returns:
         The same model.
@@ -52,7 +54,7 @@ def attach(model: M, adapter: str | None = None, **settings: Any) -> M:
     if not isinstance(model, nn.Module):
         raise AttachError(f"expected a torch.nn.Module to attach ACE to, found {type(model).__name__}")
     plugin = registry().adapter(adapter) if adapter is not None else registry().find_adapter(model)
-    return attach_with(model, plugin, plugin.resolve(arguments=settings).config)
+    return attach_with(model, plugin, plugin.resolve(environment=os.environ, arguments=settings).config)
 
 
 def attach_with(model: M, plugin: Plugin, config: Config) -> M:
@@ -99,7 +101,7 @@ def patched(name: str, **settings: Any) -> Patch:
         ConfigError: If a setting is unknown or invalid.
     """
     plugin = registry().adapter(name)
-    return patch_models(plugin, plugin.resolve(arguments=settings).config)
+    return patch_models(plugin, plugin.resolve(environment=os.environ, arguments=settings).config)
 
 
 def patch_models(plugin: Plugin, config: Config) -> Patch:

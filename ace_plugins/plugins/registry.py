@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -55,8 +57,11 @@ class Registry:
         """Return the adapter of this name; raise an AdapterError if it is unknown or cannot be used."""
         plugin = self.plugins.get(name) or self.plugins.get(name.replace("-", "_"))
         if plugin is None:
-            why = f"; not loaded: {self.left_out}" if self.left_out else ""
-            raise AdapterError(one_of("adapter", name, [p.name for p in self], do=f"'ace-patch list' shows them{why}"))
+            if how := find_installable(name):
+                raise AdapterError(how)
+            do = f"'ace-patch list' shows the installed ones; the package of an adapter is usually called ace-{name}"
+            do += f"; not loaded: {self.left_out}" if self.left_out else ""
+            raise AdapterError(one_of("adapter", name, [p.name for p in self], do=do))
         if plugin.problem is not None:
             raise AdapterError(f"{plugin}: {plugin.problem}")
         if plugin.upstream is None:
@@ -146,6 +151,15 @@ class Registry:
             found = getattr(plugin, "__name__", type(plugin).__name__)
             return f"{found} implements no hook, expected functions such as ace_upstream marked with @hookimpl"
         return ""
+
+
+def find_installable(name: str) -> str:
+    """Return how to install an adapter that is in the clone which the host is installed from; empty for others."""
+    for file in Path(__file__).parents[2].glob("adapters/*/pyproject.toml"):
+        if file.parent.name == name.replace("-", "_"):
+            extra = "[upstream]" if "\nupstream =" in file.read_text(encoding="utf-8") else ""
+            return f"adapter {name!r} is not installed: run pip install {shlex.quote(f'{file.parent}{extra}')}"
+    return ""
 
 
 def recognises(plugin: Plugin, model: nn.Module) -> bool:

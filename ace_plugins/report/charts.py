@@ -104,7 +104,20 @@ def thin(points: Sequence[Point], parts: int = PARTS) -> list[list[Point]]:
     return thinned
 
 
-def shorten_name(name: str, most: int = 18) -> str:
+def shorten_names(names: Sequence[str], most: int = 18) -> list[str]:
+    """Shorten names for labels, without the modules that all have in common. Names stay distinct."""
+    parts = [name.split(".") for name in names]
+    while len(parts) > 1 and len({part[0] for part in parts}) == 1 and min(map(len, parts)) > 1:
+        parts = [part[1:] for part in parts]
+    if max(map(len, names), default=0) > most:
+        names = [".".join(part) for part in parts]
+    short = [_cut(name, most) for name in names]
+    if len({*short}) == len({*names}):
+        return short
+    return [number + _cut(name, most - len(number)) for n, name in enumerate(names, 1) if (number := f"{n}: ")]
+
+
+def _cut(name: str, most: int) -> str:
     return name if len(name) <= most else f"\N{HORIZONTAL ELLIPSIS}{name[1 - most :]}"
 
 
@@ -115,7 +128,7 @@ def draw_lines(
     series = [each for each in series if is_drawable(each.points)]
     values = [value for each in series for _, value in each.points]
     ends = [next(point for point in reversed(each.points) if math.isfinite(point[1])) for each in series]
-    labels = [shorten_name(each.name) for each in series]
+    labels = shorten_names([each.name for each in series])
     if len(series) == 1:
         labels = [format_number(ends[0][1], 3)]
     right = max(50.0, AWAY + 6 + LETTER * max(map(len, labels)))
@@ -205,7 +218,7 @@ def draw_heat_map(title: str, names: Sequence[str], steps: Sequence[int], values
     found = [value for row in rows for value in row if math.isfinite(value)]
     most = max(map(abs, found), default=0.0)
     top, high = 26.0, max(4.0, min(13.5, 270.0 / len(rows)))
-    labels = [shorten_name(name, 16) for name in names]
+    labels = shorten_names(names, 16)
     left = 8 + LETTER * max(map(len, labels))
     paths: dict[str, list[str]] = {}
     for place, row in enumerate(rows):

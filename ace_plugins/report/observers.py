@@ -22,7 +22,7 @@ from ..plugins.registry import registry
 from ..settings.config import NONE
 from ..settings.sources import HOME
 from .record import RECORDER, Record, get_ace, warn
-from .trace import QUANTITIES, create_run_folder, hide_from_git
+from .trace import QUANTITIES, create_run_folder, hide_from_git, refuse_links
 
 if TYPE_CHECKING:
     from torch import nn
@@ -60,6 +60,7 @@ class WandbLogger(_TrackerLogger):
     def log(self, values: dict[str, float], step: int) -> None:
         if self.library.run is None:
             folder = Path(os.environ.get("WANDB_DIR") or RECORDER.home / HOME)
+            refuse_links(folder)
             folder.mkdir(parents=True, exist_ok=True)
             hide_from_git(folder)
             project = os.environ.get("WANDB_PROJECT", PROJECT)

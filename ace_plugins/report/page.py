@@ -21,7 +21,7 @@ from ..output import publish
 from ..settings.config import LEVEL, SETTINGS
 from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, is_drawable
 from .tables import TableData, build_site_table, format_duration, format_number
-from .trace import Curve, SavedRun, find_run, read_run, shorten_path, to_numbers
+from .trace import Curve, SavedRun, describe_progress, find_run, read_run, refuse_links, shorten_path, to_numbers
 from .verdicts import judge_saved
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -79,6 +79,7 @@ def write_report(
     read = [run if isinstance(run, SavedRun) else read_run(find_run(Path(run))) for run in runs]
     if out is None:
         out = read[0].folder / PAGE if len(read) == 1 and not before else Path(PAGE_OF_MANY)
+        refuse_links(out.parent)
     publish(out, render_report(read, before=before, title=title).encode())
     return Path(out)
 
@@ -125,9 +126,12 @@ def _render_run(run: SavedRun, *, alone: bool) -> Markup:
 
 def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
     """Return the most important numbers of a run, each as a tuple of name, number and remark."""
-    facts = [("steps", f"{run.length:,}", "finished" if run.end is not None else "not finished")]
+    remarks = [f"landed at step {run.landed_at:,}"] if run.landed_at else []
+    remarks.append(run.state)
+    remarks += [f"{format_duration(run.left)} left"] if run.left is not None else []
+    facts = [("steps", describe_progress(run.length, run.budget, None).removesuffix(" steps"), ", ".join(remarks))]
     if run.duration:
-        pace = f"{format_number(run.length / run.duration, 3)} steps per second"
+        pace = f"{format_number(run.rate, 3)} steps per second"
         facts.append(("time", format_duration(run.duration), pace))
     sizes = [(abs(v), site) for v, site in zip(run.last("gamma"), run.sites, strict=False) if math.isfinite(v)]
     if sizes:
@@ -136,7 +140,7 @@ def _list_facts(run: SavedRun) -> list[tuple[str, str, str]]:
     curves = (("training loss", run.curve("loss"), ""), ("equivariance error", run.curve("error"), run.group))
     for name, points, more in curves:
         if points:
-            first = f"{format_number(points[0][1], 3)} at step {points[0][0]:,}"
+            first = f"{format_number(points[0][1], 3)} at step {points[0][0]:,}" if len(points) > 1 else ""
             facts.append((name, format_number(points[-1][1], 3), ", ".join(filter(None, (first, more)))))
     return facts
 
@@ -218,7 +222,7 @@ def _render_side_by_side(runs: Sequence[SavedRun], *, alone: bool) -> Markup:
     }
     rows = {
         **{key: values for key, values in settings.items() if len(set(values)) > 1},
-        "steps": [f"{run.length:,}{'' if run.end is not None else ', not finished'}" for run in runs],
+        "steps": [f"{run.length:,}{'' if run.state == 'finished' else f', {run.state}'}" for run in runs],
         "time": [format_duration(run.duration) for run in runs],
         **{name: [format_number(c[-1][1]) if c else "" for c in found] for name, (_, found) in curves.items()},
         "verdicts": [", ".join(f"{count} {word}" for word, count in each.counts.items()) for each in outcomes],
@@ -249,7 +253,8 @@ def describe_run(run: SavedRun) -> dict[str, Any]:
         "steps": run.length,
         "seconds": run.duration,
         "lines": len(run.lines),
-        "finished": run.end is not None,
+        "finished": run.state == "finished",
+        "interrupted": run.state == "interrupted",
         "missing": run.missing,
         "verdict": outcome.advice,
         "sites": [{**site.to_dict(), "meaning": outcome.meanings.get(site.verdict, "")} for site in outcome.sites],

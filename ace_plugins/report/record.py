@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import sys
@@ -22,7 +23,7 @@ from packaging.requirements import Requirement
 
 from .. import __version__
 from ..contract.hookspecs import hookimpl
-from ..errors import AceWarning
+from ..errors import AceError, AceWarning
 from ..plugins.registry import registry
 from ..settings.config import NONE
 from .trace import ABOUT, LINES, QUANTITIES, create_run_folder, default_runs, shorten_path, to_json
@@ -31,6 +32,7 @@ from .verdicts import Evidence, RunOutcome, judge
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from ..engine.loop import Observed
     from ..engine.state import Ace
     from ..symmetry.measure import Call
 
@@ -79,9 +81,13 @@ class Record:
         self.leads = False  # True in rank 0, which writes and logs; set at the first step
         self.errors: list[dict[str, Any]] = []  # the first and the last equivariance error that was measured
         self.measurable = True
+        self.landed_at: int | None = None  # step in which the last site landed; 0: before this process; None: not yet
         self.landed: frozenset[int] = frozenset()  # indices of the sites that had landed at the last line of the trace
         self.finished = False
+        self.written = 0  # position of the last line in the trace
+        self.observed: Observed | None = None  # loss, gradient and learning rates of the last step
         self.history = History()
+        self.silent: Tensor | None = None  # True for sites whose gamma had no gradient yet in this process, [sites]
 
     @property
     def steps(self) -> int:
@@ -91,6 +97,12 @@ class Record:
     def current_error(self) -> dict[str, Any]:
         """Equivariance error after the last step; empty if it was not measured."""
         return self.errors[-1] if self.errors and self.errors[-1]["step"] == self.steps else {}
+
+    @property
+    def interrupted(self) -> bool:
+        """True if a signal, Ctrl-C or an error ended the script before the run had all its steps."""
+        ended = RECORDER.interrupted or (hasattr(sys, "last_value") and not hasattr(sys, "ps1"))
+        return ended and self.steps < (self.budget.total or math.inf)
 
     def count_step(self, step: int) -> None:
         """Record that the model has made a step; ``step`` is its number in the model's own count."""
@@ -121,7 +133,7 @@ class Record:
         try:
             self.folder = create_run_folder(runs, self.adapter)
             (self.folder / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
+        except (AceError, OSError) as error:
             self.folder = None
             warn(f"no trace is written: {error}; training continues")
 
@@ -129,7 +141,7 @@ class Record:
         """Write a line of the trace: the current values and ``more``."""
         if self.folder is None:
             return
-        self.landed = self.duals.landed_sites
+        self.landed, self.written = self.duals.landed_sites, self.position
         if self.config.mode == "auto":
             more["test"] = self.duals.evidence.summarise()
         if self.duals.count + self.offset < self.position and self.loaded is None:
@@ -144,6 +156,7 @@ class Record:
             "held": self.duals.normalise_lambda().tolist(),
             "landed": sorted(self.landed),
             "averaged": self._count_averaging_steps(),
+            "budget": self.budget.total,
             **more,
         }
         try:  # the file is closed after each line, so that forked processes do not share it
@@ -164,16 +177,28 @@ class Record:
             return
         self.finished = True
         if self.folder is not None:
-            outcome = self.judge()
-            self.write(finished=True, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
+            outcome, end = self.judge(), "interrupted" if self.interrupted else "finished"
+            seen = _read_observed(self.observed) if self.written < self.position else {}
+            self.write(**seen, **{end: True}, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
 
     def judge(self) -> RunOutcome:
         history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
         landed, averaged = self.duals.landed_sites, self._count_averaging_steps()
         evidence = Evidence(self.config, self.sites, history, self.steps, landed, held, averaged, self.frames)
+        unused = self._find_unused() if self.config.mode != "auto" else ()
+        evidence = dataclasses.replace(evidence, ended=not self.interrupted, unused=unused)
         test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
         loaded = self.duals.count if self.duals.count + self.offset < self.position else None
         return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test, loaded=loaded))
+
+    def _find_unused(self) -> list[int]:
+        """Return the indices of the sites whose gamma never had a gradient, also not before this process."""
+        if self.silent is None:
+            return []
+        silent = self.silent
+        if self.config.paced:  # ``square`` is saved in checkpoints; a site that has landed has no gradient any more
+            silent = silent & (self.duals.square == 0)
+        return silent.nonzero().flatten().tolist()
 
     def to_dict(self) -> dict[str, Any]:
         outcome = self.judge()
@@ -183,6 +208,7 @@ class Record:
             "mode": self.config.mode,
             "steps": self.steps,
             "landed": self.duals.landed,
+            "interrupted": self.interrupted,
             "verdict": outcome.advice,
             "budget": str(self.budget) if self.config.paced else None,
             "folder": None if self.folder is None else shorten_path(self.folder),
@@ -206,6 +232,7 @@ class Recorder:
     def __init__(self) -> None:
         self.records: weakref.WeakKeyDictionary[nn.Module, Record] = weakref.WeakKeyDictionary()
         self.home = Path()  # folder that contains .ace: the current folder, or a patched checkout
+        self.interrupted = False  # True once a signal that ends the script was received
         self.about: dict[str, Any] = {}  # further content of run.json: upstream with its commit, origins of settings
 
     def get_record(self, model: nn.Module) -> Record:
@@ -229,15 +256,23 @@ class Recorder:
                 # This callback holds the record, not the model, so the trace of a deleted model gets its last line.
                 weakref.finalize(model, record.finish)
         record.count_step(step)
-        record.history.record(record.position, record.snapshot())
+        record.observed = ace.session.observed
+        if (gradient := record.observed.gradient) is not None:
+            record.silent = gradient == 0 if record.silent is None else record.silent & (gradient == 0)
+        if not ace.landed:
+            record.landed_at = None  # also after an earlier checkpoint was loaded
+        elif record.landed_at is None:
+            record.landed_at = record.position if record.history.taken else 0
+        if not record.landed_at:  # later values are 0, and verdicts need those before
+            record.history.record(record.position, record.snapshot())
         batch, ace.passes.batch = ace.passes.batch, None
         if record.finished or (record.folder is None and (not record.leads or ace.config.log == NONE)):
             return  # neither a trace nor a logger would use a measurement
         error = {} if batch is None or not record.measurable else _measure_error(model, record, batch)
-        # A landing is written at once: after the last one, no further step may be recorded.
+        # A landing is written at once, so that its step is known.
         new = record.landed != record.duals.landed_sites
         if record.folder is not None and (batch is not None or ace.config.may_wait(step) or new):
-            record.write(**_read_observed(ace), **error)
+            record.write(**_read_observed(record.observed), **error)
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
@@ -253,9 +288,10 @@ def get_ace(model: Any) -> Ace:
     return model.ace  # type: ignore[no-any-return]
 
 
-def _read_observed(ace: Ace) -> dict[str, Any]:
+def _read_observed(seen: Observed | None) -> dict[str, Any]:
     """Return the loss, the gradients and the learning rates of the last step, those that were seen."""
-    seen = ace.session.observed
+    if seen is None:
+        return {}
     values = {} if seen.loss is None else {"loss": float(seen.loss)}
     gradient = {} if seen.gradient is None else {"gradient": seen.gradient.tolist()}
     return values | gradient | ({"lr": list(map(float, seen.rates))} if seen.rates else {})

@@ -7,19 +7,25 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rich import markup
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
+from ..output import printable
 from .record import Record
 from .tables import TableData, build_site_table, format_duration, format_number, sparkline
-from .trace import LINES, SavedRun, read_run, shorten_path, to_number
+from .trace import LINES, SavedRun, describe_progress, read_run, shorten_path, to_number
 from .verdicts import RunOutcome, judge_saved
 
 WIDTH = 500  # characters per line without a terminal, so that no name is broken and all can be searched for
 SECONDS = 1.0  # default time between two updates of the live view
 QUIET = 60.0  # seconds without a new line of the trace after which the live view says so
+
+
+def escape(text: str) -> str:
+    """Escape rich markup and control characters in text that comes from files."""
+    return markup.escape(printable(text))
 
 
 def open_console(stderr: bool = False) -> Console:
@@ -48,7 +54,9 @@ def render_table(data: TableData) -> Table:
 
 def print_summary(record: Record) -> None:
     outcome = record.judge()
-    steps = f"landed at step {record.steps:,}" if record.duals.landed else f"{record.steps:,} steps"
+    landed_at = record.landed_at if record.duals.landed else None
+    steps = describe_progress(record.steps, record.budget.total, landed_at)
+    steps += ", interrupted" if record.interrupted else ""
     where = "" if record.folder is None else f", trace in {shorten_path(record.folder)}"
     parts = [f"ACE {outcome.mode}, {steps}{escape(where)}"]
     if errors := record.errors:
@@ -77,10 +85,12 @@ def watch_run(folder: Path, *, seconds: float = SECONDS) -> None:
 def draw_run(run: SavedRun) -> list[str | Table]:
     """Return the lines (rich markup) and the table that describe a run."""
     outcome = judge_saved(run)
-    progress = [f"{run.length:,} steps"]
+    progress = [run.progress]
     if run.duration:
-        progress += [format_duration(run.duration), f"{format_number(run.length / run.duration, 3)} steps/s"]
-    progress += ["finished"] if run.end is not None else []
+        progress += [format_duration(run.duration), f"{format_number(run.rate, 3)} steps/s"]
+    if run.left is not None:
+        progress.append(f"{format_duration(run.left)} left")
+    progress += [run.state] if run.end is not None else []
     parts: list[str | Table] = [f"[bold]{escape(run.title)}[/]: {', '.join(progress)}", escape(str(run.folder))]
     parts += [f"[yellow]note[/]: {escape(note)}" for note in run.missing]
     for name, points, group in (("loss", run.curve("loss"), ""), ("equivariance error", run.curve("error"), run.group)):
@@ -88,7 +98,7 @@ def draw_run(run: SavedRun) -> list[str | Table]:
             steps, values = zip(*points, strict=True)
             under = f" (relative, under {escape(group)})" if group else ""
             first, last = format_number(values[0], 3), format_number(values[-1], 3)
-            parts.append(f"{name}{under}: {first} {sparkline(steps, values)} {last}")
+            parts.append(f"{name}{under}: {f'{first} {sparkline(steps, values)} {last}' if len(points) > 1 else last}")
     parts += [f"step {step:,}: {escape(event)}" for step, event in run.events]
     if run.changed:
         parts.append(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")

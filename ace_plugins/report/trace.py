@@ -29,6 +29,7 @@ Curve = list[tuple[int, float]]
 
 def create_run_folder(runs: Path, adapter: str) -> Path:
     """Create a folder for a run that starts now. Runs that start in the same second get different folders."""
+    refuse_links(runs)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{adapter}"
     for number in count(1):
         folder = runs / (name if number == 1 else f"{name}-{number}")
@@ -43,9 +44,18 @@ def create_run_folder(runs: Path, adapter: str) -> Path:
 
 def hide_from_git(folder: Path) -> None:
     """Write a ``.gitignore`` into ``.ace``, so that runs do not show up as changes of the user's repository."""
-    ignore = folder / ".gitignore"
-    if folder.name == HOME and not ignore.exists():
-        ignore.write_text("*\n", encoding="utf-8")
+    if folder.name == HOME:
+        with suppress(FileExistsError), (folder / ".gitignore").open("x", encoding="utf-8") as ignore:
+            ignore.write("*\n")
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise an AceError if ``.ace`` or a folder in it is a link. A clone may have links to files of its user."""
+    path = folder.absolute()
+    inside = [path, *path.parents][: [*reversed(path.parts)].index(HOME) + 1] if HOME in path.parts else []
+    if link := next((each for each in inside if each.is_symlink()), None):
+        do = "remove it, or set ACE_RUNS to a folder outside (report: --out)"
+        raise AceError(f"{link} is a link: ACE writes no files through links in {HOME}; {do}")
 
 
 def to_json(value: Any) -> Any:
@@ -83,8 +93,8 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         indices of the landed sites. ``held`` is, per site, |lambda| divided by the typical size of the loss's gradient
         at gamma, which is averaged over ``averaged`` steps. Lines may also have ``loss``, ``gradient`` (of the loss at
         gamma, per site), ``lr`` (per parameter group), ``error`` (equivariance error), ``test`` (mode auto) and
-        ``event`` (a message). The last line of a finished run has ``finished``, ``verdicts`` (one per site) and
-        ``verdict`` (of the run).
+        ``event`` (a message). The last line of a run has ``finished`` (or ``interrupted``, if a signal or an error
+        ended it before its budget), ``verdicts`` (one per site) and ``verdict`` (of the run).
 
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.
@@ -140,13 +150,52 @@ class SavedRun:
         return max((line["step"] for line in self.lines), default=0)
 
     @property
+    def budget(self) -> int | None:
+        """Number of steps that the run is expected to have; None if unknown."""
+        found = to_number(self.lines[-1].get("budget")) if self.lines else math.nan
+        return None if math.isnan(found) else int(found)
+
+    @property
+    def landed_at(self) -> int | None:
+        """Step in which the last site landed for good; 0 if this was before the trace; None if sites are left."""
+        step = None
+        for line in reversed(self.lines if self.sites else []):
+            if len(to_numbers(line.get("landed"))) < len(self.sites):
+                return step
+            step = line["step"]
+        return None if step is None else 0
+
+    @property
+    def progress(self) -> str:
+        return describe_progress(self.length, self.budget, self.landed_at, now=self.end is None)
+
+    @property
+    def rate(self) -> float:
+        """Steps per second in this process: a run that resumed from a checkpoint does not start at step 0."""
+        first = min((line["step"] for line in self.lines), default=0)
+        return (self.length - first + 1) / self.duration if self.duration else 0.0
+
+    @property
+    def left(self) -> float | None:
+        """Expected seconds until the end, at the pace of the second half of the trace; None if unknown."""
+        times = [(step, value) for step, value in self.curve("seconds") if math.isfinite(value)]
+        if self.end is not None or len(times) < 2 or self.budget is None or self.budget <= self.length:
+            return None
+        (first, begun), (last, now) = times[(len(times) - 1) // 2], times[-1]
+        return (self.budget - last) * (now - begun) / (last - first) if last > first else None
+
+    @property
     def duration(self) -> float:  # in seconds
         return max((value for _, value in self.curve("seconds") if math.isfinite(value)), default=0.0)
 
     @property
     def end(self) -> Mapping[str, Any] | None:
-        """The last line of a finished run."""
-        return next((line for line in reversed(self.lines) if line.get("finished")), None)
+        """The last line of a run that has finished, or was interrupted by a signal or an error."""
+        return next((line for line in reversed(self.lines) if line.get("finished") or line.get("interrupted")), None)
+
+    @property
+    def state(self) -> str:
+        return "not finished" if self.end is None else "interrupted" if self.end.get("interrupted") else "finished"
 
     @property
     def events(self) -> list[tuple[int, str]]:
@@ -188,6 +237,15 @@ class SavedRun:
         """Return the numbers under this key in the last line, one per site; an empty list if they are missing."""
         found = to_numbers(self.lines[-1].get(key)) if self.lines else []
         return found if len(found) == len(self.sites) else []
+
+
+def describe_progress(steps: int, budget: int | None, landed_at: int | None, *, now: bool = False) -> str:
+    """Describe how far a run is, as in ``landed at step 37, now 120 of 400 steps``."""
+    of = f" of {budget:,}" if budget is not None and budget >= steps else ""
+    made = f"{steps:,}{of} steps"
+    if landed_at is None:
+        return made
+    return f"landed{f' at step {landed_at:,}' if landed_at else ''}, {'now ' if now else ''}{made}"
 
 
 def to_number(value: Any) -> float:

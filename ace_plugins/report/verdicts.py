@@ -56,8 +56,9 @@ _MEANINGS = {
     (LANDED, ""): f"gamma is at 0, and the branch can be removed. {_UNKNOWN}",
     (SETTLED, ""): f"gamma and u no longer change. {_UNKNOWN}",
     (SCHEDULED, ""): "gamma follows the schedule regardless of the data: the symmetry of the data is unknown",
-    (UNUSED, ""): "no held-out sample gave this branch's gamma a gradient: if the loss does not depend on the layer's "
-    "output, leave the site out",
+    (UNUSED, ""): "gamma had no gradient in any step, so the loss does not depend on this output: leave the site out",
+    (UNUSED, "auto"): "no held-out sample gave this branch's gamma a gradient: if the loss does not depend on the "
+    "layer's output, leave the site out",
     (DIVERGED, ""): "gamma, lambda or the gradient of the loss is not finite: lower the learning rate",
 }
 
@@ -95,6 +96,7 @@ class RunOutcome:
     sites: Sequence[SiteOutcome]
     advice: str = ""  # a sentence about the whole run that says what to do; may be empty
     exploring: bool = False  # mode auto: True if the run has not decided yet
+    ended: bool = True  # see `Evidence`
 
     @property
     def counts(self) -> Counter[str]:
@@ -110,7 +112,7 @@ class RunOutcome:
         sites = [site for site in self.sites if site.verdict == word]
         limit = max((site.limit for site in sites if math.isfinite(site.limit)), default=math.nan)
         if self.mode != "auto" or word not in (BREAKS, FITS, UNDECIDED):
-            return explain(word, self.mode)
+            return explain(word, self.mode) if self.ended else explain(word, self.mode).partition(": train longer")[0]
         if word == BREAKS:
             together, p = sum(site.benefit for site in sites), max(site.p for site in sites)
             size = f" together by {_percent(together)}" if math.isfinite(together) else ""
@@ -138,8 +140,9 @@ class Evidence:
     gradients: float = math.inf  # number of gradients that ``held`` is computed from
     frames: bool = False  # True if the run trained in random frames
     budget: int | None = None  # number of steps that the run was expected to have
-    ended: bool = True  # False for a run in progress, which gets no advice
+    ended: bool = True  # False for a run that is in progress or was interrupted, which gets no advice
     test: Mapping[str, Sequence[float]] | None = None  # mode auto: the outcome of the test, see engine.evidence
+    unused: Collection[int] = ()  # modes other than auto: indices of sites whose gamma never had a gradient
     loaded: int | None = None  # step of the checkpoint that the script loaded after its last step, usually the best
 
 
@@ -160,7 +163,7 @@ def judge(evidence: Evidence) -> RunOutcome:
     if evidence.loaded is not None:
         advice = f"the script loaded its checkpoint of step {evidence.loaded:,} after step {evidence.steps:,}: "
         advice += "these results describe that checkpoint, not the last step"
-    return RunOutcome(evidence.config.mode, sites, advice, exploring)
+    return RunOutcome(evidence.config.mode, sites, advice, exploring, evidence.ended)
 
 
 def _percent(share: float) -> str:
@@ -171,14 +174,21 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     """Return the verdicts that a run wrote at its end, or derive verdicts from its trace."""
     if not run.lines or not run.sites:
         return RunOutcome(run.mode, [SiteOutcome(name, math.nan, math.nan, math.nan) for name in run.sites])
+    end = run.end
+    if last := run.landed_at:  # later values are 0
+        run = replace(run, lines=[line for line in run.lines if line["step"] <= last])
     every = -(-len(run.lines) // POINTS)
     series = [[values[::-every][::-1] for values in run.per_site(name)[1]] for name in QUANTITIES]
     landed = {int(site) for site in to_numbers(run.lines[-1].get("landed")) if math.isfinite(site)}
     held, averaged = run.last("held") or [0.0] * len(run.sites), to_number(run.lines[-1].get("averaged"))
     evidence = Evidence(run.config, run.sites, list(zip(*series, strict=True)), run.length, landed, held, averaged)
     budget = run.config.budget if isinstance(run.config.budget, int) else None
-    test, end = {key: run.last(key) for key in TEST}, run.end
-    evidence = replace(evidence, frames=bool(run.about.get("frames")), budget=budget, ended=end is not None)
+    pulls = run.per_site("gradient")[1]
+    before = to_numbers(run.lines[0].get("landed"))  # before the first line, in an earlier process
+    unused = [n for n, pull in enumerate(pulls) if pull and not any(pull) and n not in before]
+    evidence = replace(evidence, unused=unused)
+    test = {key: run.last(key) for key in TEST}
+    evidence = replace(evidence, frames=bool(run.about.get("frames")), budget=budget, ended=run.state == "finished")
     found = judge(replace(evidence, test=test if all(test.values()) else None))
     written = end.get("verdicts") if end else None
     if end is None or not isinstance(written, list) or len(written) != len(run.sites):
@@ -202,6 +212,8 @@ def _judge_site(evidence: Evidence, number: int) -> str:
         if test["kept"][number]:
             return BREAKS
         return FITS if landed and test["limit"][number] < SMALL else UNDECIDED
+    if number in evidence.unused and evidence.steps >= FEWEST:  # earlier a branch may still be 0
+        return UNUSED
     scaled = [value / config.gamma_unit for value in gamma]
     word = judge_course(config.mode, scaled, lambda_, u[-1], landed=landed)
     if not config.paced:

@@ -98,8 +98,12 @@ class RunRequest:
             return
         if self.as_json:
             print(json.dumps({"adapter": self.adapter, "models_attached": 0, "spawned": elsewhere, "runs": []}))
-        elif not elsewhere and not had_traceback() and self.settings["mode"] != "off":
-            say(f"no model was attached: this process built none of {', '.join(self.models)}")
+        elif not elsewhere and self.settings["mode"] != "off":
+            when = " before the error" if had_traceback() else ""
+            say(
+                f"no model was attached{when}: this process built none of {', '.join(self.models)}; if the script "
+                f"trains another model, {self.adapter} is the wrong adapter: 'ace-patch list' shows the others"
+            )
 
 
 def had_traceback() -> bool:

@@ -48,6 +48,7 @@ class ProcessRun:
         self.rank: int | None = None
         self._summarised = False
         config = Config(**request.settings)
+        self.tells = config.tell
         self.patch = patch_models(self.plugin, config)
         registry().manager.register(self, name="ace_plugins.run")
         self._show_warning = warnings.showwarning
@@ -68,11 +69,14 @@ class ProcessRun:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 if signal.getsignal(number) is signal.SIG_DFL:  # a handler of the script stays
                     signal.signal(number, self._handle_signal)
-        if config.mode == "off" and rank() == 0 and request.is_first:
+        if config.mode == "off" and config.tell and rank() == 0 and request.is_first:
             say(f"{self.plugin.name}{commit}: mode off, ACE is not attached")
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         """Print the summary on SIGTERM and SIGHUP, then let the same signal end the process."""
+        RECORDER.interrupted = True
+        if signal.getsignal(number) != self._handle_signal:
+            return  # called by a later handler (Lightning): it decides, and atexit prints the summary
         for record in self.records:
             record.finish()
         self.summarise()
@@ -133,7 +137,7 @@ class ProcessRun:
             runs = [record.to_dict() for record in records]
             summary = {"adapter": self.plugin.name, "models_attached": len(runs), "spawned": elsewhere, "runs": runs}
             print(json.dumps(summary))
-        elif not quiet():
+        elif not quiet() and self.tells:
             self._print_tables(records, elsewhere)
 
     def _print_tables(self, records: list[Record], elsewhere: bool) -> None:

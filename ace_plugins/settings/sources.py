@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import AdapterError, ConfigError
+from ..errors import AceWarning, AdapterError, ConfigError
 from .config import FIT, KINDS, SETTINGS, Config, build, find_preset
 from .toml_file import SettingsFile
 
@@ -46,17 +47,18 @@ def resolve(
     arguments: Mapping[str, Any] | None = None,
     adapter: str = "",
 ) -> Resolved:
-    """Combine and validate settings. From weakest to strongest: preset, file, environment, options, arguments.
+    """Combine and validate settings. From weakest to strongest: preset, file, arguments, environment, options.
 
     ``presets`` are the adapter's presets by name. The keys of ``options`` (of the command line) and ``arguments``
-    (keyword arguments of a Python call) are names of settings. ``adapter`` is the adapter's name, for errors.
+    (keyword arguments of a Python call) are names of settings. ``adapter`` is the adapter's name, for errors. Warns if
+    the environment overrides an argument, because the code then does not show what happens.
 
     Raises:
         ConfigError: If a setting is unknown or invalid. The error names its origin, except for ``arguments``.
         AdapterError: If the unknown or invalid setting is in the preset.
     """
     from_file, variables, options = file.settings if file else {}, read_environment(environment or {}), options or {}
-    given = {**from_file, **variables, **options, **(arguments or {})}
+    given = {**from_file, **(arguments or {}), **variables, **options}
     origins = {key: file.where(key) for key in from_file} if file else {}
     origins |= {key: variable(key) for key in variables} | {key: option(key) for key in options}
     name = FIT
@@ -69,6 +71,10 @@ def resolve(
             raise AdapterError(f"adapter {adapter!r}: ace_preset returned {name!r} with {'; '.join(wrong)}") from None
         located = [f"{origins[key]}: {text}" if key in origins else text for key, text in error.problems]
         raise ConfigError("; ".join(located), error.problems) from None
+    for key, value in (arguments or {}).items():
+        if variables.get(key, value) != value:
+            text = f"{variable(key)}={variables[key]} overrides {key} = {value!r} in the code"
+            warnings.warn(text, AceWarning, stacklevel=4)
     return Resolved(config, {key: f"preset {name}" for key in base if key not in given} | origins)
 
 

@@ -92,7 +92,7 @@ def test_the_script_of_a_patched_checkout_trains_with_ace(root: Path) -> None:
     for part in ("8 sites", "147,424 parameters + 790,536 of ACE", "mode auto", "budget auto", "at commit"):
         assert part in banner[0]
     assert "shims: torch_scatter, wandb" in banner[0] or find_spec("torch_scatter") is not None
-    assert re.search(r"ACE auto, landed at step 3, trace in \.ace/runs/", done.stderr)
+    assert re.search(r"ACE auto, landed at step 3, \d+ of \d+ steps, trace in \.ace/runs/", done.stderr)
     assert "layers.3.update_layer_2" in done.stderr
     changed = git(root, "status", "--porcelain", "main.py", "ace.toml", ".ace")
     assert changed.split() == ["M", "main.py", "??", "ace.toml"]

@@ -92,7 +92,7 @@ def test_the_scripts_of_a_patched_checkout_train_with_ace_and_plain_upstream_loa
         assert part in banner[0]
     assert 2_899_830 + 5_931_782 == 8_831_612
     assert "ace: device cpu: " in done.stderr
-    assert re.search(r"ACE auto, landed at step 5, trace in \.ace/runs/", done.stderr)
+    assert re.search(r"ACE auto, landed at step 5, \d+ of \d+ steps, trace in \.ace/runs/", done.stderr)
     assert "std_feature.vn2.map_to_dir" in done.stderr
     assert set(git(root, "status", "--porcelain").split()) == {"M", "??", "ace.toml", *CHECKOUT.scripts}
     again = python(root, "train_cls.py", *TRAIN)

@@ -126,10 +126,14 @@ def test_mode_and_links_are_kept(tmp_path: Path) -> None:
     target.write_bytes(b"old")
     target.chmod(0o754)
     (tmp_path / "link").symlink_to(target)
-    publish(tmp_path / "link", b"new")
+    publish(tmp_path / "link", b"new", follow_link=True)
     assert (tmp_path / "link").is_symlink()
     assert contents(tmp_path / "folder") == {target.name: b"new"}
     assert mode(target) == 0o754
+    publish(tmp_path / "link", b"newer")
+    assert contents(tmp_path / "folder") == {target.name: b"new"}
+    assert (tmp_path / "link").read_bytes() == b"newer"
+    assert not (tmp_path / "link").is_symlink()
 
 
 def test_content_may_be_written_by_a_function(tmp_path: Path) -> None:

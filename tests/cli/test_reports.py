@@ -14,6 +14,9 @@ from traces import write_run
 
 from ace_plugins.cli import runs
 from ace_plugins.cli.main import cli
+from ace_plugins.errors import AceError
+from ace_plugins.output import printable
+from ace_plugins.report.trace import create_run_folder
 
 
 @pytest.fixture
@@ -44,6 +47,51 @@ def test_several_runs_and_a_file_of_ones_own(here: Path) -> None:
     assert "2 runs side by side" in (here / "ace-report.html").read_text(encoding="utf-8")
     assert call("report", "a", "--out", "mine.html").exit_code == 0
     assert "side by side" not in (here / "mine.html").read_text(encoding="utf-8")
+
+
+def test_nothing_is_written_through_a_link(here: Path) -> None:
+    folder = write_run(here / ".ace" / "runs" / "20260101-egno", command=["ssh-rsa attacker"])
+    mine = here / "mine"
+    mine.write_text("mine")
+    (folder / "report.html").symlink_to(mine)
+    assert call("report").exit_code == 0
+    assert mine.read_text() == "mine"
+    assert "<html" in (folder / "report.html").read_text(encoding="utf-8")
+    (here / "outside").mkdir()
+    folder.rename(here / "outside" / "20260101-egno")
+    folder.symlink_to(here / "outside" / "20260101-egno")
+    (folder / "report.html").unlink()
+    done = call("report")
+    assert done.exit_code == 2
+    assert "20260101-egno is a link" in done.stderr
+    assert not (folder / "report.html").exists()
+    assert call("report", "--out", "mine.html").exit_code == 0
+    (here / "clone").mkdir()
+    (here / "clone" / ".ace").symlink_to(here / "outside")
+    with pytest.raises(AceError, match="is a link"):
+        create_run_folder(here / "clone" / ".ace" / "runs", "egno")
+    (here / "other" / ".ace").mkdir(parents=True)
+    (here / "other" / ".ace" / ".gitignore").symlink_to(here / "new")
+    create_run_folder(here / "other" / ".ace" / "runs", "egno")
+    assert not (here / "new").exists()
+
+
+def test_control_characters_are_escaped(here: Path) -> None:
+    write_run(here / "a", sites=1, names=["layer\x1b[2J\u202e"], adapter="eg\x9b2Jno", finished=False)
+    for command in (("report", "a", "--text"), ("watch", "a"), ("report", "\x1b[2J")):
+        done = call(*command)
+        told = done.stdout + done.stderr
+        assert not {"\x1b", "\x9b", "\u202e"} & set(told), command
+        assert r"\x1b[2J" in told
+    assert printable("a\tb\r\nc\rd\x07é–日") == "a\tb\r\nc\\rd\\x07é–日"
+
+
+def test_a_module_of_the_current_folder_is_not_imported(here: Path) -> None:
+    (here / "click.py").write_text("print('imported')")
+    (here / "ace_schnet.py").write_text("print('imported')")
+    done = subprocess.run([sys.executable, "-m", "ace_plugins", "list"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "imported" not in done.stdout
 
 
 def test_text_and_json_write_no_file(here: Path) -> None:

@@ -16,6 +16,7 @@ from ace_plugins import project, status, use_branches
 from ace_plugins.engine.evidence import cycle
 from ace_plugins.errors import ConfigError
 from ace_plugins.plugins.registry import registry
+from ace_plugins.report.record import RECORDER
 
 STEPS = 600
 
@@ -66,7 +67,8 @@ def test_after_the_landing_the_model_is_upstream_and_nothing_else_trains() -> No
     model = run.model
     assert model.ace.landed
     assert run.done == STEPS
-    assert 0.25 * STEPS <= model.ace.duals.count <= 0.75 * STEPS
+    assert 0.25 * STEPS <= RECORDER.get_record(model).landed_at <= 0.75 * STEPS
+    assert model.ace.duals.count == STEPS, "steps after the landing count"
     x = run.task.x_test[:50]
     with torch.no_grad():
         evaluated = model.eval()(x)

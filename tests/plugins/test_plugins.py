@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from clones import ace
 from toy import ADAPTERS, Layered
 
 from ace_plugins import attach
 from ace_plugins.adapter import hookimpl
+from ace_plugins.cli.main import cli
 from ace_plugins.errors import AdapterError
 from ace_plugins.plugins.plugin import Requires
 from ace_plugins.plugins.registry import Registry, registry
@@ -327,3 +329,18 @@ def test_presets_that_are_none_are_told() -> None:
             attach(Layered(), "odd")
     finally:
         registry().remove("odd")
+
+
+def test_an_adapter_of_this_repository_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = Registry([])
+    for module in ("ace_plugins.cli.main", "ace_plugins.cli.scripts", "ace_plugins.run.launch"):
+        monkeypatch.setattr(f"{module}.registry", lambda: none)
+    folder = Path(__file__).parents[2] / "adapters" / "segnn"
+    told = f"adapter 'segnn' is not installed: run pip install '{folder}[upstream]'"
+    for words in (["segnn"], ["run", "segnn", "--", "train.py"]):
+        done = CliRunner().invoke(cli, words)
+        assert (done.exit_code, done.output) == (2, f"ace-patch: {told}\n")
+    with pytest.raises(AdapterError, match="unknown adapter 'painn'.*the package of an adapter is usually called ace-"):
+        none.adapter("painn")
+    with pytest.raises(AdapterError, match="unknown adapter"):
+        none.adapter("../adapters/segnn")

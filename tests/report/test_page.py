@@ -24,7 +24,7 @@ from ace_plugins.report.charts import (
     draw_lines,
     draw_ticks,
     fit_scale,
-    shorten_name,
+    shorten_names,
     spread_labels,
     thin,
 )
@@ -287,7 +287,19 @@ def test_words_for_numbers() -> None:
         "12.35",
     ]
     assert [format_duration(s) for s in (42, 400, 9000)] == ["42 s", "7 min", "2.5 h"]
-    assert shorten_name("interactions.10.message") == "…ctions.10.message"
+    assert shorten_names(["interactions.10.message"]) == ["…ctions.10.message"]
+
+
+def test_shortened_names_stay_distinct() -> None:
+    segnn = [f"layers.{layer}.{part}" for layer in range(4) for part in ("update_layer_1", "update_layer_2")]
+    shown = shorten_names(segnn, 16)
+    assert shown[0] == "0.update_layer_1"
+    assert len({*shown}) == 8
+    assert max(map(len, shown)) == 16
+    long = [f"{part}.with_a_long_and_common_end" for part in "ab"]
+    assert shorten_names(long, 16) == ["1: …d_common_end", "2: …d_common_end"]
+    page = draw_heat_map("gamma", segnn, [1, 2], [[0.1, 0.2]] * 8)
+    assert all(f">{name}<" in page for name in shown)
 
 
 def test_observers_wait_for_no_heavy_library() -> None:

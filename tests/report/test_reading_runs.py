@@ -142,6 +142,26 @@ def test_a_real_run_is_read_as_it_was_told(tmp_path: Path) -> None:
     assert found.advice == told["verdict"]
 
 
+def test_the_pace_is_that_of_this_process_and_the_time_left_that_of_late(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", sites=1, lines=2, mode="strict", finished=False)
+    landed = [[], [], [0], [0], [0]]
+    seconds = [0.01, 10.0, 20.0, 25.0, 30.0]
+    told = [
+        {"step": step, "seconds": at, "gamma": [0.1], "lambda": [0.0], "u": [0.0], "landed": sites, "budget": 200}
+        for step, at, sites in zip((101, 110, 120, 130, 140), seconds, landed, strict=True)
+    ]
+    rewrite(folder, told)
+    run = read_run(folder)
+    assert run.progress == "landed at step 120, now 140 of 200 steps"
+    assert run.rate == pytest.approx(40 / 30)
+    assert run.left == pytest.approx(60 / 2)
+    rewrite(folder, told[2:])
+    assert read_run(folder).progress == "landed, now 140 of 200 steps", "before this process"
+    rewrite(folder, [*told, {**told[-1], "step": 210, "finished": True}])
+    run = read_run(folder)
+    assert (run.progress, run.left) == ("landed at step 120, 210 steps", None)
+
+
 def test_the_newest_run_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = tmp_path / "work" / ".ace" / "runs"
     old, new = write_run(runs / "20260102-egno"), write_run(runs / "20260101-egno")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import re
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 from toy import Layered
 
-from ace_plugins import attach, project, status
+from ace_plugins import attach, project, read_trace, status
 from ace_plugins.engine.duals import Duals
 from ace_plugins.report.observers import ANNOUNCER
 from ace_plugins.report.record import RECORDER
-from ace_plugins.report.terminal import print_summary
+from ace_plugins.report.terminal import print_report, print_summary
+from ace_plugins.report.trace import read_run
+from ace_plugins.report.verdicts import judge_saved
 from ace_plugins.settings.config import Config
 
 
@@ -97,7 +100,7 @@ def test_a_strict_run_that_did_not_converge_is_told_so(capsys: pytest.CaptureFix
 def test_a_landing_from_far_away_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
     print_summary(RECORDER.get_record(trained(5, land_at=3, trace=False)))
     printed = capsys.readouterr().err
-    assert "ACE strict, landed at step 3\n" in printed
+    assert "ACE strict, landed at step 3, 5 steps\n" in printed
     assert "cut: gamma was set to 0" in printed
     assert "the symmetry holds" not in printed
 
@@ -115,6 +118,92 @@ def test_a_checkpoint_loaded_after_the_last_step_is_named() -> None:
     told = RECORDER.get_record(model).to_dict()
     assert told["steps"] == 8
     assert "checkpoint of step 3" in told["verdict"]
+
+
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_steps_and_loss_are_recorded_after_the_landing(mode: str, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    more = {"mode": mode, "frames": "off"}
+    model = trained(120, **FIT, budget=120, **more)
+    record = RECORDER.get_record(model)
+    assert record.folder is not None
+    assert record.duals.landed
+    landed = record.landed_at
+    assert landed is not None
+    assert landed < 100
+    assert (status(model).steps, record.to_dict()["steps"], model.ace.duals.steps.item()) == (120, 120, 120)
+    lines = read_trace(record.folder)
+    assert [line["step"] for line in lines][-3:] == [100, 110, 120]
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    assert lines[-1]["loss"] != lines[-2]["loss"]
+    alive = read_run(record.folder)
+    assert alive.landed_at == landed
+    print_report(alive)
+    assert f"landed at step {landed}, now 120 of 120 steps, " in capsys.readouterr().out
+    print_summary(record)
+    assert f"ACE {mode}, landed at step {landed}, 120 of 120 steps, trace in" in capsys.readouterr().err
+    before = [site.verdict for site in record.judge().sites]
+    assert [site.verdict for site in judge_saved(alive).sites] == before
+    torch.manual_seed(0)
+    short = RECORDER.get_record(trained(landed, **FIT, budget=120, **more))
+    assert [site.verdict for site in short.judge().sites] == before
+
+
+def test_a_step_after_the_landing_counts_once_and_waits_only_when_it_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            return super().step(closure)
+
+    model = attach(Layered(), **FIT, budget=50, trace_every=1000)
+    optimizer = Twice(model.parameters(), lr=1e-3)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(6, 3)).square().mean().backward()
+            optimizer.step()
+
+    train(50)
+    assert model.ace.landed
+    with monkeypatch.context() as patch:
+        for name in ("tolist", "item", "__float__", "__bool__"):
+            patch.setattr(torch.Tensor, name, lambda tensor: pytest.fail("waits for the device"), raising=False)
+        train(20)
+    assert model.ace.duals.count == 70
+    copied = copy.deepcopy(model)
+    torch.optim.SGD(copied.parameters(), lr=1e-3).step()  # a model that resumes after its landing
+    assert copied.ace.duals.count == 71
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {**FIT, "budget": 60, "frames": "off"},
+        {**FIT, "budget": 60, "mode": "resilient", "frames": "off"},
+        {**FIT, "budget": 60, "mode": "bounded"},
+        {**FIT, "budget": 60, "mode": "scheduled"},
+        {**FIT, "budget": 150, "mode": "auto"},
+        {"dual_optimizer": "adam", "land_at": 50},
+        {},
+    ],
+    ids=str,
+)
+def test_a_site_without_a_gradient_is_unused_in_every_mode(settings: dict[str, Any]) -> None:
+    model = attach(Layered(), trace_every=1, **settings)
+    model.layers[2].register_forward_hook(lambda module, args, output: output.detach() * 0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (model(torch.randn(6, 3)) - 1).square().mean().backward()
+        optimizer.step()
+    record = RECORDER.get_record(model)
+    outcome = record.judge()
+    words = [site.verdict for site in outcome.sites]
+    assert words[2] == "unused"
+    assert "unused" not in words[:2]
+    assert "leave the site out" in outcome.meanings["unused"]
+    assert record.folder is not None
+    assert [site.verdict for site in judge_saved(read_run(record.folder)).sites][2] == "unused", "also of a killed run"
 
 
 def test_land_at_that_was_not_reached_is_told() -> None:

@@ -21,6 +21,8 @@ from ace_plugins.adapter import hookimpl
 from ace_plugins.engine.step import STEPS
 from ace_plugins.plugins.registry import registry
 from ace_plugins.report.record import RECORDER
+from ace_plugins.report.terminal import print_report
+from ace_plugins.report.trace import read_run
 
 
 def train(model: Any, steps: int, *args: Any) -> None:
@@ -258,6 +260,22 @@ def test_a_line_has_the_loss_its_gradient_at_gamma_and_the_rates(tmp_path: Path)
     assert [line["loss"] for line in lines] == printed
     assert [line["gradient"] for line in lines] == gradients
     assert [line["lr"] for line in lines] == [[0.5, 1e-3]] * 3
+
+
+@pytest.mark.parametrize("steps", [1, 9, 10])
+def test_the_last_line_has_the_loss_of_the_last_step_once(steps: int, capsys: pytest.CaptureFixture[str]) -> None:
+    model: Any = attach(Layered())
+    train(model, steps)
+    last = float(model.ace.session.observed.loss)
+    record = RECORDER.get_record(model)
+    project(model)
+    assert record.folder is not None
+    curve = read_run(record.folder).curve("loss")
+    assert [step for step, _ in curve] == {1: [1], 9: [1, 9], 10: [1, 10]}[steps]
+    assert curve[-1][1] == pytest.approx(last)
+    print_report(read_run(record.folder))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("loss: ")]
+    assert len(line.split()) == (2 if steps == 1 else 4)
 
 
 def trace_of(model: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -36,6 +37,12 @@ def test_settings_come_from_the_file_and_the_environment_goes_before_it(clone: C
     assert trained(off) == (PLAIN, "plain")
     told = "ace: toy_net without a git commit: mode off, ACE is not attached\n"
     assert off.stderr == f"ace: loop 'fitted' is now called 'paced'; use the new name\n{told}"
+
+
+def test_tell_is_heeded(clone: Clone) -> None:
+    quiet = clone.python("train.py", ACE_TELL="false")
+    assert quiet.stderr == ""
+    assert clone.run("--no-tell", "--", "train.py").stderr == ""
 
 
 def test_from_another_folder_through_a_link_after_an_import(clone: Clone, tmp_path: Path) -> None:
@@ -187,15 +194,66 @@ def test_another_importer_of_a_marked_file_gets_the_exception(clone: Clone) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["SIGTERM", "SIGHUP"])
 def test_what_a_cluster_sends_ends_with_the_summary(clone: Clone, number: signal.Signals) -> None:
-    """The process then ends by the same signal."""
+    """The process then ends by the same signal. An interrupted run gets no advice on its budget."""
     usual = f"import signal\nsignal.signal({int(number)}, signal.SIG_DFL)\n"  # under nohup it is ignored
-    clone.write(usual + TRAIN + f"import os\nbuild_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')")
-    done = clone.python("train.py")
+    killed = f"import os\nmodel = build_and_train()\nos.kill(os.getpid(), {int(number)})\nprint('never')"
+    clone.write(usual + TRAIN + killed)
+    done = clone.python("train.py", ACE_BUDGET="2000")
     assert done.returncode == -number
-    assert "ACE auto, 20 steps" in done.stderr
+    assert "ACE auto, 20 of 2,000 steps, interrupted, trace in" in done.stderr
     assert "never" not in done.stdout
+    assert "longer" not in done.stderr
     (trace,) = clone.root.glob(".ace/runs/*/trace.jsonl")
-    assert '"finished": true' in trace.read_text().splitlines()[-1]
+    last = json.loads(trace.read_text().splitlines()[-1])
+    assert (last.get("finished"), last["interrupted"], last["verdict"]) == (None, True, "")
+
+
+@pytest.mark.parametrize(("error", "mode"), [("KeyboardInterrupt", "strict"), ("ValueError", "resilient")])
+def test_a_run_that_an_error_or_ctrl_c_ends_is_interrupted(clone: Clone, error: str, mode: str) -> None:
+    clone.write(TRAIN + f"model = build_and_train()\nraise {error}")
+    done = clone.python("train.py", ACE_BUDGET="2000", ACE_MODE=mode)
+    assert "longer" not in done.stderr
+    told = clone.python("-m", "ace_plugins", "report", "--text").stdout
+    assert "20 of 2,000 steps" in told
+    assert "interrupted" in told
+    assert "finished" not in told
+    assert "longer" not in told
+    assert "budget =" not in told
+    clone.write(TRAIN + f"model = build_and_train()\nraise {error}")
+    assert "interrupted" not in clone.python("train.py", ACE_BUDGET="20", ACE_MODE=mode).stderr, "it made all its steps"
+
+
+CHAINS = """
+class Connector:
+    \"""Handles SIGTERM as Lightning does: notes it, then calls the handler that was there before.\"""
+
+    def __init__(self):
+        self.received = False
+        handlers, before = [self.notice], signal.getsignal(signal.SIGTERM)
+        handlers += [before] if before not in (None, signal.SIG_DFL) else []
+        signal.signal(signal.SIGTERM, lambda *args: [handler(*args) for handler in handlers])
+
+    def notice(self, *args):
+        self.received = True
+
+import os, signal, pathlib, sys
+model = train(Net(), 5)
+connector = Connector()
+os.kill(os.getpid(), signal.SIGTERM)
+train(model, 1)  # it finishes its batch
+assert connector.received
+pathlib.Path("on_exception.ckpt").write_text("saved")
+sys.exit(143)
+"""
+
+
+@pytest.mark.parametrize("mode", ["off", "strict"])
+def test_a_handler_that_comes_later_and_calls_ours_ends_the_process_itself(clone: Clone, mode: str) -> None:
+    clone.write(TRAIN + CHAINS)
+    done = clone.python("train.py", ACE_MODE=mode, ACE_BUDGET="2000")
+    assert done.returncode == 143, done.stderr
+    assert (clone.root / "on_exception.ckpt").read_text() == "saved"
+    assert done.stderr.count("6 of 2,000 steps, interrupted") == (mode == "strict"), "the summary is printed at exit"
 
 
 def test_a_handler_of_the_scripts_own_stays(clone: Clone) -> None:

@@ -198,7 +198,7 @@ def test_a_script_ends_as_under_python(clone: Clone, source: str, code: int) -> 
     assert done.stdout == plain.stdout
     told, _, more = done.stderr.partition("ace: ")
     assert told == plain.stderr
-    assert more.startswith("no model was attached") == (code == -signal.SIGINT)  # then people ask how far it got
+    assert more.startswith(f"no model was attached{' before the error' if code == 1 else ''}: ")
 
 
 def test_a_python_that_takes_no_environment_is_refused(clone: Clone) -> None:
@@ -299,6 +299,16 @@ def test_a_program_on_the_path(clone: Clone, tmp_path: Path) -> None:
     assert "ACE resilient, 20 steps" in done.stderr
     assert "Broken pipe" not in done.stderr, "Python ignores the signal, other programs count on it"
     assert not list((tmp_path / "tmp").glob("ace-*"))
+
+
+def test_an_error_before_any_model_was_built_says_so(clone: Clone) -> None:
+    """As under the adapter of another upstream."""
+    clone.write("raise ImportError('its own')", marked=False)
+    done = clone.run("--", "train.py")
+    assert done.returncode == 1
+    assert "ImportError: its own" in done.stderr
+    assert "no model was attached before the error: this process built none of models.net:Net; " in done.stderr
+    assert "toy_net is the wrong adapter" in done.stderr
 
 
 def test_json_of_a_script_that_builds_no_model(clone: Clone) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -93,7 +94,7 @@ class Clone:
         self.script.write_text(MARKED + text if marked else text)
 
     def python(self, *words: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-        path = [*environment.pop("PYTHONPATH", "").split(":"), str(self.installed)]
+        path = [*environment.pop("PYTHONPATH", "").split(":"), str(self.installed), os.environ.get("PYTHONPATH", "")]
         return clones.python(folder or self.root, *words, PYTHONPATH=":".join(filter(None, path)), **environment)
 
     def run(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:

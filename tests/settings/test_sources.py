@@ -12,10 +12,11 @@ import pytest
 from drawn import PRESETS, SETTINGS, build
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import Layered
 
-from ace_plugins import Config
+from ace_plugins import Config, attach
 from ace_plugins.cli.options import collect_settings, config_options
-from ace_plugins.errors import AdapterError, ConfigError
+from ace_plugins.errors import AceWarning, AdapterError, ConfigError
 from ace_plugins.output import quiet, say
 from ace_plugins.settings.config import KINDS
 from ace_plugins.settings.sources import OTHERS, find_misspelt, option, read_environment, resolve, variable
@@ -71,6 +72,17 @@ def test_each_source_overrides_the_one_before() -> None:
         "land_at": "--land-at",
     }
     assert resolve(PRESETS, file=file).config == Config(rho=1.5, mode="off", land_at=3)
+
+
+def test_the_environment_goes_before_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACE_MODE", "off")
+    assert not hasattr(attach(Layered()), "ace")
+    with pytest.warns(AceWarning, match="ACE_MODE=off overrides mode = 'strict' in the code"):
+        assert not hasattr(attach(Layered(), mode="strict"), "ace")
+    attach(Layered(), mode="off")  # no warning: pytest makes an error of each
+    monkeypatch.setenv("ACE_MODE", "nonsense")
+    with pytest.raises(ConfigError, match="ACE_MODE: unknown mode 'nonsense'"):
+        attach(Layered(), mode="strict")
 
 
 def test_errors_name_where_the_setting_stands() -> None:
