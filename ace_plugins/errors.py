@@ -16,7 +16,7 @@ class ConfigError(AceError, ValueError):
 
     def __init__(self, message: str = "", problems: Iterable[tuple[str, str]] = ()) -> None:
         self.problems = tuple(problems)
-        """Pairs of a setting's name and its problem, so that a caller can add where the setting was made."""
+        """Pairs of a setting's name and its problem, so that a caller can add the origin of the setting."""
         super().__init__(message or "; ".join(text for _, text in self.problems))
 
 
@@ -35,7 +35,7 @@ class AdapterError(AceError):
 
 
 class AttachError(AceError):
-    """Raised if ACE cannot be attached to a model, or if a model needs ACE attached and it is not."""
+    """Raised if ACE cannot be attached to a model, or if ACE is needed but not attached."""
 
 
 class CheckpointError(AceError, RuntimeError):
@@ -60,7 +60,7 @@ def one_of(what: str, given: object, known: Iterable[str], *, do: str = "") -> s
         unknown mode 'strct': expected one of bounded, off, strict (did you mean 'strict'?)
 
     Args:
-        what: What is named, such as "mode".
+        what: Kind of the name, such as "mode".
         given: The unknown name.
         known: The known names.
         do: Advice for the end of the message.

@@ -56,7 +56,7 @@ def plan_patch(root: Path, plugin: Plugin, settings: Mapping[str, Any]) -> Patch
     found = read_layout(root, checkout)
     if found.differences:
         near = _find_nearby(root, checkout)
-        hint = f"did you mean {str(near)!r}?" if near else "give the folder of the clone. Nothing was changed"
+        hint = f"did you mean {str(near)!r}?" if near else "give the clone's folder; nothing was changed. Differences"
         expected = f"a checkout of {checkout.repository}, which adapter {plugin.name!r} patches"
         raise CheckoutError(f"{root} is not {expected}; {hint}", () if near else found.differences)
     # The settings file comes first: a process killed half-way must not leave a marked script without settings.

@@ -39,7 +39,7 @@ In zsh use zsh_source; in fish: _ACE_PATCH_COMPLETE=fish_source ace-patch | sour
 
 
 class AcePatch(Commands):
-    """The commands above, and one command for each adapter of a cloned upstream. Errors are printed in one line."""
+    """Group of `COMMANDS` and one command per adapter of a cloned upstream. Prints errors in one line."""
 
     advice = "see 'ace-patch --help'"
 

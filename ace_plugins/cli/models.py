@@ -115,7 +115,7 @@ def _print_audit(example: ExampleAudit, *, every: bool) -> None:
     headers = ["name", "kind", "output", "error in", "error out", ""]
     open_console().print(render_table(TableData(headers, rows, numbers=headers[3:5])), soft_wrap=False)
     if len(shown) < len(found.layers):
-        click.echo(f"{len(found.layers) - len(shown)} submodules of these are hidden: --all shows them")
+        click.echo(f"{len(found.layers) - len(shown)} deeper submodules are hidden: --all shows them")
     for name in found.uncovered:
         click.echo(f"not covered: {name} has no action and stays unchanged, which is correct only if it is invariant")
     if found.as_given:

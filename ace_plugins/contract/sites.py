@@ -68,7 +68,7 @@ class Stem(_Features):
     name: str
     """Name, unique among the model's sites and stems."""
     reads: Tap | str | None
-    """Tensor that the stem reads. Its output is computed once per forward pass, for all sites that read the stem.
+    """Tensor that the stem reads. The stem's output is computed once per forward pass, for all sites that read it.
     With None, sites share only its weights: each site with `Site.through` applies the stem to the site's own input."""
     shape_in: tuple[int, ...]
     shape_out: tuple[int, ...]
@@ -102,7 +102,7 @@ class Site(_Features):
     """Linear actions of the group on the input and on the output, for mode "scheduled" and audits; None if unknown."""
     axis: int = -1
     """Dimension that holds the features, in the input and in the output. By default, -1, they are the trailing
-    dimensions. Use 1 for images [batch, channels, height, width]; the two shapes then have one size each."""
+    dimensions. Use 1 for images [batch, channels, height, width]; both shapes then have one entry."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

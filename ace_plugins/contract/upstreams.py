@@ -68,7 +68,7 @@ class Checkout:
 class Upstream:
     """The library or repository that an adapter patches: ``Upstream("MyNet", models=("mynet.model:MyNet",))``.
 
-    The versions that fit are in the adapter's metadata, as the extra ``upstream``.
+    The adapter's metadata lists the supported versions, in the extra ``upstream``.
     """
 
     title: str

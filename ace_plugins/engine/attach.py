@@ -32,7 +32,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, Argument]:
-    """Check an adapter's nodes (sites and stems) against the model. Returns each tap's argument, by name of the node.
+    """Check that an adapter's sites and stems fit the model. Returns the argument that each of them reads, by name.
 
     Raises:
         AdapterError: If anything does not fit. The error lists all problems.
@@ -127,7 +127,7 @@ def prepare(model: nn.Module, plugin: Plugin, config: Config) -> Ace | None:
 
 
 def put_on(ace: Ace, model: nn.Module) -> None:
-    """Make an `Ace` that `prepare` has returned a submodule of its model, and register the hooks."""
+    """Add an `Ace` from `prepare` to its model as a submodule, and register the hooks."""
     ace.train(model.training)
     nn.Module.add_module(model, NAME, ace)  # the add_module of a container class may refuse it
     ace.belong_to(model)
@@ -164,7 +164,7 @@ def project(model: M) -> M:
 
 
 def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupAction | None:
-    """Return the group action, for random frames and to tell samples apart; None if it is unknown or not needed."""
+    """Return the group action, for random frames and to find samples; None if it is unknown or not needed."""
     action: GroupAction | None = None
     if (config.turns or config.held_out) and plugin.has("ace_group_action"):
         try:

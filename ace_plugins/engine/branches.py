@@ -18,7 +18,7 @@ from .spectral_norm import Bounded
 
 
 class Flat(nn.Module):
-    """A module on flattened features: [..., *shape_in] -> [..., *shape_out], or on the dimension ``axis`` alone."""
+    """Applies a module to flattened features, [..., *shape_in] -> [..., *shape_out], or only to dimension ``axis``."""
 
     def __init__(self, inner: nn.Module, node: Node) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class Norm(nn.BatchNorm1d):
     num_batches_tracked: Tensor
     fits_rows = True
     statistics: str = "batch"
-    """Statistics used in training. "batch": those of the batch, which the running statistics follow. "next": the same,
-    and the running statistics become equal to them. "constant": the running statistics, unchanged."""
+    """Statistics used in training. "batch": those of the batch, which also update the running statistics. "next": those
+    of the batch, which also replace the running statistics. "constant": the running statistics, unchanged."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -53,7 +53,7 @@ class Norm(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        # With momentum None torch.optim.swa_utils.update_bn computes new statistics, also for constant ones.
+        # torch.optim.swa_utils.update_bn sets momentum to None to compute new statistics, also for constant ones.
         constant = self.statistics == "constant" and self.momentum is not None
         training = self.training and rows.shape[0] > 1 and not constant
         factor = 1.0 if self.statistics == "next" else self.momentum
@@ -67,8 +67,8 @@ class Norm(nn.BatchNorm1d):
         mean, variance = self.running_mean, self.running_var
         result = functional.batch_norm(rows, mean, variance, weight, bias, training, factor, self.eps).reshape(x.shape)
         if training and self.statistics == "next":
-            # torch stores the unbiased variance, but normalises with the biased one. No change in place: the backward
-            # pass uses the stored one.
+            # torch stores the unbiased variance, but normalises with the biased one. Not changed in place, because
+            # the backward pass uses the stored tensor.
             self.running_var = variance.detach() * (1 - 1 / rows.shape[0])  # type: ignore[union-attr]
         if together:
             return result

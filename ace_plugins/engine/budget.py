@@ -52,7 +52,7 @@ class Budget:
 
     @property
     def facts(self) -> list[int | None]:
-        """What this rank knows about the length of the run, in a fixed order; None where unknown."""
+        """The numbers from which this rank computes the length of the run, in a fixed order; None where unknown."""
         return [self.steps, self.epochs, self.epoch_steps, self.begun, self._first]
 
     @property
@@ -178,7 +178,7 @@ class Budget:
                 self.epochs = length
 
     def is_settled(self, count: int) -> bool:
-        """Return whether, after ``count`` steps, the length is known or it is clear that it stays unknown."""
+        """Return whether the search for the length is over after ``count`` steps, successful or not."""
         return self.total is not None or (self.epochs is None and count >= (self.begun or 0) + LOOKED)
 
     def __str__(self) -> str:

@@ -29,13 +29,13 @@ File = str | os.PathLike[str]
 
 
 def check_state(model: nn.Module, state: MutableMapping[str, Any], prefix: str, *rest: Any) -> None:
-    """Refuse checkpoints of other models, as a load_state_dict pre-hook. Checkpoints of plain upstream are accepted."""
+    """Pre-hook of load_state_dict: refuses checkpoints of other models, and accepts those of plain upstream."""
     ace = find(model)
     if ace is None:
         return
     own = model.state_dict(prefix=prefix, keep_vars=True)
     mine = prefix + NAME + "."
-    # A partial checkpoint is accepted, because torch does not tell this hook the caller's argument ``strict``.
+    # A partial checkpoint is accepted, because torch does not pass the caller's argument ``strict`` to this hook.
     theirs = [name for name in state if name.startswith(prefix) and not name.startswith(mine)]
     fitting = [name for name in theirs if name in own and _shape(state[name]) == _shape(own[name])]
     if len(fitting) * 2 < len(theirs):
@@ -68,7 +68,7 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
     extra = [n for n in state if n.startswith(mine) and n not in own]
     if wrong or extra:
         raise CheckpointError(
-            f"the checkpoint's branches are not the model's: missing or of another shape {_some(wrong)}, unknown "
+            f"the checkpoint's branches are not the model's: missing or of another shape: {_some(wrong)}; unknown: "
             f"{_some(extra)}; attach with the settings of the run that wrote it; nothing was loaded"
         )
 

@@ -1,4 +1,4 @@
-"""The duals, lambda and the slack u of all sites, and the paper's update of them, computed for all sites at once.
+"""The duals of all sites, lambda and the bound u, and the paper's update of them, computed for all sites at once.
 
 One step of the paper's loop is
 
@@ -26,7 +26,7 @@ DIVERGED_AFTER = 3  # number of steps in a row, with a non-finite gradient, afte
 
 
 class Duals(nn.Module):
-    """lambda and u of every site, and the averages and counters to update them: [sites], the same for all settings."""
+    """lambda and u of every site, and averages and counters for updates: buffers [sites], the same in all modes."""
 
     lambda_: Tensor
     u: Tensor
@@ -35,8 +35,8 @@ class Duals(nn.Module):
     square: Tensor  # running mean of the square of the quantity that ``mean`` averages
     run_square: Tensor  # mean of the squared gradient over the whole run, which sets rho (paced; resilient, auto)
     waited: Tensor  # number of steps for which gamma has stayed at 0 (paced loop, strict mode)
-    site_landed: Tensor  # 1 for sites that have landed: their gamma is 0 for good (paced loop); else 0
-    skipped: Tensor | None = None  # numbers of steps with a non-finite gradient: all, and the last ones in a row
+    site_landed: Tensor  # 1 for sites that have landed: their gamma stays 0 (paced loop); else 0
+    skipped: Tensor | None = None  # [2]: steps with a non-finite gradient, in total and in a row at the end
     warned: bool = False  # true once the user was warned of steps with a non-finite gradient
 
     def __init__(self, sites: int, config: Config, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class Duals(nn.Module):
 
     @property
     def undecided(self) -> bool:
-        """True if mode auto has still to decide on a site."""
+        """True if mode auto has not yet decided on every site."""
         return len(self.landed_sites | self.evidence.kept_sites) < len(self.lambda_)
 
     def snapshot(self, gamma: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Duals(nn.Module):
         return torch.stack([gamma.detach(), self.lambda_, self.bound])
 
     def price(self) -> Any:
-        """Return rho, the weight of the penalty on slack, in units of the loss."""
+        """Return rho, the weight of the penalty on u, in units of the loss."""
         return PRICE.times(self.config.rho, self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
     def normalise_lambda(self) -> Tensor:

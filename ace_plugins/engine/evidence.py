@@ -16,10 +16,10 @@ V = sum x^2, the e-value
 
     M = 2 sqrt(r / (V + r)) exp(S^2 / (2 (V + r))) Phi(S / sqrt(V + r)),        r = PRIOR
 
-ever exceeds 1 / p with probability at most p. This holds if the branch does not help: every x, given the earlier ones,
-is symmetric about 0 or a lower value (de la Pena 1999; Ville's inequality). So the result may be examined after every
-probe. Over all sites, the e-BH procedure (Wang and Ramdas 2022) keeps the expected share of wrongly kept sites among
-the kept ones at most LEVEL, however the sites depend on each other.
+ever exceeds 1 / p with probability at most p, provided that every x, given the earlier ones, is distributed
+symmetrically about 0 or a lower value (de la Pena 1999; Ville's inequality). This is the case if the branch does not
+help. So the test may be evaluated after every probe. Over all sites, the e-BH procedure (Wang and Ramdas 2022) keeps
+the expected share of wrongly kept sites among the kept ones at most LEVEL, however the sites depend on each other.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Evidence(nn.Module):
         return changed
 
     def settle(self) -> bool:
-        """Mark the sites kept before this step as settled, after their first step as kept. Return if there are any."""
+        """Mark the sites that were kept before this step as settled. Returns whether any of them are new."""
         changed = self.settled_sites != self.kept_sites
         if changed:
             self.settled.copy_(self.kept)
@@ -146,7 +146,7 @@ class Evidence(nn.Module):
 
         It is in units of the loss, about the last probes, and NaN at sites with too few probes since the last decision.
         """
-        # A running mean over the last n values weighs as much as a mean over 2 n - 1 values.
+        # A running mean with weight 1 / n is as precise as a plain mean of 2 n - 1 values.
         count = self.joint_probes.clamp_max(2 * RECENT - 1)
         error = ((self.joint_square - self.joint.square()).clamp_min(0) / (count - 1).clamp_min(1)).sqrt()
         return torch.where(count > FIRST, self.joint + DEVIATIONS * error, torch.nan)
@@ -161,9 +161,9 @@ class Evidence(nn.Module):
 
         Returns:
             ``log_e``: logarithm of the e-value; ``benefit``: mean reduction of the judges' loss by the branch, as a
-            share of their loss without branches; ``limit``: upper confidence limit of this reduction by all undecided
-            branches together, over the last probes; both NaN if unknown; ``kept``: 1 for kept sites; ``used``: 0 for
-            sites that never had a gradient, else 1; ``probes``: number of measurements.
+            share of their loss without branches, or NaN if unknown; ``limit``: upper confidence limit of this reduction
+            by all undecided branches together, over the last probes, or NaN; ``kept``: 1 for kept sites; ``used``: 0
+            for sites that never had a gradient, else 1; ``probes``: number of measurements.
         """
         known = self.joint_loss > 0
         limit = torch.where(known, self.limits() / self.joint_loss, torch.nan)
@@ -196,5 +196,5 @@ def _count_changes(tensor: Tensor) -> int:
 
 
 def cycle(horizon: float) -> int:
-    """Return the number of steps from one probe to the next, given the length of the exploration in steps."""
+    """Return the number of steps from one probe to the next, given the horizon in steps."""
     return max(2, round(horizon / PROBES))

@@ -214,7 +214,7 @@ def _turn_back(action: Any, frame: Any, output: Any) -> Any:
 
 @outside_graphs(NO_BATCH)
 def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Copy the batch if the error is measured after this step, since the script may overwrite the batch before."""
+    """Copy the batch if the error is measured after this step, since the script may overwrite the batch before that."""
     due = ace.learning and not ace.landed and ace.gamma.requires_grad and torch.is_grad_enabled()
     if due and ace.config.measures(ace.duals.count + 1):
         try:
@@ -340,7 +340,7 @@ class SiteHook(BranchHook):
         forward = OPEN.of(self.ace)
         if forward is None:
             if OPEN.stack or self.ace.root is None:
-                return None  # another model runs this module: shared with it, or copied together with this hook
+                return None  # another model runs this module, which is shared, or a copy with this hook
             forward = Forward(self.ace, alone=True)
         site = forward.ace.nodes[self.name]
         assert isinstance(site, Site)
@@ -355,7 +355,7 @@ class SiteHook(BranchHook):
 
 
 class RestoreHook(BranchHook):
-    """Forward hook that restores the memory layout of an output, with the name of the first site with this input."""
+    """Forward hook: restores the memory layout of a module's output. ``name``: first site that reads its input."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         forward = OPEN.of(self.ace)

@@ -30,9 +30,9 @@ BITS = 20  # number of bits of the number that `draw` computes for a sample
 
 
 class _Fit(threading.local):
-    """State, per thread, of the branch that is running: which rows may train its parameters."""
+    """Which rows may train the parameters of the branch that is being computed, for each thread."""
 
-    def __init__(self) -> None:  # called in every thread. A later first assignment would make torch.compile recompile.
+    def __init__(self) -> None:  # called in every thread. An attribute added later would make torch.compile recompile.
         self.rows: Tensor | None = None
         """1 for each row that trains the branch, 0 for each row that judges gamma, [rows]; None: all rows train it."""
         self.constant = False  # true while a branch is computed with constant parameters
@@ -82,10 +82,10 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x @ weight.T + bias, which only the rows in `FIT` train."""
+    """Return x @ weight.T + bias. Only the rows in `FIT` train weight and bias."""
     if FIT.rows is None:
         return functional.linear(x, weight, bias)
-    if torch.is_autocast_enabled(x.device.type):  # autocast ends at the edge of an autograd function
+    if torch.is_autocast_enabled(x.device.type):  # autograd functions must apply autocast themselves
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     made: Tensor = _Linear.apply(x, weight, bias, align(FIT.rows, x))  # type: ignore[no-untyped-call]
@@ -93,7 +93,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def train_with_rows(parameter: Tensor, like: Tensor) -> Tensor:
-    """Return a parameter that is multiplied with or added to ``like``, so that only the rows in `FIT` train it."""
+    """Return a parameter to multiply with or add to ``like``. Only the rows in `FIT` train it."""
     if FIT.rows is None:
         return parameter
     return torch.where(align(FIT.rows, like) > 0, parameter, parameter.detach())
@@ -133,7 +133,7 @@ def is_separable(branch: nn.Module) -> bool:
 
 
 def apply(branch: nn.Module, x: Tensor, rows: Tensor | None, *, separable: bool) -> Tensor:
-    """Return the output of a branch, whose parameters get a gradient only from the rows marked in ``rows``."""
+    """Return the output of a branch. Its parameters get a gradient only from the rows marked in ``rows``."""
     if rows is None or separable:
         with fit_rows(rows):
             made: Tensor = branch(x)
@@ -208,7 +208,7 @@ class Parts:
                 self._selected[count] = self.fit[index], self.gammas[index]
             else:
                 if self.rows is not None:
-                    warn_of_whole_batches(self.ace, f"a layer has {count} rows, and a batch {len(self.rows.nodes)}")
+                    warn_of_whole_batches(self.ace, f"a layer has {count} rows, the batch {len(self.rows.nodes)}")
                 self._selected[count] = self.fit[:1].expand(count, -1), self.gammas[:1].expand(count, -1)
         return self._selected[count]
 
@@ -225,7 +225,7 @@ class Parts:
 
 
 def warn_of_whole_batches(ace: Ace, reason: str) -> None:
-    """Warn once per model that whole batches judge gamma, because rows cannot be assigned to samples."""
+    """Warn once per model that whole batches are held out, because rows cannot be assigned to samples."""
     if not ace.passes.warned:
         ace.passes.warned = True
         warnings.warn(

@@ -20,7 +20,7 @@ from .state import NAME, Ace, find, unwrap
 
 
 def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """Return model and batch in float64, and ""; on failure both unchanged, and why. Converts a copy if ``copied``."""
+    """Return model (a copy if ``copied``) and batch in float64, and ""; on failure the originals, and the reason."""
     try:
         judged = copy.deepcopy(model).double() if copied else model
         for original, twin in zip(_find_aces(model), _find_aces(judged), strict=True):
@@ -41,7 +41,7 @@ def _find_aces(model: nn.Module) -> list[Ace]:
 
 @contextmanager
 def hide_from_budget(model: nn.Module) -> Iterator[None]:
-    """Hide evaluations inside a ``with`` block from the budget, which would take them for ends of epochs."""
+    """Hide evaluations inside a ``with`` block from the budget, which would count them as ends of epochs."""
     aces = _find_aces(model)
     before = [(ace.budget.watching, ace.passes.evaluates) for ace in aces]
     for ace in aces:
@@ -75,7 +75,7 @@ def use_branches(model: nn.Module, on: bool) -> Iterator[None]:
     """
     model = unwrap(model)
     ace = get_ace(model)
-    ace.belong_to(model)  # a copy does not know its model before the first forward pass
+    ace.belong_to(model)  # a copy has no reference to its model before the first forward pass
     before, ace.passes.forced = ace.passes.forced, on
     ace.sync()
     try:

@@ -28,7 +28,7 @@ from .evidence import cycle
 from .loop import Loop, skip_unless_finite
 
 SPEED = 1.2  # largest change of gamma over one horizon; in strict mode as a multiple of gamma's initial value
-GROWTH = 12.0  # growth of lambda / s over one horizon if the slack is constantly 1; u follows lambda / rho as fast
+GROWTH = 12.0  # growth of lambda / s over one horizon if the slack is constantly 1; u follows lambda / rho at this rate
 DAMPING = 4.0  # factor of the slack that is added to lambda / s in all modes but strict, to damp oscillations
 MOST = 2.0  # limit of |lambda| / s: twice the largest possible mean gradient
 MEMORY = 0.04  # number of steps over which gradients are averaged, as a fraction of the horizon
@@ -81,8 +81,8 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         moved = torch.where(arrived, 0.0, moved)
         waited.add_(arrived)
     elif config.mode in ("resilient", "auto"):
-        # One price (rho) for all sites, so that their slacks are comparable. It is computed from all gradients of
-        # the run. Late gradients alone are close to 0, and slack would then cost nothing.
+        # One price (rho) for all sites makes their u comparable. It is computed from all gradients of the run,
+        # because late gradients alone are close to 0: a larger u would then cost nothing.
         duals.run_square.lerp_(gradient.square(), live / duals.count)
         duals.u.lerp_(_ratio(duals.lambda_, torch.as_tensor(duals.price())), min(1.0, GROWTH / horizon))
     if config.mode == "auto":

@@ -27,7 +27,7 @@ from .paced_loop import PacedLoop
 
 WEIGHT = 0.01
 INITIAL = 1e-4  # standard deviation of a branch's initial weights
-ANGLE = 1e-4  # of the rotations from which generators are computed, in radians. The error is ANGLE^2 / 6.
+ANGLE = 1e-4  # angle of the rotations from which generators are computed, in radians; the error is ANGLE^2 / 6
 
 
 def gamma_at(step: int, length: int) -> float:

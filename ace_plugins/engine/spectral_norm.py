@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .holdout import FIT, linear
 
-SQUARINGS = 12  # of W^T W, for a weight that was set and not trained. They equal 4,096 power iterations.
+SQUARINGS = 12  # number of squarings of W^T W in `settle`, as precise as 4,096 power iterations
 UNIT = 1e-5  # deviation from length 1 below which a loaded direction counts as a unit vector, given single precision
 
 
@@ -37,7 +37,7 @@ class Bounded(nn.Module):
         nn.Module.__init__(self)
         vars(self).update({name: value for name, value in vars(plain).items() if not name.startswith("_")})
         self.weight, self.bias = plain.weight, plain.bias
-        # Any start works that is not orthogonal to the result. A new generator leaves the script's stream unchanged.
+        # Any start that is not orthogonal to the result works. A new generator leaves the script's stream unchanged.
         start = torch.randn(min(self.weight.shape), generator=torch.Generator().manual_seed(0))
         self.register_buffer("direction", (start / start.norm()).to(self.weight))
         self.divided: Tensor | None = None  # the weight divided by its spectral norm, during a forward pass
@@ -71,7 +71,7 @@ class Bounded(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if {prefix + "weight", prefix + "direction"} <= state_dict.keys() and not self.direction.is_meta:
-            # A resumed run uses the loaded direction. In averaged checkpoints it is no unit vector: compute it again.
+            # A resumed run uses the loaded direction. In averaged checkpoints it is not a unit vector: recompute it.
             self.known = None
             if abs(float(self.direction.double().norm()) - 1) < UNIT:
                 self.mark_seen()
@@ -138,7 +138,7 @@ def follow(bounded: Iterable[Bounded]) -> None:
 
 @torch.no_grad()
 def settle(bounded: Iterable[Bounded]) -> None:
-    """Compute the directions of all maps that have ``changed`` other than by a step, by squaring W^T W repeatedly."""
+    """Compute the directions of all maps whose weight changed without `follow`, by squaring W^T W repeatedly."""
     for group in _group(m for m in bounded if m.changed):
         weights, directions = _stack(group)
         power = weights.mT @ weights

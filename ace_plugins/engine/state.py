@@ -82,7 +82,7 @@ class Live:
         self._lock = threading.RLock()  # garbage collection may call `discard` at any time, also inside this class
         self._parameters: weakref.WeakKeyDictionary[Ace, frozenset[int]] = weakref.WeakKeyDictionary()
         self.changes = 0  # number of times a model was added or removed. When it grows, optimizers are searched again.
-        self.changed: Callable[[], None] = lambda: None  # called after each change; patches PyTorch, or undoes this
+        self.changed: Callable[[], None] = lambda: None  # called after each change: installs or undoes patches
 
     def parameters(self, ace: Ace) -> frozenset[int]:
         """Return the identities (``id``) of the model's parameters, including ACE's, when it was added."""
@@ -125,7 +125,7 @@ class PassState:
     """The frame of each forward pass since the last step, by the first tensor of its arguments; None if it had none."""
     last: Element | None = None  # the last one of these frames
     differ: bool | None = None  # True if there were different ones; None before the first forward pass
-    warned: bool = False  # True once the user was warned that whole batches judge gamma
+    warned: bool = False  # True once the user was warned that whole batches are held out
     batch: Call | Exception | None = None  # copy of the batch to measure the error on, or the exception in copying
 
     def forget_frames(self) -> None:
@@ -194,7 +194,7 @@ class Ace(nn.Module):
 
     @property
     def landed(self) -> bool:
-        """True if gamma is 0 for good at all sites. The model then computes exactly what plain upstream does."""
+        """True if all sites have landed. The model then computes exactly what plain upstream does."""
         return self.duals.landed
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -328,7 +328,7 @@ class Ace(nn.Module):
                     module.statistics = chosen
 
     def _settle(self) -> None:
-        """Update the directions of bounded maps before evaluation: torch.compile would trace later ones as constant."""
+        """Update the directions of bounded maps before evaluation, since compiled forward passes do not update them."""
         if not self.training:
             settle(find_bounded(self.branches))
 

@@ -117,7 +117,7 @@ class Steps:
         self.process = os.getpid()  # the exit of a forked child process does not end the runs of its parent
 
     def update(self, *, now: bool = False) -> None:
-        """Install the patches if a model is attached, otherwise undo them: at once if ``now``, else outside steps."""
+        """Install the patches if a model is attached, else undo them: immediately if ``now``, else outside steps."""
         if next(iter(LIVE.aces), None) is not None:
             Losses.idle = None
             if not self.undo:
@@ -391,7 +391,7 @@ def _find_owned(besides: Sequence[Optimizer] = ()) -> set[int]:
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
     """Replace calls of a function by ``around(function, *args, **kwargs)``. Returns a function that undoes this.
 
-    If another library has wrapped ours meanwhile, both wrappers stay, and ours passes every call through.
+    If another library has wrapped the new function before the undo, it stays and calls the original one.
     """
     original = vars(owner)[name]
     function = original.__func__ if isinstance(original, classmethod) else original
@@ -430,7 +430,7 @@ def _run_backward(backward: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _convert_norm(convert: Any, cls: Any, module: nn.Module, process_group: Any = None) -> Any:
-    """Wrap ``convert_sync_batchnorm`` to skip a `Norm`, whose dimension 1 torch would normalise instead of the last."""
+    """Wrap ``convert_sync_batchnorm`` to skip `Norm`: torch would normalise its dimension 1 instead of the last."""
     return module if isinstance(module, Norm) else convert(cls, module, process_group)
 
 

@@ -114,7 +114,7 @@ def patch_models(plugin: Plugin, config: Config) -> Patch:
     patch = Patch(plugin, config)
     if config.shims:
         REPAIRS.offer_stand_ins(plugin)
-        REPAIRS.apply(plugin, config.device, importing=config.device == "auto")  # cpu applies to all models
+        REPAIRS.apply(plugin, config.device, importing=config.device == "auto")  # device cpu: apply all shims now
     CONSTRUCTORS.begin(patch)
     return patch
 

@@ -75,7 +75,7 @@ def whenever_imported(callback: Callback, *, name: str = "", file: str = "") -> 
         file: Path of the module's file relative to any root, for example "models/net.py".
 
     Returns:
-        A function that ends this.
+        A function that stops the calls.
     """
     for module in find_imported(name=name, file=file):
         callback(module)

@@ -35,7 +35,7 @@ class Repairs:
             self.apply(plugin, "auto", importing=True)
 
     def is_active(self, plugin: Plugin, shim: AnyShim) -> bool:
-        """Return whether a shim was applied in this process, or, if it is a stub of a module, was imported."""
+        """Return whether this process has applied a shim or, if it is a stub of a module, has imported it."""
         return shim.name in STAND_INS.active if isinstance(shim, StandIn) else (plugin.name, shim.name) in self.applied
 
     def active(self, plugin: Plugin) -> list[AnyShim]:

@@ -21,7 +21,7 @@ LINES_AT_MOST = COLOURS = 8  # more lines cannot be distinguished; page.css defi
 COLUMNS, LEVELS = 120, 8  # of a heat map; CSS classes: p1 to p8 above 0, n1 to n8 below 0, z at 0, x not finite
 PARTS = 150  # number of parts of a long line; of each part only the lowest and highest point are drawn
 FEW = 60  # a line with at most this many points has a dot per point
-NOISY, SMOOTH = 240, 60  # a noisy line with more points than the first number is drawn as the second number of means
+NOISY, SMOOTH = 240, 60  # a noisy line with more than NOISY points is drawn as SMOOTH means
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _find_round_numbers(low: float, high: float, most: int) -> list[float]:
 
 
 def fit_scale(values: Iterable[float], start: float, end: float, *, zero: bool = False) -> Scale:
-    """Return a scale with room for all finite values: with 0 on it, or logarithmic if all values are far above 0."""
+    """Return a scale with room for all finite values: with 0 if ``zero``, else logarithmic for a wide range."""
     found = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(found), max(found)
     if not zero and low > 0 and high > 12 * low:

@@ -155,7 +155,7 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
     if steps:  # mode auto
         # The test is e-BH: the more sites are kept together, the less evidence each one needs.
         boundary = math.log10(len(run.sites) / LEVEL)
-        several = f"a site is kept alone, all sites together above {-math.log10(LEVEL):.1f}"
+        several = f"the site is kept; if all sites are above {-math.log10(LEVEL):.1f}, all are kept"
         remark = f"that a branch helps on held-out samples (log10 of the e-value); above {boundary:.1f} "
         remark += several if len(run.sites) > 1 else "the site is kept"
         values = [*([value / math.log(10) for value in site] for site in evidence), [boundary] * len(steps)]
@@ -194,7 +194,7 @@ def _list_properties(run: SavedRun) -> list[tuple[str, str]]:
     origins, versions = (table if isinstance(table, dict) else {} for table in (origins, versions))
     settings = [f"{k} = {v}{f' ({origins[k]})' if origins.get(k) else ''}" for k, v in run.changed.items()]
     defaults = len(SETTINGS.keys() - run.changed.keys())
-    settings.append(f"{defaults} others by default" if settings else "all by default")
+    settings.append(f"{defaults} others at their defaults" if settings else "all at their defaults")
     return [
         ("adapter", run.adapter),
         ("started", str(about.get("started") or "").replace("T", " ")),

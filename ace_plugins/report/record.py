@@ -75,7 +75,7 @@ class Record:
         self.process = os.getpid()
         self.folder: Path | None = None  # folder of the trace, if one is written
         self.position = 0  # number of the last step in the trace, which never decreases
-        self.offset = 0  # the position minus the model's own count of steps, which decreases with an earlier checkpoint
+        self.offset = 0  # position minus the model's own step count, which an earlier checkpoint sets back
         self.loaded: int | None = None  # step of a loaded checkpoint, until the trace mentions it
         self.begun = False  # True once the model has made a step in this process
         self.leads = False  # True in rank 0, which writes and logs; set at the first step
@@ -289,7 +289,7 @@ def get_ace(model: Any) -> Ace:
 
 
 def _read_observed(seen: Observed | None) -> dict[str, Any]:
-    """Return the loss, the gradients and the learning rates of the last step, those that were seen."""
+    """Return the loss, the gradient and the learning rates of the last step, if they were observed."""
     if seen is None:
         return {}
     values = {} if seen.loss is None else {"loss": float(seen.loss)}

@@ -34,7 +34,7 @@ class Status:
     steps: int
     """Number of training steps so far."""
     landed: bool
-    """True if gamma is at 0 for good at every site."""
+    """True if every site has landed: its gamma stays 0."""
     upstream_parameters: int
     ace_parameters: int
     stem_parameters: int

@@ -18,7 +18,7 @@ from .tables import TableData, build_site_table, format_duration, format_number,
 from .trace import LINES, SavedRun, describe_progress, read_run, shorten_path, to_number
 from .verdicts import RunOutcome, judge_saved
 
-WIDTH = 500  # characters per line without a terminal, so that no name is broken and all can be searched for
+WIDTH = 500  # characters per line without a terminal: no name is broken, so a search finds every name
 SECONDS = 1.0  # default time between two updates of the live view
 QUIET = 60.0  # seconds without a new line of the trace after which the live view says so
 

@@ -1,4 +1,4 @@
-"""The files of a run in ``.ace/runs/<time>-<adapter>/``: ``run.json`` and ``trace.jsonl``, written, found and read.
+"""Creates, finds and reads run folders ``.ace/runs/<time>-<adapter>/``, which hold ``run.json`` and ``trace.jsonl``.
 
 Each line of the trace is passed to the operating system at once, so a killed process loses no line. Reading works for
 runs that finished, were killed or are still training.

@@ -44,7 +44,7 @@ _MEANINGS = {
     (MOVING, "bounded"): "|gamma| is still above epsilon: train longer",
     (MOVING, "resilient"): "gamma or u is still changing: train longer",
     (BREAKS, "strict"): "gamma does not stay at 0: the data breaks the symmetry here (try mode resilient), or a "
-    "learning rate (dual_lr, gamma_lr) does not fit",
+    "learning rate (dual_lr, gamma_lr) is unsuitable",
     (
         BREAKS,
         "bounded",
@@ -64,7 +64,7 @@ _MEANINGS = {
 
 
 def explain(verdict: str, mode: str) -> str:
-    """Explain a verdict in a sentence that says what to do; return "" for verdicts that this version does not know."""
+    """Explain a verdict in a sentence that says what to do. Returns "" for unknown verdicts, of other versions."""
     return _MEANINGS.get((verdict, mode)) or _MEANINGS.get((verdict, ""), "")
 
 
@@ -77,7 +77,7 @@ class SiteOutcome:
     lambda_: float
     u: float
     verdict: str = ""  # empty if there is none
-    benefit: float = math.nan  # mode auto: reduction of the loss on held-out samples by the branch, as a share of it
+    benefit: float = math.nan  # mode auto: share by which the branch lowers the loss on held-out samples
     limit: float = math.nan  # mode auto: upper confidence limit of the benefit of all branches that are not kept
     p: float = math.nan  # mode auto: p-value of the benefit
 
@@ -119,12 +119,16 @@ class RunOutcome:
             chance = "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
             return f"on held-out samples the branches lower the loss{size} ({chance}): they stay in the model"
         if word == FITS:
-            lower = f"lower the loss by at most {_percent(limit)} together" if limit > 0 else "do not lower the loss"
-            return f"on held-out samples they {lower}: they are removed"
+            lower = (
+                f"lower the held-out loss by at most {_percent(limit)}"
+                if limit > 0
+                else "do not lower the held-out loss"
+            )
+            return f"together the branches {lower}: they are removed"
         if self.exploring:
             return "no decision up to this step: model.eval() leaves these branches out"
-        most = f": they may lower the loss by up to {_percent(limit)} together" if math.isfinite(limit) else ""
-        return f"too few samples or steps to tell{most}; the branches are removed"
+        most = f" (by up to {_percent(limit)} together)" if math.isfinite(limit) else ""
+        return f"too few samples or steps to tell if the branches lower the loss{most}; they are removed"
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ def judge_saved(run: SavedRun) -> RunOutcome:
     written = end.get("verdicts") if end else None
     if end is None or not isinstance(written, list) or len(written) != len(run.sites):
         return found
-    # Verdicts that the run wrote go first: the trace has fewer points than the run had.
+    # Verdicts that the run wrote take precedence: the trace has fewer points than the run had.
     sites = [replace(site, verdict=str(word)) for site, word in zip(found.sites, written, strict=True)]
     return replace(found, sites=sites, advice=str(end.get("verdict") or ""))
 
@@ -230,7 +234,7 @@ def _judge_site(evidence: Evidence, number: int) -> str:
 def judge_course(
     mode: str, gamma: Sequence[float], lambda_: Sequence[float], bound: float, *, landed: bool = False
 ) -> str:
-    """Return the verdict on one site from its values of gamma and lambda over time alone.
+    """Return the verdict on one site, derived only from its gamma and lambda over time.
 
     ``bound`` is the largest |gamma| that is allowed at the end: u or epsilon."""
     if not all(map(math.isfinite, (*gamma, *lambda_, bound))):
@@ -249,7 +253,7 @@ def judge_course(
         return MOVING
     if mode == "bounded":
         return BREAKS if now > 0.9 * bound else FITS
-    unused = bound > NEAR and now < 0.5 * bound  # gamma needs less slack than u; u then slowly goes to 0
+    unused = bound > NEAR and now < 0.5 * bound  # gamma stays well below u, so u slowly goes to 0
     if unused or _spread(lambda_, 4) > DRIFT * _size(lambda_):  # u follows lambda, so u changes too
         return FITS if now <= NEAR and (unused or bound <= NEAR) else MOVING
     return FITS if bound < 0.01 else BREAKS

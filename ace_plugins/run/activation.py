@@ -48,8 +48,8 @@ class RunRequest:
     process: int  # process id of the first process of the run
     as_json: bool = False
     by_command: bool = False  # True if the run was started by ``ace-patch run``, not by a patched script
-    # Path of a file by which other processes tell the first process that they train. The first process deletes it, so
-    # the path stays empty if the first process is not Python but a program such as sh.
+    # Path of a file that other processes create when they train. The first process deletes it, so the path stays empty
+    # if the first process is not Python but a program such as sh.
     marker: str = ""
 
     @classmethod

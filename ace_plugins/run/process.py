@@ -67,7 +67,7 @@ class ProcessRun:
         ANNOUNCER.commit, ANNOUNCER.summarises = commit, False
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGHUP):
-                if signal.getsignal(number) is signal.SIG_DFL:  # a handler of the script stays
+                if signal.getsignal(number) is signal.SIG_DFL:  # keep a handler that the script has set
                     signal.signal(number, self._handle_signal)
         if config.mode == "off" and config.tell and rank() == 0 and request.is_first:
             say(f"{self.plugin.name}{commit}: mode off, ACE is not attached")

@@ -20,7 +20,7 @@ UNBOUNDED = (  # text of a warning about branches that are deployed without a bo
     "gamma and u do not measure the distance from equivariance, and no bound on the equivariance error holds"
 )
 FORMER_LOOPS = {"printed": "paper", "fitted": "paced"}  # former names of the loops are accepted with a warning
-LEVEL = 0.001  # of the test in mode auto; strict, because samples that return in every epoch are not independent
+LEVEL = 0.001  # level of the test in mode auto; low, because the same samples judge in every epoch
 RATE = Multiple()
 PRICE = Multiple(positive=True)
 BUDGET = BudgetKind()
@@ -93,7 +93,7 @@ class Config:
         PRICE,
         "resilient, auto: weight of the penalty rho / 2 |u|^2; 1x: size of the loss's gradient with respect to gamma",
     )
-    u_init: float = _paper_setting(0.0, Number(low=0), "resilient: initial slack u of every site")
+    u_init: float = _paper_setting(0.0, Number(low=0), "resilient: initial bound u of every site")
     epsilon: float = _setting(0.1, Number(positive=True), "bounded: the bound on |gamma|")
     augmented: float = _paper_setting(
         0.0, Number(low=0), "weight c of the penalty c v^2 on a constraint's violation v, to damp oscillations"
@@ -148,11 +148,11 @@ class Config:
         return f"mode {self.mode}, " + (f"budget {self.budget}" if self.paced else paper)
 
     def has_landed(self, steps: int) -> bool:
-        """Return whether ``land_at`` has set gamma to 0 for good after this many steps."""
+        """Return whether the setting ``land_at`` has made all sites land after this many steps."""
         return self.mode == "strict" and 0 < self.land_at <= steps
 
     def may_wait(self, step: int) -> bool:
-        """Return whether this step is traced and logged. Only then the process may wait for the GPU."""
+        """Return whether this step is traced and logged. In other steps the process must not wait for the GPU."""
         return step == 1 or step % self.trace_every == 0
 
     def measures(self, step: int) -> bool:

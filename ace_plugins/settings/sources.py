@@ -1,4 +1,4 @@
-"""Combines the settings of a run: preset, ace.toml, environment variables, options. Later sources override earlier."""
+"""Combines a run's settings: preset, ace.toml, environment variables, options. Later sources override earlier ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def find_misspelt(environment: Mapping[str, str]) -> list[str]:
-    """Return a message for each variable with a name similar to one of ace-plugins. Other programs use ACE_ too."""
+    """Return a message for each variable whose name resembles one of ours. Other programs use the prefix ACE_ too."""
     known = sorted(name[4:] for name in (*VARIABLES, *OTHERS))  # the prefix ACE_ would make any two names similar
     own = [name[4:] for name in environment if name.startswith("ACE_") and not name.startswith("ACE_UPSTREAM_")]
     unknown = [name for name in own if name not in known]

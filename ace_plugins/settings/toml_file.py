@@ -53,7 +53,7 @@ class SettingsFile:
 
 
 def is_as_written(text: str) -> bool:
-    """Return whether the hash in the last line fits this text, so that nobody edited it since ace-patch wrote it."""
+    """Return whether the hash in the last line matches this text: it was not edited after ace-patch wrote it."""
     text = text.replace("\r\n", "\n")
     return text == _sign(text.rpartition(_SIGNATURE.partition("{")[0])[0])
 
@@ -65,7 +65,7 @@ def _sign(body: str) -> str:
 
 
 def is_ours(text: str) -> bool:
-    """Return whether a file with this text is one of ace-patch. Other programs may use the name ace.toml as well."""
+    """Return whether this is the text of a settings file of ace-patch. Other programs may use the name ace.toml too."""
     return re.search(r"^adapter\s*=", text, re.MULTILINE) is not None
 
 

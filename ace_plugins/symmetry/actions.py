@@ -185,7 +185,7 @@ def _wigner(highest: int, rotation: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Grid(Action):
-    """Action of groups of the plane on an image [..., H, W] or a field on a grid, about its centre.
+    """Action of groups of the plane on an image [..., H, W] or a field on a grid. The centre stays fixed.
 
     A positive angle rotates the image counterclockwise, as ``torch.rot90(x, 1, (-2, -1))`` does. Rotations by multiples
     of 90 degrees, and reflections combined with them, are exact. Other elements are resampled bilinearly with zeros
@@ -267,7 +267,7 @@ class GroupAction:
     def find_samples(
         self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Rows | None, list[Tensor]]:
-        """Return the sample that each row of a batch belongs to, and the listed floating point inputs with these rows.
+        """Return the sample that each row of a batch belongs to, and the floating point ``inputs`` with these rows.
 
         Without ``graphs``, every row is a sample. If no input has rows, return None and no inputs. For ``names``,
         ``args`` and ``kwargs`` see `act_on_inputs`.

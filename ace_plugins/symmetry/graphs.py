@@ -32,7 +32,7 @@ class Graphs:
     """Mapping from each input with several rows per graph to their number: 3 for lattice vectors [3 * graphs, 3]."""
     linked: str = ""
     """Path of an edge index, for batches without a batch vector: nodes that edges connect are one graph. The nodes of a
-    graph must follow each other, and ``batch`` is the path of a floating point tensor with one row per node."""
+    graph must be consecutive, and ``batch`` is the path of a floating point tensor with one row per node."""
     repeated: bool = False
     """True if layers have several rows per node: rows for all nodes, then rows for all nodes again, and so on."""
 
@@ -83,7 +83,7 @@ class Rows:
     """The graph number of every row of a batch."""
 
     nodes: Tensor  # graph number of every node
-    others: Mapping[str, Tensor]  # graph number of every row of the inputs with other rows than nodes, by their paths
+    others: Mapping[str, Tensor]  # by path, for inputs whose rows are not nodes: graph number of every row
     dense: bool = False  # True if every node is a graph: the first dimension of all tensors counts the graphs
     repeated: bool = False  # see `Graphs.repeated`
 

@@ -99,7 +99,7 @@ class Rigids(Rigid):
     """For each row, the number of the motion that applies to it (0 to n - 1)."""
 
     def __post_init__(self) -> None:
-        """Skip the checks of `Rigid`: `Euclidean.sample_many` makes orthogonal matrices."""
+        """Skip the checks of `Rigid`, because `Euclidean.sample_many` makes only orthogonal matrices."""
 
     @property
     def sign(self) -> Any:

@@ -27,7 +27,7 @@ from .parts import iterate_tensors
 ROWS = 256  # largest number of rows of a tensor that are compared, to limit the size of the Gram matrix
 SHIFTS = 2  # number of random translations that are tried, for groups with translations
 GROWTH = 100.0  # largest ratio of the error of a layer's output to that of its input that counts as rounding
-ROUNDING = 1e-14  # smallest error of a layer's input that is assumed; smaller errors are replaced by this value
+ROUNDING = 1e-14  # smaller errors of a layer's input are replaced by this value
 NOISE = 1e-15  # rounding error in float64, relative to the norm of a layer's inputs and outputs
 BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
 # Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64.
@@ -55,7 +55,7 @@ class LayerSymmetry:
     before: float | None  # largest relative error of the inputs; None if they could not be compared
     after: float | None  # largest relative error of the outputs; None if they could not be compared
     known: bool  # True if the action on the output is known, False if only the Gram matrix was compared
-    begins: bool  # True if an error starts here: it is far larger in the outputs, and in no submodule inside
+    begins: bool  # True if an error starts here, and in no submodule inside: it is far larger in the outputs
 
 
 @dataclass

@@ -201,7 +201,7 @@ class ExampleAudit:
     model: str
     checkpoint: str  # file of the weights; "" for the example's initial weights
     branches: bool  # True if the branches were on
-    sites: dict[str, str]  # mapping from the name of each site to its submodule, to whose output the branch is added
+    sites: dict[str, str]  # mapping from each site's name to the submodule that its branch adds to
     found: Audit
     averaged: tuple[int, EquivarianceError] | None  # number of random frames, and the error of the mean over them
 

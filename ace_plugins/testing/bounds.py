@@ -53,8 +53,8 @@ def theorem_2(gammas: Sequence[float], B: float, M: float, norm: float) -> float
 class Bounds:
     """Both of the paper's bounds for an attached model with its branches on, and the values that they bound.
 
-    B and M are measured on one batch, and the bounds are valid for this batch only. Norms are over all outputs with an
-    action together.
+    B and M are measured on one batch, and the bounds are valid for this batch only. Outputs with an action
+    count as one vector in all norms.
     """
 
     theorem_1: float
@@ -83,9 +83,9 @@ class Bounds:
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> Bounds:
     """Compute the paper's bounds for an attached model with its branches on, and measure what they bound.
 
-    M is the largest of two kinds of measured lower bounds. The first is the (L - k)-th root of a_k for the k-th of L
-    layers. Here a_k is the change of the model's output due to the layer's branch, divided by the norm of what the
-    branch adds. The second is the growth of the branches' inputs per layer, without the factors 1 + |gamma|. With this
+    M is the largest of two kinds of measured lower bounds. For layer k = 0, ..., L - 1, the first is the (L - k)-th
+    root of a_k, the change of the model's output due to the layer's branch, divided by the norm of what the branch
+    adds. The second is the growth of the branches' inputs per layer, without the factors 1 + |gamma|. With this
     M, ``measured_1`` exceeds ``theorem_1`` at most by rounding. The true M may be larger, so ``theorem_2`` is only
     an estimate. Everything after the last site counts as one more layer, with gamma = 0.
 

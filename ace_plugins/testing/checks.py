@@ -297,7 +297,7 @@ def check_copies_are_independent(kit: Kit) -> None:
 
 
 def check_checkpoints_resume(kit: Kit) -> None:
-    """Loading a state_dict restores gamma, lambda, the slack u and the branches."""
+    """Loading a state_dict restores gamma, lambda, the bound u and the branches."""
     model = kit.trained()
     again = kit.attached(mode="strict")
     again.load_state_dict(_save_and_load(model))

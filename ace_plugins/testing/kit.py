@@ -181,7 +181,7 @@ def different(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def hide_warnings() -> Iterator[None]:
-    """Hide warnings of ACE: they advise people who train, for example to bound the branches."""
+    """Hide warnings of ACE, which give advice for training, for example to bound the branches."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AceWarning)
         yield

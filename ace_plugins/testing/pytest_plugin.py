@@ -61,8 +61,8 @@ def parametrize_with_checks(
 
     Args:
         adapter: Name of the adapter's entry point.
-        expected_failures: Mapping from the names of checks that are expected to fail to the reason. The test fails if
-            such a check passes.
+        expected_failures: Checks that are expected to fail: a mapping from their names to the reasons. The test of such
+            a check fails if the check passes.
         seed: Seed of the examples.
         checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
             ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.

@@ -67,7 +67,7 @@ def _draw_images(row: Any, plain: Run, with_ace: Run) -> None:
 
 
 def _draw_errors(axes: Any, pairs: Sequence[tuple[Run, Run]]) -> None:
-    """Draw one line per seed, and the lowest error of equivariant models if it is not 0."""
+    """Draw one line per seed, and the lowest possible error of equivariant models if it is not 0."""
     for number, pair in enumerate(pairs):
         for run, colour in zip(pair, COLOURS, strict=True):
             label = run.name if number == 0 else None
