@@ -51,7 +51,7 @@ class Evidence(nn.Module):
     total: Tensor  # S, the sum of x
     square: Tensor  # V, the sum of x^2
     probes: Tensor  # number of completed probes
-    benefit: Tensor  # sum of b, each divided by the loss of the judges without branches; 0 if the loss is unknown
+    benefit: Tensor  # sum of b, each divided by ``joint_loss``; 0 if the loss is unknown
     joint: Tensor  # running mean of the sum of b over all undecided sites, since the last decision
     joint_square: Tensor  # running mean of the square of this sum
     joint_loss: Tensor  # running mean of the loss of the judges without branches; 0 if the loss is unknown
@@ -101,7 +101,8 @@ class Evidence(nn.Module):
             # The judges' loss without branches is their loss with branches plus the benefit of the branches.
             without = self.holdout * loss.to(b).abs() + together.clamp_min(0)
             self.joint_loss.lerp_(without, weight)
-            self.benefit.add_((b / without).nan_to_num(0.0, 0.0, 0.0))
+            # Divided by a mean, since a division by the loss of the same step would weigh negative values more.
+            self.benefit.add_((b / self.joint_loss).nan_to_num(0.0, 0.0, 0.0))
         self.cycle_sum.add_(lowered).mul_(1 - probe)
         self.cycle_steps.add_(1).mul_(1 - probe)
 

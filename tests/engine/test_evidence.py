@@ -141,6 +141,14 @@ def test_the_limit_is_for_all_undecided_branches_together() -> None:
     assert min(found["limit"]) > 0.016 / 1.016 - 1e-5
 
 
+def test_noise_is_no_benefit_whatever_its_size() -> None:
+    evidence = make(2, holdout=1.0)
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(2000):
+        feed(evidence, 0.3 * torch.randn(2, generator=generator, dtype=torch.float64))
+    assert evidence.summarise()["benefit"] == pytest.approx([0.0, 0.0], abs=3 * 0.3 / math.sqrt(2000))
+
+
 def test_the_limit_is_about_recent_probes_and_begins_again_at_a_decision() -> None:
     evidence = make(2, holdout=1.0)
     for share in (0.001, 0.1):  # the branches have learned something in the second half
