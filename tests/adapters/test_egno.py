@@ -122,7 +122,7 @@ def test_the_script_of_a_patched_checkout_trains_with_ace_and_plain_upstream_loa
     told = "ace: budget: 4 steps: 2 epochs (exp_results/config.json) of 2 steps\n"
     assert told in done.stderr
     assert "FutureWarning" not in done.stderr
-    assert re.search(r"ACE resilient, 4 steps, trace in \.ace/runs/", done.stderr)
+    assert re.search(r"ACE resilient, 4 of 4 steps, trace in \.ace/runs/", done.stderr)
     assert re.search(r"equivariance error under SE\(3\), with branches, relative: \d\.\d+ at step 1\n", done.stderr)
     assert "layers.5.x" in done.stderr
     assert "layers.5.h" in done.stderr
