@@ -88,7 +88,7 @@ def test_run_trains_an_unmodified_script(folder: Path, call: Any) -> None:
     )
     assert banner in done.stderr
     assert "ace: budget: 25 steps (the setting budget)\n" in done.stderr
-    assert "ACE resilient, 25 steps, trace in .ace/runs/" in done.stderr
+    assert "ACE resilient, 25 of 25 steps, trace in .ace/runs/" in done.stderr
     (run,) = (folder / ".ace" / "runs").iterdir()
     lines = [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 10, 20, 25]
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_process_as_it_does_without_us(folder: Path) -> None:
     done = ace(folder, "run", "schnet", "--no-trace", "--", "train.py")
     assert done.returncode == plain.returncode, done.stderr
     assert plain.returncode in (-2, 1)
-    assert "ACE auto, 3 steps\n" in done.stderr, "the table comes all the same, and without a trace"
+    assert "ACE auto, 3 steps, interrupted\n" in done.stderr, "the table comes all the same, and without a trace"
     assert not (folder / ".ace").exists()
 
 
