@@ -254,7 +254,8 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     live = _find_models(places)
     loops: list[Loop] = []
     for ace in live:
-        if ace.landed and ace.session.observed.gradient is None and not ace.session.warned:
+        # A resumed run is as it should be: its optimizer has a state.
+        if ace.landed and ace.session.observed.gradient is None and not ace.session.warned and not optimizer.state:
             ace.session.warned = True
             warnings.warn(
                 f"all sites of {type(ace.root).__name__} had landed before this training began, so ACE has no effect "
