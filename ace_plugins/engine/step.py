@@ -254,8 +254,9 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     live = _find_models(places)
     loops: list[Loop] = []
     for ace in live:
-        # A resumed run is as it should be: its optimizer has a state.
-        if ace.landed and ace.session.observed.gradient is None and not ace.session.warned and not optimizer.state:
+        # A resumed run has an optimizer with a state, and needs no warning.
+        fresh = not (ace.session.observed.rates or ace.session.warned or optimizer.state)
+        if ace.landed and fresh and ace.root is not None:
             ace.session.warned = True
             warnings.warn(
                 f"all sites of {type(ace.root).__name__} had landed before this training began, so ACE has no effect "
