@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..contract.sites import Node
-from .holdout import FIT, train_with_rows
+from .holdout import FIT, scale
 from .spectral_norm import Bounded
 
 
@@ -70,9 +70,7 @@ class Norm(nn.BatchNorm1d):
             # torch stores the unbiased variance, but normalises with the biased one. Not changed in place, because
             # the backward pass uses the stored tensor.
             self.running_var = variance.detach() * (1 - 1 / rows.shape[0])  # type: ignore[union-attr]
-        if together:
-            return result
-        return torch.addcmul(train_with_rows(self.bias, x), result, train_with_rows(self.weight, x))
+        return result if together else scale(result, self.weight, self.bias)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         state_dict.pop(prefix + "num_batches_tracked", None)

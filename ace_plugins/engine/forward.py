@@ -84,7 +84,7 @@ class Forward:
         if self.parts is None:
             return branch.add_to(output, self.gammas[site.name], prepared)  # type: ignore[operator,no-any-return]
         column = self.parts.columns[site.name]
-        rows = self.parts.rows_that_fit(site.name, len(output))
+        rows = self.parts.rows_that_fit(site.name, len(output))[:, 0] > 0
         pair = torch.stack([self.parts.fitting[column], self.parts.judging[column]])
         return branch.add_to(output, pair, prepared, fit=rows)  # type: ignore[operator,no-any-return]
 

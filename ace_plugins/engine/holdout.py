@@ -34,7 +34,7 @@ class _Fit(threading.local):
 
     def __init__(self) -> None:  # called in every thread. An attribute added later would make torch.compile recompile.
         self.rows: Tensor | None = None
-        """1 for each row that trains the branch, 0 for each row that judges gamma, [rows]; None: all rows train it."""
+        """1 for each row that trains the branch, 0 for each that judges gamma, [rows, 1]; None: all rows train it."""
         self.constant = False  # true while a branch is computed with constant parameters
 
 
@@ -53,7 +53,23 @@ def fit_rows(rows: Tensor | None) -> Iterator[None]:
 
 def align(rows: Tensor, like: Tensor) -> Tensor:
     """Return ``rows``, one value per row, in the dtype of ``like`` and with its number of dimensions, to broadcast."""
-    return rows.view(-1, *[1] * (like.dim() - 1)).to(like.dtype)
+    return (rows if rows.dim() == like.dim() else rows.view(-1, *[1] * (like.dim() - 1))).to(like.dtype)
+
+
+class _Scale(torch.autograd.Function):
+    """Computes x * weight + bias. Rows with ``fit`` = 0 give weight and bias no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, fit: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, fit)
+        return torch.addcmul(bias, x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight, fit = ctx.saved_tensors
+        (gradient,) = gradients
+        kept, rows = gradient * fit, tuple(range(x.dim() - 1))
+        return gradient * weight, (kept * x).sum(rows), kept.sum(rows), None
 
 
 class _Linear(torch.autograd.Function):
@@ -92,11 +108,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return made
 
 
-def train_with_rows(parameter: Tensor, like: Tensor) -> Tensor:
-    """Return a parameter to multiply with or add to ``like``. Only the rows in `FIT` train it."""
-    if FIT.rows is None:
-        return parameter
-    return torch.where(align(FIT.rows, like) > 0, parameter, parameter.detach())
+def scale(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return x * weight + bias, with one weight and bias per column. Only the rows in `FIT` train them."""
+    assert FIT.rows is not None
+    made: Tensor = _Scale.apply(x, weight, bias, align(FIT.rows, x))  # type: ignore[no-untyped-call]
+    return made
 
 
 class FitLinear(nn.Linear):
@@ -198,30 +214,30 @@ class Parts:
         self.fitting = torch.where(evidence.kept > 0, gamma, gamma.detach())
         """gamma for samples that train the branch, [sites]. It has a gradient only at kept sites."""
         self.gammas = torch.where(self.fit, self.fitting, self.judging)
-        self._selected: dict[int, tuple[Tensor, Tensor]] = {}
+        self._selected: dict[int, tuple[tuple[Tensor, ...], tuple[Tensor, ...]]] = {}
 
-    def select(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return ``fit`` and ``gammas`` for a tensor with ``count`` rows, each [count, sites]."""
+    def select(self, count: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return, for a tensor with ``count`` rows, ``fit`` (1 or 0) and ``gammas`` of every site, each [count, 1]."""
         if count not in self._selected:
             index = None if self.rows is None else self.rows.find(count)
-            if index is not None:
-                self._selected[count] = self.fit[index], self.gammas[index]
-            else:
-                if self.rows is not None:
-                    warn_of_whole_batches(self.ace, f"a layer has {count} rows, the batch {len(self.rows.nodes)}")
-                self._selected[count] = self.fit[:1].expand(count, -1), self.gammas[:1].expand(count, -1)
+            if index is None and self.rows is not None:
+                warn_of_whole_batches(self.ace, f"a layer has {count} rows, the batch {len(self.rows.nodes)}")
+            pair = self.fit.to(self.gammas.dtype), self.gammas
+            each = [t[:1].expand(count, -1) if index is None else t[index] for t in pair]
+            self._selected[count] = each[0].split(1, 1), each[1].split(1, 1)
         return self._selected[count]
 
     def rows_that_fit(self, name: str, count: int) -> Tensor:
-        """Return True for each of ``count`` rows that trains the branch of a site or stem, [count]."""
+        """Return 1 for each of ``count`` rows that trains the branch of a site or stem, else 0, [count, 1]."""
         fit, _ = self.select(count)
         # A stem that several sites share is trained by rows that judge none of them.
-        return fit[:, self.columns[name]] if name in self.columns else fit.all(1)
+        return fit[self.columns[name]] if name in self.columns else torch.cat(fit, 1).amin(1, keepdim=True)
 
     def gamma_of_rows(self, name: str, like: Tensor) -> Tensor:
         """Return the gamma of a site for each row of ``like``, with as many dimensions as ``like`` has."""
         _, gammas = self.select(len(like))
-        return gammas[:, self.columns[name]].view(-1, *[1] * (like.dim() - 1))
+        gamma = gammas[self.columns[name]]
+        return gamma if like.dim() == 2 else gamma.view(-1, *[1] * (like.dim() - 1))
 
 
 def warn_of_whole_batches(ace: Ace, reason: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy import ADAPTERS, Layered, LayeredAdapter
 
 from ace_plugins import attach, status
@@ -204,3 +205,26 @@ def test_samples_that_would_judge_a_landed_site_train_the_stem(chain: Any) -> No
     assert bool(parts.rows_that_fit("a", 6).all())
     assert torch.equal(parts.rows_that_fit("lift", 6), parts.rows_that_fit("c", 6))
     assert 0 < int(parts.rows_that_fit("c", 6).sum()) < 6
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that torch calls."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_held_out_judging_adds_one_operator_per_linear_map_and_one_per_site() -> None:
+    counts = {}
+    for mode in ("resilient", "auto"):
+        for layers in (2, 6):
+            torch.manual_seed(0)
+            model = attach(Layered(layers), **{**AUTO, "mode": mode})
+            with Operators() as operators:
+                model(BATCH.float()).square().sum().backward()
+            counts[mode, layers] = operators.count
+    per_site = {mode: (counts[mode, 6] - counts[mode, 2]) / 4 for mode in ("resilient", "auto")}
+    assert per_site["auto"] - per_site["resilient"] <= 4, "a branch has three linear maps"
