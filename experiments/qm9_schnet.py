@@ -12,32 +12,12 @@ standardised target. The field breaks the symmetry under rotations, which plain 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 import torch
-from torch import Tensor
 from torch.nn.functional import l1_loss
 from torch_geometric.nn import SchNet
 
 from ace_schnet.demo import qm9, training
-
-CHARGES = {1: 0.2, 6: -0.1, 7: -0.4, 8: -0.5, 9: -0.3}
-"""Charge of an atom in the field, by atomic number, in elementary charges."""
-
-
-def add_field(task: training.Task, strength: float) -> training.Task:
-    """Return the task with the energy of its molecules in a field along z added to the target."""
-    data = task.data
-    molecule = torch.arange(len(data), device=data.z.device).repeat_interleave(data.sizes)
-    charges = torch.tensor([CHARGES.get(number, 0.0) for number in range(10)], device=data.z.device)
-
-    def total(values: Tensor) -> Tensor:
-        return torch.zeros(len(data), device=data.z.device).index_add_(0, molecule, values)
-
-    height = data.pos[:, 2] - (total(data.pos[:, 2]) / data.sizes)[molecule]
-    energy = total(charges[data.z] * height)
-    energy = (energy - energy[task.train].mean()) / energy[task.train].std()
-    return replace(task, data=replace(data, y=data.y + strength * energy))
 
 
 def main() -> None:
@@ -55,7 +35,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task = training.standardise(qm9.load(options.molecules, options.target, options.seed), device)
     if options.field:
-        task = add_field(task, options.field)
+        task = training.add_field(task, options.field)
     torch.manual_seed(options.seed)
     model = SchNet(options.width, options.width, options.layers, 50, cutoff=10.0).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)

@@ -81,3 +81,4 @@ def ace_preset() -> Mapping[str, Mapping[str, Any]]:
 ace_script = ace.LazyHook("ace_egno.command:script")
 ace_shims = ace.LazyHook("ace_egno.shims:SHIMS")
 ace_example = ace.LazyHook("ace_egno.example:mocap_example")
+ace_datasets = ace.LazyHook("ace_egno.data.mocap:DATASETS")

@@ -1,81 +1,62 @@
-"""The demo's picture: validation curves on top, then gamma, lambda and u of every layer in one column per mode."""
+"""The demo's picture: one column per task with the validation curves, gamma of every layer, and the symmetry left."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ace_plugins.adapter import style_axes
 
 if TYPE_CHECKING:
-    from .training import Run
+    from .training import Result
 
-COLOURS = ("#4c4c4c", "#0072b2", "#d55e00")
-"""Upstream, strict and resilient."""
-LABELS = ("gamma\n(weight of the branch)", "lambda\n(price of equivariance)", "u\n(learned slack)")
+COLOURS = ("#4c4c4c", "#d55e00")
+"""Upstream and ACE."""
+LABELS = (
+    "validation error\n(standard deviations)",
+    "gamma of every layer\n(weight of its branch)",
+    "change of the prediction\nunder rotations",
+)
 
 
-def draw(runs: Sequence[Run], title: str, error: str, path: Path) -> None:
-    """Draw the runs into a file. ``error`` labels the validation error."""
+def draw(tasks: Mapping[float, Sequence[Result]], title: str, path: Path) -> None:
+    """Draw the runs without and with ACE of every task into a file."""
     from matplotlib.figure import Figure  # not pyplot, which has global state and may open windows
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    figure = Figure(figsize=(10, 10.5), layout="constrained")
+    figure = Figure(figsize=(10, 9), layout="constrained")
     figure.suptitle(title, fontsize=13)
-    parts: Any = figure.subfigures(2, 1, height_ratios=(1, 3))
-    above, below = parts
-    _draw_curves(above.subplots(), runs, error)
-    relaxed = [run for run in runs if run.settings]
-    grid = below.subplots(len(LABELS), len(relaxed), sharex=True, sharey="row", squeeze=False)
-    for column, run in enumerate(relaxed):
-        grid[0, column].set_title(run.name)
-        grid[-1, column].set_xlabel("step")
-        for row, label in enumerate(LABELS):
-            axes = grid[row, column]
-            if column == 0:
-                axes.set_ylabel(label)
-            if label.startswith("u") and run.settings["mode"] == "strict":
-                axes.text(0.5, 0.5, "not used in strict mode", transform=axes.transAxes, ha="center", color="0.4")
-            else:
-                _draw_layers(axes, run, row)
-            axes.axhline(0.0, color="0.7", linewidth=0.8, zorder=0)
+    grid = figure.subplots(len(LABELS), len(tasks), sharey="row", squeeze=False)
+    for (field, results), column in zip(tasks.items(), grid.T, strict=True):
+        curves, gammas, turns = column
+        curves.set_title(f"field of strength {field:g}" if field else "no field")
+        for result, colour in zip(results, COLOURS, strict=True):
+            epochs = range(1, len(result.curve) + 1)
+            curves.plot(epochs, result.curve, color=colour, linewidth=1.6, marker=".", label=result.name)
+            turns.scatter(*zip(*result.turns, strict=True), color=colour, s=14, label=result.name)
+        _draw_gammas(gammas, results[-1])
+        for axes, name in zip(column, ("epoch", "step", "angle between axis and field (degrees)"), strict=True):
+            axes.set_xlabel(name)
             style_axes(axes)
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    below.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        curves.xaxis.set_major_locator(MaxNLocator(integer=True))
+        curves.set_yscale("log")
+        for set_formatter in (curves.yaxis.set_major_formatter, curves.yaxis.set_minor_formatter):
+            set_formatter(FuncFormatter(lambda value, _: f"{value:.2g}"))
+        turns.set_xlim(0, 90)
+    for axes, label in zip(grid[:, 0], LABELS, strict=True):
+        axes.set_ylabel(label)
+    for axes in (grid[0, -1], grid[2, 0], grid[1, 0]):
+        axes.legend(frameon=False, fontsize=8, ncols=2 if axes is grid[1, 0] else 1)
     figure.savefig(path, dpi=130)
 
 
-def _draw_curves(axes: Any, runs: Sequence[Run], error: str) -> None:
-    """Draw the validation error of each deployed model, per epoch."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    for run, colour in zip(runs, COLOURS, strict=True):
-        axes.plot(range(1, len(run.curve) + 1), run.curve, color=colour, linewidth=1.6, marker=".", label=run.name)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(error)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_yscale("log")
-    for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        set_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-    axes.legend(frameon=False)
-    style_axes(axes)
-
-
-def _draw_layers(axes: Any, run: Run, row: int) -> None:
-    """Draw one line per layer, from the first (dark) to the last (light), and the step at which strict mode landed."""
+def _draw_gammas(axes: Any, result: Result) -> None:
+    """Draw one line per layer, from the first (dark) to the last (light)."""
     from matplotlib import colormaps
 
-    steps = [step for step, _ in run.records]
-    names = run.sites
-    for number, name in enumerate(names):
-        colour = colormaps["viridis"](0.92 * number / max(1, len(names) - 1))
-        values = [recorded[row][number] for _, recorded in run.records]
-        axes.plot(steps, values, color=colour, linewidth=1.4, label=name)
-    landing = run.landing
-    if not landing:
-        return
-    axes.axvline(landing, color="0.4", linewidth=0.9, linestyle="--")
-    if row == 0:
-        place: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        text = f"step {landing}: every gamma has landed"
-        axes.annotate(text, (landing, 1.0), xytext=(5, -10), fontsize=9, color="0.4", **place)
+    steps = [step for step, _ in result.gammas]
+    for number, site in enumerate(result.sites):
+        colour = colormaps["viridis"](0.92 * number / max(1, len(result.sites) - 1))
+        axes.plot(steps, [g[number] for _, g in result.gammas], color=colour, linewidth=1.4, label=site.name)
+    axes.axhline(0.0, color="0.7", linewidth=0.8, zorder=0)

@@ -1,4 +1,4 @@
-"""Training and evaluation of the demo's three runs.
+"""Training and evaluation of the demo's runs: SchNet on molecules in an electric field, or without one.
 
 The training loop is an ordinary one. It has no line about ACE, which acts through the model and its optimizer.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,15 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
-from ace_plugins import attach, equivariance_error, status, use_branches
+from ace_plugins import attach, equivariance_error, status
 
 from ..example import paper_model
-from .qm9 import Molecules
+from .qm9 import Molecules, load
 
 LR = 4e-3
 BATCH = 16
-RECORDS = 500
-"""Approximate number of times gamma, lambda and u are recorded in a run."""
+RECORDS = 300
+"""Approximate number of times gamma is recorded in a run."""
+CHARGES = {1: 0.2, 6: -0.1, 7: -0.4, 8: -0.5, 9: -0.3}
+"""Charge of an atom in the field, by atomic number, in elementary charges."""
+RUNS: Mapping[str, Mapping[str, Any]] = {"upstream": {}, "ACE": {"mode": "auto"}}
+"""ACE settings of each run; empty for upstream."""
+DIRECTIONS = 100
+"""Number of axes, spread evenly over the half sphere, about which molecules are rotated."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Task:
 
 @dataclass
 class Run:
-    """A model in training, with its validation curve, dual variables and best weights."""
+    """A model in training, with its validation curve, gammas and best weights."""
 
     name: str
     model: nn.Module
@@ -57,21 +63,10 @@ class Run:
     seconds: float = 0.0
     curve: list[float] = field(default_factory=list)
     """Validation MAE of the deployed model, per epoch."""
-    records: list[tuple[int, list[list[float]]]] = field(default_factory=list)
-    """(step, [gamma, lambda, u]), each with one number per site."""
+    gammas: list[tuple[int, list[float]]] = field(default_factory=list)
+    """(step, gamma of every site)."""
     best: dict[str, Tensor] = field(default_factory=dict)
     """state_dict of the best epoch."""
-
-    @property
-    def sites(self) -> list[str]:
-        """Names of the sites; empty for upstream."""
-        return [site.name for site in status(self.model).sites]
-
-    @property
-    def landing(self) -> int:
-        """Step at which the last gamma reached 0 for good; 0 if some have not."""
-        now = status(self.model)
-        return now.steps if now.landed else 0
 
     @property
     def best_epoch(self) -> int:
@@ -80,34 +75,52 @@ class Run:
         return 1 + errors.index(min(errors))
 
     def record(self) -> None:
-        """Record gamma, lambda and u, once per step."""
-        if self.settings and (not self.records or self.records[-1][0] != self.step):
-            values = [(site.gamma, site.lambda_, site.u) for site in status(self.model).sites]
-            self.records.append((self.step, [list(column) for column in zip(*values, strict=True)]))
+        """Record gamma, once per step."""
+        if self.settings and (not self.gammas or self.gammas[-1][0] != self.step):
+            self.gammas.append((self.step, [site.gamma for site in status(self.model).sites]))
+
+
+@dataclass(frozen=True)
+class Site:
+    """The outcome of one layer at the end of a run with ACE."""
+
+    name: str
+    verdict: str
+    gamma: float
+    benefit: float
+    """Share by which the branch lowers the loss of held-out molecules."""
+    p: float
 
 
 @dataclass(frozen=True)
 class Result:
-    """A run at its best epoch. Errors are in the unit of the target."""
+    """A run at its best epoch, as plain data. Errors are in standard deviations of the target without the field."""
 
     name: str
+    field: float
+    """Strength of the field."""
+    molecules: tuple[int, int, int]
+    """Number of molecules to train, validate and test on."""
+    steps: int
     best_epoch: int
-    validation: tuple[float, float | None]
-    """MAE of f_eq and of f_eq + gamma f_neq. Upstream only has the first."""
-    test: tuple[float, float | None]
-    deployed: int
-    """Index of the one that the mode deploys."""
+    validation: float
+    test: float
     seconds: float
     """Training time per epoch."""
     equivariance: float
-    """Mean change of the deployed model's prediction under the group."""
+    """Mean change of the prediction under random rotations, reflections and translations of the molecules."""
+    curve: list[float]
+    """Validation MAE per epoch."""
+    gammas: list[tuple[int, list[float]]]
+    sites: list[Site]
+    turns: list[tuple[float, float]]
+    """For every axis tried: its angle to the field in degrees, and the mean change of the prediction under rotations
+    about it."""
 
     @property
-    def test_deployed(self) -> float:
-        """Test MAE of the deployed model."""
-        value = self.test[self.deployed]
-        assert value is not None
-        return value
+    def kept(self) -> int:
+        """Number of branches that are part of the deployed model."""
+        return sum(site.verdict == "breaks" for site in self.sites)
 
 
 def standardise(data: Molecules, device: torch.device) -> Task:
@@ -129,13 +142,54 @@ def standardise(data: Molecules, device: torch.device) -> Task:
     return Task(ready, scale, train.to(device), validation.to(device), test.to(device))
 
 
+def add_field(task: Task, strength: float) -> Task:
+    """Return the task with the energy of its molecules in a field along z added to the target.
+
+    The energy of fixed charges, relative to the centroid of the molecule, is standardised and multiplied by the
+    strength.
+    """
+    data = task.data
+    charges = torch.tensor([CHARGES.get(number, 0.0) for number in range(10)], device=data.z.device)
+    molecule = torch.arange(len(data), device=data.z.device).repeat_interleave(data.sizes)
+    height = data.pos[:, 2] - _total(data, data.pos[:, 2:])[molecule, 0] / data.sizes[molecule]
+    energy = _total(data, (charges[data.z] * height)[:, None])[:, 0]
+    energy = (energy - energy[task.train].mean()) / energy[task.train].std()
+    return replace(task, data=replace(data, y=data.y + strength * energy))
+
+
+def _total(data: Molecules, values: Tensor) -> Tensor:
+    """Return the sum of the atoms' values for each molecule, [molecules, columns]."""
+    molecule = torch.arange(len(data), device=values.device).repeat_interleave(data.sizes)
+    return values.new_zeros(len(data), values.shape[1]).index_add_(0, molecule, values)
+
+
+def train_task(
+    strength: float,
+    molecules: int,
+    target: str,
+    epochs: int,
+    seed: int,
+    device: torch.device,
+    report: Callable[[str], None],
+) -> list[Result]:
+    """Train upstream and ACE side by side on the molecules in a field, and report a line per epoch."""
+    task = standardise(load(molecules, target, seed), device)
+    task = replace(add_field(task, strength) if strength else task, scale=1.0)
+    steps = epochs * task.batches
+    runs = [start(name, settings, steps, seed, device) for name, settings in RUNS.items()]
+    for epoch in train(runs, task, epochs, seed):
+        errors = ", ".join(f"{run.name} {run.curve[-1]:.3f}" for run in runs)
+        report(f"field {strength:g}, epoch {epoch}/{epochs}, validation error: {errors}")
+    return [judge(run, task, strength) for run in runs]
+
+
 def start(name: str, settings: Mapping[str, Any], steps: int, seed: int, device: torch.device) -> Run:
     """Build a model with upstream's initial weights for this seed, and attach ACE if there are settings."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = paper_model().to(device)
         if settings:
-            attach(model, adapter="schnet", trace=False, tell=False, **settings)
+            attach(model, adapter="schnet", trace=False, tell=False, budget=steps, **settings)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     return Run(name, model, optimizer, schedule, settings)
@@ -157,7 +211,7 @@ def train(runs: Sequence[Run], task: Task, epochs: int, seed: int) -> Iterator[i
 
 
 def train_epoch(run: Run, task: Task, batches: Sequence[Tensor], every: int) -> None:
-    """Train one run for one epoch, recording its dual variables every so many steps."""
+    """Train one run for one epoch, recording its gammas every so many steps."""
     run.record()
     run.model.train()
     begin = time.perf_counter()
@@ -177,7 +231,7 @@ def train_epoch(run: Run, task: Task, batches: Sequence[Tensor], every: int) -> 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, task: Task, indices: Tensor) -> float:
-    """Return the MAE of the model in eval mode, in the unit of the target."""
+    """Return the MAE of the model in eval mode, times the scale of the task."""
     model.eval()
     total = 0.0
     for chosen in torch.tensor_split(indices, list(range(8 * BATCH, len(indices), 8 * BATCH))):
@@ -186,25 +240,58 @@ def evaluate(model: nn.Module, task: Task, indices: Tensor) -> float:
     return task.scale * total / len(indices)
 
 
-def judge(run: Run, task: Task) -> Result:
-    """Restore the best epoch of a run and measure it with and without its branches."""
+def judge(run: Run, task: Task, strength: float) -> Result:
+    """Restore the best epoch of a run and measure the deployed model."""
+    sites = [Site(site.name, site.verdict, site.gamma, site.benefit, site.p) for site in status(run.model).sites]
     run.model.load_state_dict(run.best)
-
-    def errors(indices: Tensor) -> tuple[float, float | None]:
-        if not run.settings:
-            return evaluate(run.model, task, indices), None
-        with use_branches(run.model, on=False):
-            plain = evaluate(run.model, task, indices)
-        with use_branches(run.model, on=True):
-            return plain, evaluate(run.model, task, indices)
-
     z, pos, batch, _ = task.data.batch(task.test[: 4 * BATCH])
     return Result(
         name=run.name,
+        field=strength,
+        molecules=(len(task.train), len(task.validation), len(task.test)),
+        steps=run.step,
         best_epoch=run.best_epoch,
-        validation=errors(task.validation),
-        test=errors(task.test),
-        deployed=int(run.settings.get("mode") == "resilient"),
+        validation=evaluate(run.model, task, task.validation),
+        test=evaluate(run.model, task, task.test),
         seconds=run.seconds / len(run.curve),
         equivariance=task.scale * equivariance_error(run.model, (z, pos, batch)).absolute,
+        curve=run.curve,
+        gammas=run.gammas,
+        sites=sites,
+        turns=[(angle_to_field(axis), change) for axis, change in measure_turns(run.model, z, pos, batch)],
     )
+
+
+def angle_to_field(axis: Tensor) -> float:
+    """Return the angle between an axis and the field, which is along z, in degrees from 0 to 90."""
+    return math.degrees(math.acos(min(1.0, abs(float(axis[2])))))
+
+
+@torch.no_grad()
+def measure_turns(model: nn.Module, z: Tensor, pos: Tensor, batch: Tensor) -> list[tuple[Tensor, float]]:
+    """Return axes, and the mean absolute change of the prediction when molecules rotate about each of them.
+
+    Molecules rotate about their centroids, by a quarter and by half a turn.
+    """
+    model.eval()
+    sizes = batch.bincount()
+    centre = (pos.new_zeros(len(sizes), 3).index_add_(0, batch, pos) / sizes[:, None])[batch]
+    before = model(z, pos, batch)
+    found = []
+    for axis in spread_axes(DIRECTIONS).to(pos):
+        changes = []
+        for angle in (math.pi / 2, math.pi):
+            cross = torch.linalg.cross(torch.eye(3).to(axis), axis.expand(3, 3))
+            turned = (pos - centre) @ torch.linalg.matrix_exp(angle * cross) + centre
+            changes.append(float((model(z, turned, batch) - before).abs().mean()))
+        found.append((axis, sum(changes) / len(changes)))
+    return found
+
+
+def spread_axes(count: int) -> Tensor:
+    """Return unit vectors that are spread evenly over the upper half sphere, [count, 3] (a Fibonacci lattice)."""
+    index = torch.arange(count, dtype=torch.float64)
+    height = 1 - (index + 0.5) / count
+    turn = math.pi * (1 + math.sqrt(5)) * index
+    radius = (1 - height.square()).sqrt()
+    return torch.stack([radius * turn.cos(), radius * turn.sin(), height], 1)

@@ -1,0 +1,1 @@
+"""The data set of ``ace-patch data mocap``. The adapter works without it."""
