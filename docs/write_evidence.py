@@ -5,7 +5,8 @@
 
 The second command first writes docs/evidence/NAME.json from a folder of results of ``ace-patch compare``. Each file
 holds one comparison: its ``title``, the ``truth`` about the data (symmetric or broken), the ``command``, the ``metric``
-in the table, and the ``results`` of every run and seed. A ``note`` says what the command needs besides a clone.
+in the table, and the ``results`` of every run and seed. A ``note`` says what the command needs besides a clone, and
+``paper`` is the ratio that the paper reports for this task, at its own length of training.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ace_plugins.compare.statistics import t_interval
 DOCS = Path(__file__).resolve().parent
 BEGIN, END = "<!-- results: docs/write_evidence.py writes this table -->", "<!-- end of results -->"
 HEAD = """\
-| task | data | seeds | auto / upstream by seed | mean (95 % interval) | resilient / upstream | branches kept |
-|---|---|---|---|---|---|---|
+| task | data | seeds | auto / upstream (95 % interval) | by seed | strict | resilient | control | kept by auto | paper |
+|---|---|---|---|---|---|---|---|---|---|
 """
 
 
@@ -87,15 +88,9 @@ def table() -> str:
     for one in read():
         auto = ratios(one, "auto")
         by_seed = ", ".join(f"{ratio:.2f}" for ratio in auto)
-        row = [
-            one["title"],
-            one["truth"],
-            str(len(auto)),
-            by_seed,
-            mean(auto) + interval(auto),
-            mean(ratios(one, "resilient")),
-            kept(one),
-        ]
+        others = [mean(ratios(one, run)) for run in ("strict", "resilient", "branches")]
+        paper = str(one.get("paper", ""))
+        row = [one["title"], one["truth"], str(len(auto)), mean(auto) + interval(auto), by_seed, *others, kept(one), paper]
         rows.append(f"| {' | '.join(row)} |\n")
     return HEAD + "".join(rows)
 
