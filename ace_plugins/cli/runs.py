@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from ..compare.experiment import Experiment, parse_metric, parse_runs, parse_seeds, read_experiments
+from ..compare.experiment import Experiment, parse_grid, parse_metric, parse_runs, parse_seeds, read_experiments
 from ..compare.page import is_comparison, print_comparison, read_comparison, render_comparison
 from ..compare.plan import Comparison, Store, plan_comparison
 from ..compare.results import RUNS, execute
@@ -41,8 +41,16 @@ def _files_and_adapters(ctx: click.Context, param: Any, incomplete: str) -> Item
     "--runs",
     type=parse_runs,
     metavar="NAME,...",
-    help="What to compare: modes (off, auto, strict, ...), presets (paper, fit), or your own settings as "
-    f"NAME:KEY=VALUE,KEY=VALUE. The first run is the baseline.  [default: {RUNS}]",
+    help="What to compare: modes (off, auto, strict, ...), presets (paper, fit), the control branches, or your own "
+    f"settings as NAME:KEY=VALUE,KEY=VALUE. The first run is the baseline.  [default: {RUNS}]",
+)
+@click.option(
+    "--grid",
+    multiple=True,
+    type=parse_grid,
+    metavar="KEY=VALUE,VALUE...",
+    help="Values of an option of the script, or of a setting of ACE (also as ace.KEY). Each run gets the value with "
+    "the best metric whose name starts with 'validation', for the first seed. Can be repeated, for all combinations.",
 )
 @click.option(
     "--metric",
@@ -73,6 +81,7 @@ def compare(
     what: str,
     words: tuple[str, ...],
     metrics: tuple[Metric, ...],
+    grid: tuple[tuple[str, tuple[str, ...]], ...],
     budget: int | str | None,
     higher: bool,
     jobs: int | None,
@@ -96,7 +105,9 @@ def compare(
     data, so your files stay unchanged. If you repeat the command, it continues where it stopped.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    given["metrics"] = tuple(replace(metric, higher=higher) for metric in metrics)
+    if len(dict(grid)) < len(grid):
+        raise AceError("--grid: expected different keys; give all values of a key at once, as in --grid lr=5e-4,1e-3")
+    given |= {"metrics": tuple(replace(metric, higher=higher) for metric in metrics), "grid": dict(grid)}
     given = {name: value for name, value in given.items() if value}
     if not what.endswith(".toml"):
         experiments = [Experiment(what, words, parse_runs(RUNS))]
@@ -133,11 +144,16 @@ def _with_budget(runs: Mapping[str, Mapping[str, Any]], budget: int | str) -> di
 
 def _list_trials(comparison: Comparison, out: Path | None) -> None:
     store = Store(comparison, out)
-    finished = store.load()
-    for trial in comparison.trials:
-        state = f"finished, {format_duration(finished[trial].seconds)}" if trial in finished else "to run"
-        settings = ", ".join(f"{key} = {value}" for key, value in comparison.runs[trial.run].items())
-        click.echo(f"{trial}: {settings}: {state}")
+    for line in comparison.describe_grid():
+        click.echo(line)
+    for each in filter(None, (comparison.search, comparison)):
+        finished = Store(each, store.folder).load()
+        if each is comparison and comparison.grid:
+            click.echo("then, with the values that were picked:")
+        for trial in each.trials:
+            state = f"finished, {format_duration(finished[trial].seconds)}" if trial in finished else "to run"
+            settings = ", ".join(f"{key} = {value}" for key, value in each.runs[trial.run].items())
+            click.echo(f"{trial}: {settings}: {state}")
     first, contents = comparison.trials[0], comparison.contents
     seeded = "in the command" if comparison.seed_shift(first) is None else "every seed the script sets is shifted"
     click.echo(f"command: {' '.join(comparison.command(first))} (seed: {seeded})")

@@ -1,18 +1,6 @@
 """Parses the runs, seeds and metrics of a comparison, from options or from an experiment file.
 
-An experiment file is TOML::
-
-    adapter = "segnn"
-    command = "main.py --dataset=nbody --epochs={epochs} --max_samples={samples}"
-    epochs = 1000
-    seeds = 5
-    needs = "ace-patch data nbody --out nbody/dataset"  # optional note: how to get the data
-    vary.samples = [1000, 3000]     # optional: one comparison for each value
-    paper.off = "5.6"               # optional: published result of a run; paper.1000.off: for the value 1000 of vary
-    [runs.off]
-    [runs.slow]
-    mode = "strict"
-    horizon = 0.9
+docs/how_to/comparing.md describes the format of experiment files.
 """
 
 from __future__ import annotations
@@ -21,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +23,12 @@ from ..settings.config import KINDS
 KNOWN: Mapping[str, Mapping[str, Any]] = {
     **{mode: {"mode": mode} for mode in ("off", "auto", "strict", "bounded", "resilient", "scheduled")},
     **{preset: {"preset": preset} for preset in ("paper", "fit")},
+    # A control: gamma keeps its initial value, all samples train everything, and all branches are evaluated.
+    "branches": {"mode": "bounded", "loop": "paper", "gamma_lr": 0.0, "dual_lr": 0.0, "spectral_norm": True},
 }
-"""Settings of the runs that are named after a mode or a preset."""
-KEYS = ("adapter", "command", "epochs", "seeds", "vary", "runs", "metrics", "paper", "title", "needs", "hours")
+"""Settings of the runs that are named after a mode, a preset or a control."""
+MOST_POINTS = 32  # largest number of points of the grid for each run
+KEYS = ("adapter", "command", "epochs", "seeds", "vary", "grid", "runs", "metrics", "paper", "title", "needs", "hours")
 
 
 def parse_runs(given: str | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -49,7 +41,7 @@ def parse_runs(given: str | Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             raise AceError(f"run {name!r}: expected a table of settings, found {settings!r}")
         if not settings and name not in KNOWN:
             raise AceError(one_of("run", name, KNOWN, do="or add settings, as in mine:horizon=0.1,rho=2x"))
-        parsed = {key: _parse_setting(name, key, value) for key, value in settings.items()}
+        parsed = {key: parse_setting(name, key, value) for key, value in settings.items()}
         runs[name] = {**KNOWN.get(name, {}), **parsed}
     return runs
 
@@ -69,13 +61,64 @@ def _split_runs(text: str) -> dict[str, dict[str, str]]:
     return runs
 
 
-def _parse_setting(run: str, key: str, value: Any) -> Any:
+def parse_setting(run: str, key: str, value: Any) -> Any:
+    """Return the value of a setting of a run, which may be given as text."""
     if key not in (*KINDS, "preset"):
         raise AceError(f"run {run!r}: " + one_of("setting", key, [*KINDS, "preset"]))
     try:
         return KINDS[key].parse(value) if key in KINDS and isinstance(value, str) else value
     except ValueError:
         raise ConfigError(f"run {run!r}: {key} {value!r}: expected {KINDS[key].expected}") from None
+
+
+def parse_grid(text: str) -> tuple[str, tuple[str, ...]]:
+    """Parse the values of an option or a setting, such as ``lr=5e-4,9e-4``."""
+    key, _, words = text.partition("=")
+    key, values = key.strip().lstrip("-"), tuple(word.strip() for word in words.split(","))
+    if not key or " " in key or "" in values or len({*values}) < max(2, len(values)):
+        raise AceError(f"grid {text!r}: expected KEY=VALUE,VALUE with two or more different values, as in lr=5e-4,1e-3")
+    return key, values
+
+
+def list_points(
+    grid: Mapping[str, Sequence[str]], words: Sequence[str], run: str, settings: Mapping[str, Any]
+) -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
+    """Return the points of the grid for a run by name, each with settings of ACE and options of the script.
+
+    Mode off has no other settings, and a setting that the run gives is not varied.
+    """
+    named = {key: find_setting(key, words) for key in grid}
+    fixed = KINDS if settings.get("mode") == "off" else settings
+    keys, points = [key for key in grid if named[key] not in fixed], {}
+    for values in product(*(grid[key] for key in keys)):
+        point = dict(zip(keys, values, strict=True))
+        name = f"{run} ({', '.join(f'{key}={value}' for key, value in point.items())})" if point else run
+        varied = {named[key]: parse_setting(run, named[key], value) for key, value in point.items() if named[key]}
+        points[name] = {**settings, **varied}, {key: point[key] for key in keys if not named[key]}
+    if len(points) > MOST_POINTS:
+        raise AceError(f"--grid: {len(points)} points for run {run!r}: expected at most {MOST_POINTS}")
+    return points
+
+
+def find_setting(key: str, words: Sequence[str]) -> str:
+    """Return the setting of ACE that a key of the grid names; "" if it names an option of the script."""
+    name = key.removeprefix("ace.")
+    return name if name != key or (name in KINDS and not set_option(words, key, "")[1]) else ""
+
+
+def set_option(words: Sequence[str], key: str, value: str) -> tuple[list[str], str]:
+    """Return a command with another value of an option, and the words that were replaced; "" if it was added.
+
+    ``--key value``, ``--key=value`` and ``key=value`` are replaced, with ``-`` and ``_`` as in the command.
+    """
+    found = [*words]
+    for n, word in reversed([*enumerate(words)]):
+        name, equals, _ = word.partition("=")
+        if name.lstrip("-").replace("_", "-") == key.replace("_", "-") and (equals or name.startswith("-")):
+            old = [] if equals else [each for each in words[n + 1 : n + 2] if not each.startswith("--")]
+            found[n : n + 1 + len(old)] = [f"{name}={value}"] if equals else [name, value]
+            return found, " ".join([word, *old])
+    return [*found, f"--{key}={value}"], ""
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
@@ -127,6 +170,8 @@ class Experiment:
     """Metrics to read from the output. Runs are compared by the first one. Default: the adapter's metrics."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """Description: title, requirements, expected hours, and the paper's result for each run."""
+    grid: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Mapping from options of the script and settings of ACE to the values from which each run gets the best one."""
     label: str = ""  # name and value of the parameter that varies within an experiment file, such as "samples 1000"
 
 
@@ -169,6 +214,7 @@ def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> 
     except TypeError as error:
         raise AceError(f"metrics: {error}; expected the key 'pattern', and optionally 'curve' and 'higher'") from None
     runs, seeds, paper = parse_runs(table["runs"]), parse_seeds(str(table.get("seeds", 5))), table.get("paper", {})
+    grid = dict(parse_grid(f"{key}={','.join(map(str, each))}") for key, each in table.get("grid", {}).items())
     about = {key: table[key] for key in ("title", "needs", "hours") if key in table}
     by_value = any(isinstance(results, dict) for results in paper.values())
     experiments = []
@@ -176,5 +222,5 @@ def _parse_experiments(table: Mapping[str, Any], folder: Path, scale: float) -> 
         words = tuple(shlex.split(command.replace(place, str(value)) if name else command))
         described = about | {"paper": paper.get(str(value), {}) if by_value else paper}
         label = name and f"{name} {value}"
-        experiments.append(Experiment(str(table["adapter"]), words, runs, seeds, metrics, described, label))
+        experiments.append(Experiment(str(table["adapter"]), words, runs, seeds, metrics, described, grid, label))
     return experiments

@@ -6,7 +6,7 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ..report.page import Chart, render_template
 from ..report.tables import TableData, format_number
 from ..report.terminal import open_console, render_table
 from ..report.trace import find_newest, shorten_path, to_json
-from .plan import DESCRIPTION, Comparison, Store, TrialResult
+from .plan import DESCRIPTION, Comparison, Store, TrialResult, find_arm
 from .statistics import Difference, Row, compare_runs, summarise
 
 
@@ -37,6 +37,8 @@ class ComparisonResult:
     """Mapping from the name of each failed trial, such as "strict seed 2", to its error message."""
     folder: Path = Path()
     """Folder of the results, with a log per trial."""
+    search: ComparisonResult | None = None
+    """Outcome of the trials from which the points of the grid were picked; None without a grid."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -50,11 +52,35 @@ class ComparisonResult:
 
     @property
     def sentences(self) -> list[str]:
-        """The conclusions in words, one sentence per run."""
-        total = len(self.comparison.trials)
-        missing = total - len(self.results)
-        failed = [f"{missing} of {total} runs have no result: they failed or have not finished."] if missing else []
-        return [*(f"{difference.sentence()}." for difference in self.differences), *failed]
+        """The conclusions in words, one sentence per run, with what limits the results of both runs."""
+        notes, found = {run: f"{run} {' and '.join(each)}" for run, each in self.notes.items()}, list[str]()
+        for each in self.differences:
+            limits = ", and ".join(notes[run] for run in (each.base, each.run) if run in notes)
+            found.append(f"{each.sentence()}. But {limits}." if limits else f"{each.sentence()}.")
+        named = {run for each in self.differences for run in (each.base, each.run)}
+        return [*found, *(f"{note}." for run, note in notes.items() if run not in named)]
+
+    @cached_property
+    def notes(self) -> dict[str, list[str]]:
+        """What limits the results of a run: missing seeds, a strict run that did not land, or one that ended early."""
+        found, results = dict[str, dict[str, list[str]]](), {(each.run, each.seed): each for each in self.results}
+        for trial in self.comparison.trials:
+            result = results.get((trial.run, trial.seed))
+            for note in ["has no result"] if result is None else result.notes:
+                found.setdefault(trial.run, {}).setdefault(note, []).append(str(trial.seed))
+        return {run: [f"{note} (seed {', '.join(each[note])})" for note in each] for run, each in found.items()}
+
+    def grid_table(self) -> TableData | None:
+        """Return the table of the grid; None without a grid."""
+        if (search := self.search) is None:
+            return None
+        name, values = search.comparison.metrics[0].name, {row.run: row.mean for row in search.rows}
+        notes = {
+            run: ["picked"] * (run in self.comparison.runs) + search.notes.get(run, [])
+            for run in search.comparison.runs
+        }
+        rows = [(run, _format(values.get(run)), "; ".join(found)) for run, found in notes.items()]
+        return TableData(["grid", name, ""], rows, numbers=[name])
 
     def traces(self) -> dict[str, Path]:
         """Return a mapping from trial names to trace folders, with one trial of each run: the first with a trace."""
@@ -80,11 +106,13 @@ class ComparisonResult:
             *((metric.name, [format_number(row.others[metric.name]) for row in rows]) for metric in others),
             ("time", ["" if row.time is None else f"× {row.time:.2f}" for row in rows]),
             ("equiv. error", [_format(row.equivariance_error, 2) for row in rows]),
-            ("paper", [str(paper.get(row.run, "")) for row in rows]),
+            ("paper", [str(paper.get(find_arm(row.run), "")) for row in rows]),
+            ("notes", ["; ".join(self.notes.get(row.run, ())) for row in rows]),
         ]
         headers, cells = zip(*((name, each) for name, each in columns if any(each) or name == "change"), strict=True)
         seeds = [header for header in headers if header.startswith("seed ")]
-        return TableData(headers, list(zip(*cells, strict=True)), numbers=headers[1:], optional=seeds)
+        numbers = [header for header in headers[1:] if header != "notes"]
+        return TableData(headers, list(zip(*cells, strict=True)), numbers=numbers, optional=seeds)
 
     @property
     def caption(self) -> str:
@@ -102,9 +130,15 @@ class ComparisonResult:
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
             "metrics": [{"name": m.name, "higher": m.higher} for m in self.comparison.metrics],
-            "runs": [row.to_dict() | {"settings": dict(self.comparison.runs[row.run])} for row in self.rows],
+            "runs": [
+                row.to_dict()
+                | {"settings": dict(self.comparison.runs[row.run]), "options": self.comparison.options(row.run)}
+                for row in self.rows
+            ],
             "differences": [difference.to_dict() for difference in self.differences],
             "sentences": self.sentences,
+            "notes": self.notes,
+            "grid": self.search and self.search.to_dict(),
             "failed": dict(self.failed),
             "folder": str(self.folder),
             "label": self.comparison.label,
@@ -132,10 +166,13 @@ def read_comparison(folder: Path) -> ComparisonResult:
             raise ValueError("no runs or no metrics")
         words, seeds = tuple(described["command"]), tuple(described["seeds"])
         inputs = dict(described.get("inputs", {}))
-        comparison = Comparison(described["adapter"], words, runs, seeds, metrics, inputs=inputs)
+        points = dict(described.get("points", {}))
+        comparison = Comparison(described["adapter"], words, runs, seeds, metrics, inputs=inputs, points=points)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AceError(f"{path} is invalid ({type(error).__name__}: {error}): run 'ace-patch compare' again") from None
-    return ComparisonResult(comparison, list(Store(comparison, folder).load().values()), folder=folder)
+    results = [(each, list(Store(each, folder).load().values())) for each in (comparison, comparison.search) if each]
+    result, *search = [ComparisonResult(each, found, folder=folder) for each, found in results]
+    return replace(result, search=search[0]) if search else result
 
 
 def print_comparison(result: ComparisonResult) -> None:
@@ -144,6 +181,8 @@ def print_comparison(result: ComparisonResult) -> None:
     if result.rows:
         console.print(render_table(result.table()))
         console.print(printable(result.caption), markup=False)
+    if grid := result.grid_table():
+        console.print(render_table(grid))
     console.print(*map(printable, result.sentences), sep="\n", markup=False)
 
 
@@ -163,6 +202,7 @@ def render_comparison(result: ComparisonResult) -> Markup:
         sentences=result.sentences,
         table=result.table(by_seed=True) if result.rows else None,
         caption=result.caption,
+        grid=result.grid_table(),
         charts=_draw_charts(result),
         properties=properties,
     )

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import sys
@@ -29,7 +30,7 @@ from ..plugins.registry import registry
 from ..report.page import PAGE
 from ..report.record import find_versions
 from ..run.launch import find_checkout
-from .experiment import Experiment, compile_pattern
+from .experiment import Experiment, compile_pattern, find_setting, list_points, set_option
 
 try:
     import fcntl
@@ -44,7 +45,8 @@ CODE = "ace-code"  # folder in folders of results
 LOCK = "compare.lock"
 FICLONE = 0x40049409  # number of Linux's system call that clones a file
 LEFT_OUT = {DESCRIPTION, LOCK, "CACHEDIR.TAG"}  # folders below the root that have one of these files are not copied
-SEED = "{seed}"
+SEED, NOT_IN_NAMES = "{seed}", r"[^\w.+=-]+"
+VALIDATION = "validation"  # the first metric whose name starts with this word picks a point of the grid
 FOLDER = Path(".ace/compare")
 RESULT, LOG = "result.json", "log.txt"
 
@@ -139,6 +141,11 @@ class Trial:
         return f"{self.run} seed {self.seed}"
 
 
+def find_arm(run: str) -> str:
+    """Return the name of a run without its point of the grid: "auto" for "auto (lr=5e-4)"."""
+    return run.partition(" (")[0]
+
+
 @dataclass(frozen=True)
 class Comparison(Experiment):
     """An experiment that was checked and can be run."""
@@ -155,19 +162,41 @@ class Comparison(Experiment):
         """All trials, ordered by seed: an interrupted comparison then has every run for the first seeds."""
         return [Trial(run, seed) for seed in self.seeds for run in self.runs]
 
+    points: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """Mapping from the points of the grid, such as "auto (lr=5e-4)", to settings of ACE and options of the script."""
+
+    @property
+    def search(self) -> Comparison | None:
+        """The trials from which a point of the grid is picked for each run, by their first metric."""
+        metrics = tuple(sorted(self.metrics, key=lambda metric: not metric.name.startswith(VALIDATION)))
+        runs = {name: settings for name, (settings, _) in self.points.items()}
+        return replace(self, runs=runs, seeds=self.seeds[:1], metrics=metrics) if runs else None
+
+    def options(self, run: str) -> Mapping[str, str]:
+        """Return the options of the script that a run has as a point of the grid."""
+        return self.points[run][1] if run in self.points else {}
+
+    def describe_grid(self) -> Iterator[str]:
+        """Yield for each key of the grid what it changes."""
+        for key, values in self.grid.items():
+            old, name = set_option(self.words, key, "")[1], find_setting(key, self.words)
+            change = f"replaces {old} in the command" if old else f"--{key}=VALUE is added to the command"
+            yield f"grid: {key} = {', '.join(values)} ({f'the setting {name} of ACE' if name else change})"
+
     def command(self, trial: Trial) -> list[str]:
-        """Return the script's command, with the trial's seed if the command takes a seed."""
-        words = [word.replace(SEED, str(trial.seed)) for word in self.words]
-        if self.script.seed and words == [*self.words]:
-            words += [self.script.seed, str(trial.seed)]
-        return words
+        """Return the script's command, with the options of the grid, and with the seed if the command takes a seed."""
+        words = [*self.words]
+        for key, value in self.options(trial.run).items():
+            words, _ = set_option(words, key, value)
+        seed = [self.script.seed, str(trial.seed)] if self.script.seed and SEED not in str(words) else []
+        return [*(word.replace(SEED, str(trial.seed)) for word in words), *seed]
 
     def seed_shift(self, trial: Trial) -> int | None:
         """Return the number to add to every seed that the script sets; None if the command contains the seed.
 
         Seed 1 leaves the script's seeds unchanged.
         """
-        return trial.seed - 1 if self.command(trial) == [*self.words] else None
+        return None if self.script.seed or SEED in str(self.words) else trial.seed - 1
 
 
 @dataclass(frozen=True)
@@ -182,6 +211,7 @@ class TrialResult:
     seconds: float = 0.0  # duration of the trial in seconds
     error: float | None = None  # last measured relative equivariance error of the deployed model
     made: str = ""  # date and time of the end
+    notes: Sequence[str] = ()  # what the run did not do, such as landing in mode strict
 
     @property
     def seconds_per_evaluation(self) -> float | None:
@@ -200,8 +230,9 @@ class Store:
 
     def trial_folder(self, trial: Trial) -> Path:
         """Return the folder of a trial. Its name has a hash of all that the result depends on."""
-        key = _hash([self.comparison.runs[trial.run], dict(self.comparison.inputs)])[:6]
-        return self.folder / f"{trial.run}-{key}" / f"seed-{trial.seed}"
+        settings, options = self.comparison.runs[trial.run], self.comparison.options(trial.run)
+        key = _hash([settings, dict(self.comparison.inputs), *sorted(options.items())])[:6]
+        return self.folder / f"{re.sub(NOT_IN_NAMES, '_', trial.run)}-{key}" / f"seed-{trial.seed}"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -224,8 +255,9 @@ class Store:
 
     def copy_code(self) -> Comparison:
         """Return the comparison with a copy of the user's files, which can then change while it runs."""
-        contents = self.comparison.contents
-        root = self.folder / CODE
+        contents, root = self.comparison.contents, self.folder / CODE
+        if contents.root == root:
+            return self.comparison
         shutil.rmtree(root, ignore_errors=True)
         with _copying():
             contents.lay_out(root)
@@ -262,6 +294,7 @@ class Store:
             "adapter": self.comparison.adapter,
             "command": list(self.comparison.words),
             "runs": {name: dict(settings) for name, settings in self.comparison.runs.items()},
+            "points": dict(self.comparison.points),
             "seeds": list(self.comparison.seeds),
             "metrics": [{"name": metric.name, "higher": metric.higher} for metric in self.comparison.metrics],
         }
@@ -275,11 +308,6 @@ def plan_comparison(experiment: Experiment) -> Comparison:
     plugin, words = registry().adapter(experiment.adapter), experiment.words
     if not words:
         raise AceError("no script given: expected ace-patch compare ADAPTER -- script.py args...")
-    for name, settings in experiment.runs.items():
-        try:
-            plugin.resolve(options=settings)
-        except AceError as error:
-            raise AceError(f"run {name!r}: {error}") from None
     root, below = _find_root(plugin, words)
     # An absolute path would run the original script instead of the trial's copy.
     words = tuple(os.path.relpath(w) if os.path.isabs(w) and root in Path(w).parents else w for w in words)
@@ -288,7 +316,18 @@ def plan_comparison(experiment: Experiment) -> Comparison:
     if not metrics:
         add = "add one, as in --metric 'test=Test MAE: {number}'"
         raise AceError(f"adapter {plugin.name!r} has no metrics for {words[0]}: {add}")
-    names = [metric.name for metric in metrics]
+    names, grid = [metric.name for metric in metrics], experiment.grid
+    points = {name: point for run in experiment.runs.items() for name, point in list_points(grid, words, *run).items()}
+    for name, (settings, options) in points.items():
+        try:
+            plugin.resolve(options=settings)
+        except AceError as error:
+            raise AceError(f"run {name!r}: {error}") from None
+        if keys := [key for key in options if f"--{key}" == script.seed or SEED in set_option(words, key, "")[1]]:
+            raise AceError(f"--grid {keys[0]}: this option is the seed; use --seeds")
+    if grid and not any(name.startswith(VALIDATION) for name in names):
+        give = "give all metrics, as in --metric 'test=Test MAE: {number}' --metric 'validation=Valid MAE: {number}'"
+        raise AceError(f"--grid needs a metric whose name starts with {VALIDATION}, found {', '.join(names)}: {give}")
     if len(set(names)) < len(names):
         raise AceError(f"metrics {', '.join(names)}: expected different names")
     for metric in metrics:
@@ -304,7 +343,9 @@ def plan_comparison(experiment: Experiment) -> Comparison:
         "metrics": _hash([[metric.name, metric.pattern, metric.curve] for metric in metrics]),
         "package versions": _hash(find_versions(plugin.name)),
     }
-    return Comparison(**fields, contents=contents, below=below, script=script, inputs=inputs)
+    return Comparison(
+        **fields, contents=contents, below=below, script=script, inputs=inputs, points=points if grid else {}
+    )
 
 
 @contextlib.contextmanager

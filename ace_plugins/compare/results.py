@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, redirect_stdout
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich import box
@@ -21,12 +24,13 @@ from ..output import say
 from ..report.tables import format_duration
 from ..report.trace import shorten_path
 from .cluster import run_on_ray
-from .experiment import Experiment, parse_metric, parse_runs, parse_seeds
+from .experiment import Experiment, parse_grid, parse_metric, parse_runs, parse_seeds
 from .page import ComparisonResult
-from .plan import Comparison, Store, Trial, TrialResult, plan_comparison
+from .plan import Comparison, Store, Trial, TrialResult, find_arm, plan_comparison
 from .trial import UNMATCHED, Event, MetricReader, Task, choose_jobs, count_processors, run_here
 
 RUNS = "off,auto"
+HOPELESS = 2.0  # a point of the grid is stopped half-way if its validation metric is worse by more than this factor
 PERIOD = 180.0  # seconds between two lines about a running trial, if there is no terminal
 
 
@@ -37,6 +41,7 @@ def run_comparison(
     runs: str | Mapping[str, Mapping[str, Any]] = RUNS,
     seeds: int | Sequence[int] = 5,
     metrics: Sequence[str | Metric] = (),
+    grid: Mapping[str, Sequence[Any]] | None = None,
     jobs: int | None = None,
     threads: int | None = None,
     on: str = "here",
@@ -58,6 +63,8 @@ def run_comparison(
         seeds: Number of seeds (3 means the seeds 1, 2 and 3), or a list of seeds.
         metrics: Patterns of the printed results, as ``name=regex`` with ``{number}`` or another group, or `Metric`
             objects. The last match is the result. The first metric is compared. Default: the adapter's metrics.
+        grid: Values of options of the script or settings of ACE, such as ``{"lr": [5e-4, 1e-3]}``. Each run gets the
+            value that has, for the first seed, the best metric whose name starts with "validation".
         jobs: Number of simultaneous trials. Default: one per GPU, or one per two processors.
         threads: Threads per trial. Default: an equal share of the processors.
         on: ``"here"``, ``"ray"`` for a Ray cluster on this machine, or the address of a Ray cluster.
@@ -76,6 +83,7 @@ def run_comparison(
         parse_runs(runs),
         parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join(map(str, seeds)) + ","),
         tuple(parse_metric(metric) if isinstance(metric, str) else metric for metric in metrics),
+        grid=dict(parse_grid(f"{key}={','.join(map(str, values))}") for key, values in (grid or {}).items()),
     )
     return execute(plan_comparison(experiment), jobs=jobs, threads=threads, on=on, out=out)
 
@@ -89,30 +97,47 @@ def execute(
     out: str | os.PathLike[str] | None = None,
 ) -> ComparisonResult:
     """Run the trials of a comparison that have no result yet, and return its outcome."""
-    store = Store(comparison, out)
+    search, store = comparison.search, Store(comparison, out)
     with store.lock():
-        return _execute(store, jobs, threads, on)
+        jobs = choose_jobs(jobs, len((search or comparison).trials))
+        first_threads, changed = store.describe(threads or max(1, count_processors() // jobs))
+        run = partial(_run_trials, jobs=jobs, threads=threads or first_threads, on=on)
+        if changed:
+            other = f"results with other {' and other '.join(changed)} are kept but not reused"
+            say(f"{shorten_path(store.folder)}: {other}", anyway=True)
+        if search is None:
+            return run(store)
+        for line in comparison.describe_grid():
+            say(line, anyway=True)
+        found = run(Store(search, store.folder), is_search=True)
+        best = find_best(found.results, search.metrics[0])
+        if lost := {find_arm(name) for name in search.runs} - best.keys():
+            name, tried = search.metrics[0].name, "; ".join(comparison.describe_grid())
+            raise AceError(f"stopped: no run {min(lost)!r} of the grid has a finite {name}; check {tried}")
+        runs = {best[name].run: search.runs[best[name].run] for name in comparison.runs}
+        store = Store(replace(comparison, runs=runs, contents=found.comparison.contents), store.folder)
+        store.describe(first_threads)
+        return replace(run(store, known=found.results), search=found)
 
 
-def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> ComparisonResult:
-    comparison, total = store.comparison, len(store.comparison.trials)
-    jobs = choose_jobs(jobs, total)
-    finished = store.load()
-    first_threads, changed = store.describe(threads or max(1, count_processors() // jobs))
-    if changed:
-        other = f"results with other {' and other '.join(changed)} are kept but not reused"
-        say(f"{shorten_path(store.folder)}: {other}", anyway=True)
-    if finished:
-        say(f"{len(finished)} of {total} runs were finished before, in {shorten_path(store.folder)}", anyway=True)
+def _run_trials(
+    store: Store, jobs: int, threads: int, on: str, *, known: Sequence[TrialResult] = (), is_search: bool = False
+) -> ComparisonResult:
+    """Run the trials that have no result yet, and return the outcome. Results that are ``known`` are not announced."""
+    comparison, finished = store.comparison, store.load()
+    total = f"{len(comparison.trials)} runs{' of the grid' if is_search else ''}"
+    if reused := [result for result in finished.values() if result not in known]:
+        say(f"{len(finished)} of {total} were finished before, in {shorten_path(store.folder)}", anyway=True)
     for run in comparison.runs:
-        if reused := [result for trial, result in finished.items() if trial.run == run]:
-            times, seeds = sorted({each.made for each in reused}), ", ".join(str(each.seed) for each in reused)
+        if results := [result for result in reused if result.run == run]:
+            times, seeds = sorted({each.made for each in results}), ", ".join(str(each.seed) for each in results)
             say(f"reused: {run}, seeds {seeds}, made {' to '.join(dict.fromkeys([times[0], times[-1]]))}", anyway=True)
     if trials := [trial for trial in comparison.trials if trial not in finished]:
         store = Store(comparison := store.copy_code(), store.folder)
-    tasks = [Task(comparison, trial, threads or first_threads) for trial in trials]
+    tasks = [Task(comparison, trial, threads) for trial in trials]
     progress = Progress(comparison, finished, jobs, live=sys.stderr.isatty())
-    events = run_here(store, tasks, jobs) if on == "here" else run_on_ray(store, tasks, jobs, on)
+    stop = progress.is_hopeless if is_search else None
+    events = run_here(store, tasks, jobs, stop) if on == "here" else run_on_ray(store, tasks, jobs, on)
     try:
         # Ray prints on stdout, which is reserved for the result.
         with closing(events), progress.display, redirect_stdout(sys.stderr):
@@ -122,10 +147,17 @@ def _execute(store: Store, jobs: int | None, threads: int | None, on: str) -> Co
                 progress.update(event)
     except KeyboardInterrupt:
         done = len(store.load())
-        say(f"stopped; {done} of {total} runs are finished: run the same command again to continue", anyway=True)
+        say(f"stopped; {done} of {total} are finished: run the same command again to continue", anyway=True)
         raise
     failed = {str(trial): text for trial, text in progress.failed.items()}
     return ComparisonResult(comparison, list(progress.done.values()), failed, store.folder)
+
+
+def find_best(results: Iterable[TrialResult], metric: Metric) -> dict[str, TrialResult]:
+    """Return for each run of a grid the result with the best finite value of a metric."""
+    finite = [result for result in results if math.isfinite(result.metrics[metric.name])]
+    best_last = sorted(finite, key=lambda result: result.metrics[metric.name], reverse=not metric.higher)
+    return {find_arm(result.run): result for result in best_last}
 
 
 class Progress:
@@ -164,7 +196,8 @@ class Progress:
     def _line(self, event: Event) -> str:
         """Return the text to print about an event that is not a failure; empty if nothing is to be printed now."""
         if event.result is not None:
-            return f"{self._value(event.result.metrics)}after {format_duration(event.result.seconds)}"
+            notes = "".join(f", {note}" for note in event.result.notes)
+            return f"{self._value(event.result.metrics)}after {format_duration(event.result.seconds)}{notes}"
         started, now = event.trial not in self.printed, time.monotonic()
         if event.reader is None or (not started and now - self.printed[event.trial] < PERIOD):
             return ""
@@ -173,7 +206,17 @@ class Progress:
         return "started" if started else f"{self._value(event.reader.values)}{epoch}".strip() or "still running"
 
     def _value(self, metrics: Mapping[str, float]) -> str:
-        return f"{self.metric} {metrics[self.metric]:.4g} " if self.metric in metrics else ""
+        return f"{self.metric} {metrics[self.metric]:.4g} " if math.isfinite(metrics.get(self.metric, math.nan)) else ""
+
+    def is_hopeless(self, trial: Trial, reader: MetricReader) -> bool:
+        """Return whether a trial of the grid, half-way, is far behind the best finished point of the same run."""
+        metric = self.comparison.metrics[0]
+        best = find_best([*self.done.values()], metric).get(find_arm(trial.run))
+        half = len(best.curves.get(metric.name, ())) // 2 if best else 0
+        if best is None or not 2 <= half <= len(reader.curves[metric.name]):
+            return False
+        now, then = (curve[half - 1][1] for curve in (reader.curves[metric.name], best.curves[metric.name]))
+        return then > 0 and (HOPELESS * now < then if metric.higher else now > HOPELESS * then)
 
     def share(self, trial: Trial) -> float:
         """Return the finished share of a running trial, from 0 to 1; 0 if it is unknown."""

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ from pathlib import Path
 
 from ..contract.upstreams import Metric
 from ..errors import AceError
-from ..report.trace import LINES, read_trace
+from ..report.trace import LINES, SavedRun, read_run
+from ..report.verdicts import NEAR
 from ..run.activation import SHIFT
 from ..settings.sources import VARIABLES, variable
 from .experiment import compile_pattern
@@ -34,6 +35,7 @@ _EPOCH = re.compile(r"epoch\D{0,3}(\d{1,9})(?!\d)", re.IGNORECASE)
 LAST_LINES = 8  # number of lines at the end of a log that an error message quotes
 TICK = 0.5  # seconds between two checks of the running trials
 UNMATCHED = "no line matches"  # start of the message if a run that succeeded printed no result
+ALL = 0.99  # smallest share of its budget after which a run counts as complete
 PIPE = 2**20  # bytes to read at most after the end of a script: a pipe holds no more
 
 
@@ -46,6 +48,7 @@ class MetricReader:
         """Mapping from each metric to its evaluations, each as [seconds since the start, value]."""
         self.epoch = 0  # last epoch number in the output, from which the progress is estimated
         self.seconds = 0.0  # time of the last line, in seconds since the start
+        self.began = time.monotonic()
         self.last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._patterns = [(m, compile_pattern(m, m.pattern), compile_pattern(m, m.curve or m.pattern)) for m in metrics]
 
@@ -60,6 +63,11 @@ class MetricReader:
             for value in _find_numbers(result, line):
                 self.values[metric.name] = value
             self.curves[metric.name] += [[round(seconds, 3), value] for value in _find_numbers(point, line)]
+
+    def result(self, trial: Trial, error: float | None, notes: Iterable[str]) -> TrialResult:
+        curves = {name: points for name, points in self.curves.items() if points}
+        seconds = round(time.monotonic() - self.began, 3)
+        return TrialResult(trial.run, trial.seed, self.values, curves, seconds, error, now(), [*notes])
 
 
 def _find_numbers(pattern: re.Pattern[str], line: str) -> Iterator[float]:
@@ -110,12 +118,13 @@ def perform(
     task: Task,
     folder: Path,
     lay_out: Callable[[Path], None],
-    follow: Callable[[subprocess.Popen[bytes], MetricReader], None] = lambda process, reader: None,
+    follow: Callable[[subprocess.Popen[bytes], MetricReader], bool] = lambda process, reader: False,
     device: str | None = None,
 ) -> TrialResult:
     """Run a trial in ``folder`` until it ends.
 
-    ``lay_out`` copies the script's files into a new folder. ``follow`` is called at the start and after each line.
+    ``lay_out`` copies the script's files into a new folder. ``follow`` is called at the start and after each line;
+    if it then returns True, the trial is stopped, and its result has nan for each metric.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # A process of an earlier attempt may still be writing, so each attempt gets a new folder.
@@ -123,7 +132,7 @@ def perform(
         shutil.rmtree(old, ignore_errors=True)
     work, log = folder / f"work-{os.getpid()}-{time.time_ns():x}", folder / LOG
     lay_out(work)
-    reader, began = MetricReader(task.comparison.metrics), time.monotonic()
+    reader = MetricReader(task.comparison.metrics)
     script = task.comparison.command(task.trial)
     process = subprocess.Popen(
         [sys.executable, "-m", "ace_plugins", "run", task.comparison.adapter, "--", *script],
@@ -139,8 +148,11 @@ def perform(
         with log.open("w", encoding="utf-8", buffering=1) as copy:
             for line in _read_lines(process):
                 print(line, file=copy)
-                reader.feed(line, time.monotonic() - began)
-                follow(process, reader)
+                reader.feed(line, time.monotonic() - reader.began)
+                if follow(process, reader):
+                    found = reader.curves[task.comparison.metrics[0].name][-1][1]
+                    reader.values = dict.fromkeys(reader.curves, math.nan)
+                    return reader.result(task.trial, None, [f"stopped early at {found:.4g}"])
         code = process.wait()
     finally:
         if process.poll() is None:
@@ -155,11 +167,22 @@ def perform(
         if metric.name not in reader.values:
             last = f"the last line of {log} is {reader.last_lines[-1]!r}" if reader.last_lines else f"{log} is empty"
             raise AceError(f"{UNMATCHED} {metric.pattern!r} of metric {metric.name!r}; {last}")
-    curves = {name: points for name, points in reader.curves.items() if points}
-    folders = sorted(path.parent for path in (work / "ace-runs").glob(f"*/{LINES}"))
-    errors = [line["error"]["relative"] for folder in folders for line in read_trace(folder) if "error" in line]
-    seconds = round(time.monotonic() - began, 3)
-    return TrialResult(task.trial.run, task.trial.seed, reader.values, curves, seconds, (errors or [None])[-1], now())
+    runs = [read_run(path.parent) for path in sorted((work / "ace-runs").glob(f"*/{LINES}"))]
+    errors = [value for run in runs for _, value in run.curve("error") if math.isfinite(value)]
+    notes = dict.fromkeys(note for run in runs for note in list_notes(run))
+    return reader.result(task.trial, errors[-1] if errors else None, notes)
+
+
+def list_notes(run: SavedRun) -> Iterator[str]:
+    """Yield what limits the result of a run: it did not reach mode strict's goal, or did not make all its steps."""
+    if run.config.lands and run.lines and run.landed_at is None:
+        largest = max(map(abs, run.last("gamma")), default=0.0)
+        if run.config.paced or not largest <= NEAR:  # in the paper's loop gamma stays near 0 without landing
+            yield "did not land"
+    if run.budget and run.length < ALL * run.budget:
+        yield f"made {run.length:,} of {run.budget:,} steps"
+    elif run.state == "interrupted":
+        yield "was interrupted"
 
 
 @dataclass
@@ -195,7 +218,9 @@ def choose_jobs(given: int | None, trials: int) -> int:
     return min(trials, given or len(list_devices()) or max(1, count_processors() // 2))
 
 
-def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]:
+def run_here(
+    store: Store, tasks: Sequence[Task], jobs: int, is_hopeless: Callable[[Trial, MetricReader], bool] | None = None
+) -> Generator[Event]:
     """Run tasks on this machine, ``jobs`` at a time, and yield their events. Closing the generator stops the tasks."""
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # devices, one for each simultaneous trial
@@ -211,11 +236,12 @@ def run_here(store: Store, tasks: Sequence[Task], jobs: int) -> Generator[Event]
             return
         trial, device = task.trial, free.get()
 
-        def follow(process: subprocess.Popen[bytes], reader: MetricReader) -> None:
+        def follow(process: subprocess.Popen[bytes], reader: MetricReader) -> bool:
             processes.add(process)
             if stopped.is_set():
                 process.terminate()
             events.put(Event(trial, reader))
+            return is_hopeless is not None and is_hopeless(trial, reader)
 
         try:
             contents.check_data(data)

@@ -218,6 +218,8 @@ def _judge_site(evidence: Evidence, number: int) -> str:
         return FITS if landed and test["limit"][number] < SMALL else UNDECIDED
     if number in evidence.unused and evidence.steps >= FEWEST:  # earlier a branch may still be 0
         return UNUSED
+    if not (config.paced or config.gamma_lr):
+        return ""  # gamma is constant, which shows nothing about the data
     scaled = [value / config.gamma_unit for value in gamma]
     word = judge_course(config.mode, scaled, lambda_, u[-1], landed=landed)
     if not config.paced:

@@ -84,7 +84,7 @@ class Config:
         "1x", RATE, "learning rate of lambda: a number, or a multiple (1x) of the rate of gamma's parameter group"
     )
     gamma_init: float | str = _setting(
-        "auto", Number(auto=True), "initial gamma of every site; auto: 0.1 in the paced loop, 1 in the paper's"
+        "auto", Number(auto=True), "initial gamma of every site; auto: 0.1 in the paced loop or with gamma_lr 0, else 1"
     )
     gamma_lr: float = _paper_setting(1.0, Number(low=0), "learning rate of gamma, as a multiple of its group's")
     gamma_weight_decay: bool = _paper_setting(False, Flag(), "apply the optimizer's weight decay to gamma too")
@@ -206,12 +206,12 @@ class Config:
 
     @property
     def gamma_start(self) -> float:
-        """Initial gamma. The paced loop starts with a small gamma, so that untrained branches do not dominate."""
+        """Initial gamma. It is small where the optimizer does not move it, so that new branches do not dominate."""
         if self.mode == "scheduled":
             return 0.0
         if self.gamma_init != "auto":
             return float(self.gamma_init)
-        return 0.1 if self.loop == "paced" else 1.0
+        return 0.1 if self.loop == "paced" or not self.gamma_lr else 1.0
 
     @property
     def share(self) -> float:

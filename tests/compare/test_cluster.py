@@ -92,6 +92,20 @@ def test_tasks_are_sent_and_results_and_logs_come_back(tmp_path: Path, monkeypat
     assert [path.read_text() for path in sorted((tmp_path / "out").glob("*/*/log.txt"))] == ["test 1\n", "test 3\n"]
 
 
+def test_a_grid_goes_through_ray_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("import sys; print('test', sys.argv[2], 'val', abs(float(sys.argv[2]) - 2))")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", RayInProcess())
+    metrics, grid = ["test=test {number}", "validation=val {number}"], {"lr": [1, 2, 3]}
+    result = run_comparison(
+        "schnet", ["train.py", "--lr", "1"], runs="off", metrics=metrics, seeds=2, grid=grid, on="ray", out="out"
+    )
+    assert [(each.run, each.seed, each.metrics["test"]) for each in result.results] == [
+        ("off (lr=2)", 1, 2.0),
+        ("off (lr=2)", 2, 2.0),
+    ]
+
+
 def test_ray_that_is_missing_or_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("print('test 1')")
     monkeypatch.chdir(tmp_path)

@@ -91,6 +91,13 @@ def test_mistakes(tmp_path: Path, change: tuple[str, str], told: str) -> None:
         read_experiments(written(tmp_path, GOOD.replace(*change)))
 
 
+def test_a_grid(tmp_path: Path) -> None:
+    first, _ = read_experiments(written(tmp_path, GOOD + "[grid]\nlr = [5e-4, 9e-4]\n"))
+    assert first.grid == {"lr": ("0.0005", "0.0009")}
+    with pytest.raises(AceError, match="two or more different values"):
+        read_experiments(written(tmp_path, GOOD + "[grid]\nlr = [5e-4]\n"))
+
+
 def test_a_file_without_epochs_cannot_be_scaled(tmp_path: Path) -> None:
     text = GOOD.replace("epochs = 50", "").replace("--epochs={epochs}", "")
     assert len(read_experiments(written(tmp_path, text))) == 2

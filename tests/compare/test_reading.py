@@ -41,8 +41,8 @@ def test_results_and_traces_are_found(tmp_path: Path) -> None:
     found = read_comparison(folder)
     assert [(row.run, len(row.values)) for row in found.rows] == [("off", 3), ("fit<b", 2)]
     assert found.sentences == [
-        "fit<b is better than off by 44 % (95 % interval 14 % to 63 %; better in 2 of 2 seeds).",
-        "1 of 6 runs have no result: they failed or have not finished.",
+        "fit<b is better than off by 44 % (95 % interval 14 % to 63 %; better in 2 of 2 seeds). "
+        "But fit<b has no result (seed 3).",
     ]
     assert [(run, trace.parts[-3]) for run, trace in found.traces().items()] == [("fit<b seed 1", "work-1-1")]
 

@@ -94,8 +94,7 @@ def test_the_table_has_what_was_measured_and_what_the_paper_says(
     for expected in ("0.6 ± 0.14", "0.25", "−50 %", "× 1.00", "0.12", "0.6 ± 0.1", "lower is better"):
         assert expected in drawn
     assert answer.sentences == [
-        "strict is better than off by 50 % in one seed, which proves nothing.",
-        "1 of 4 runs have no result: they failed or have not finished.",
+        "strict is better than off by 50 % in one seed, which proves nothing. But strict has no result (seed 2).",
     ]
     told = answer.to_dict()
     assert told["differences"][0]["better"] == 1
