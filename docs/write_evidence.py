@@ -90,7 +90,16 @@ def table() -> str:
         by_seed = ", ".join(f"{ratio:.2f}" for ratio in auto)
         others = [mean(ratios(one, run)) for run in ("strict", "resilient", "branches")]
         paper = str(one.get("paper", ""))
-        row = [one["title"], one["truth"], str(len(auto)), mean(auto) + interval(auto), by_seed, *others, kept(one), paper]
+        row = [
+            one["title"],
+            one["truth"],
+            str(len(auto)),
+            mean(auto) + interval(auto),
+            by_seed,
+            *others,
+            kept(one),
+            paper,
+        ]
         rows.append(f"| {' | '.join(row)} |\n")
     return HEAD + "".join(rows)
 

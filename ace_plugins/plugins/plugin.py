@@ -129,7 +129,8 @@ class Plugin:
         log, device = found.config.log, found.config.device
         # A spec without an origin is only a folder of that name: wandb makes a folder "wandb" beside the script.
         if log in LOGGERS and getattr(find_spec(log), "origin", None) is None:
-            raise ConfigError(problems=[("log", f"log {log!r}: not installed; pip install 'ace-plugins[{log}]'")])
+            text = f"log {log!r}: not installed; in a clone of ace-plugins, run pip install '.[{log}]'"
+            raise ConfigError(problems=[("log", text)])
         if device != "auto" and device not in {shim.device for shim in self.shims if isinstance(shim, Shim)}:
             text = f"device {device!r}: adapter {self.name!r} cannot choose it; use the options of your script instead"
             raise ConfigError(problems=[("device", text)])

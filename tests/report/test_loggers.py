@@ -39,7 +39,7 @@ def train(model: Any, steps: int) -> None:
 
 
 def needs(library: str) -> None:
-    pytest.importorskip(library, reason=f"needs {library}: pip install 'ace-plugins[{library}]'")
+    pytest.importorskip(library, reason=f"needs {library}: pip install '.[{library}]'")
 
 
 # TensorBoard.

@@ -51,21 +51,21 @@ class C4Conv(nn.Module):
 
 
 class C4Net(nn.Module):
-    """C_4-equivariant network from images [B, 1, H, W] to images [B, 1, H, W].
+    """C_4-equivariant network from images [B, 1, H, W] to images [B, out, H, W].
 
-    It lifts the image to regular fields, applies ``depth`` more convolutions with SiLU between them, and averages the
-    last field over its four rotations.
+    It lifts the image to regular fields, applies ``depth`` more convolutions with SiLU between them, and averages each
+    of the last fields over its four rotations.
     """
 
-    def __init__(self, fields: int = 4, depth: int = 2, kernel_size: int = 5) -> None:
+    def __init__(self, fields: int = 4, depth: int = 2, kernel_size: int = 5, out: int = 1) -> None:
         super().__init__()
         layers = [C4Conv(1, fields, kernel_size, lifts=True)]
         layers += [C4Conv(fields, fields, kernel_size) for _ in range(depth - 1)]
-        self.layers = nn.ModuleList([*layers, C4Conv(fields, 1, kernel_size)])
+        self.layers = nn.ModuleList([*layers, C4Conv(fields, out, kernel_size)])
 
     def forward(self, image: Tensor) -> Tensor:
         x = image
         for layer in self.layers[:-1]:
             x = functional.silu(layer(x))
         last: Tensor = self.layers[-1](x)
-        return last.mean(1, keepdim=True)
+        return last.unflatten(1, (-1, TURNS)).mean(2)
