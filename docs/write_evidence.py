@@ -24,7 +24,7 @@ from ace_plugins.compare.statistics import t_interval
 DOCS = Path(__file__).resolve().parent
 BEGIN, END = "<!-- results: docs/write_evidence.py writes this table -->", "<!-- end of results -->"
 HEAD = """\
-| task | data | seeds | auto / upstream (95 % interval) | by seed | strict | resilient | control | kept by auto | paper |
+| task | data | seeds | auto / upstream (95 %) | by seed | strict | resilient | control | kept by auto | paper |
 |---|---|---|---|---|---|---|---|---|---|
 """
 

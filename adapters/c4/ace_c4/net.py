@@ -67,5 +67,4 @@ class C4Net(nn.Module):
         x = image
         for layer in self.layers[:-1]:
             x = functional.silu(layer(x))
-        last: Tensor = self.layers[-1](x)
-        return last.unflatten(1, (-1, TURNS)).mean(2)
+        return torch.unflatten(self.layers[-1](x), 1, (-1, TURNS)).mean(2)
