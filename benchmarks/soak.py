@@ -86,7 +86,7 @@ def soak_steps(steps: int, folder: Path) -> bool:
             del content
             warm = warm if step > WARM_UP else resident()
             peak = max(peak, resident())
-        if step % 50_000 == 0:
+        if step % 10_000 == 0:
             say(f"  {step:,} steps, {resident():.0f} MiB, trace {longest:,} lines, {time.perf_counter() - begin:.0f} s")
     project(model)
     say(
@@ -121,7 +121,13 @@ def run_killed(work: Callable[[], object], after: float | None) -> bool:
 
 
 def soak_kills(
-    name: str, kills: int, work: Callable[[Path], object], read: Callable[[Path], Any], folder: Path
+    name: str,
+    kills: int,
+    work: Callable[[Path], object],
+    read: Callable[[Path], Any],
+    folder: Path,
+    *,
+    once: bool = False,
 ) -> bool:
     """Kill ``work(place)`` at random times and continue it, until it was killed this often in total.
 
@@ -131,6 +137,7 @@ def soak_kills(
         work: Does all that is left to do in a folder.
         read: Returns the result in a folder, compared bit by bit with that of a folder without kills.
         folder: Folder for all files.
+        once: Whether ``work`` is continued without another kill, because it repeats all its work.
 
     Returns:
         Whether all results were the same.
@@ -146,7 +153,7 @@ def soak_kills(
             made += 1
             if made % 50 == 0:
                 say(f"  {name}: {made} kills, {time.perf_counter() - begin:.0f} s")
-            if made == kills:
+            if once or made == kills:
                 run_killed(functools.partial(work, place), None)
                 break
         results += 1
@@ -262,7 +269,7 @@ def main() -> int:
         parts: dict[str, Callable[[], bool]] = {
             "steps": lambda: soak_steps(options.steps, folder),
             "training": lambda: soak_kills("training", options.kills, train, read_training, folder),
-            "patch": lambda: soak_kills("patch", options.kills, patch, read_folder, folder),
+            "patch": lambda: soak_kills("patch", options.kills, patch, read_folder, folder, once=True),
             "comparison": lambda: soak_kills(
                 "comparison", options.kills, compare, lambda place: (place / "values.json").read_text(), folder
             ),
