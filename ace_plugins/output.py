@@ -20,6 +20,8 @@ from .errors import AceError, ConfigError
 # C0 and C1, marks that change the direction of text, and surrogates (bytes of file names that are not UTF-8).
 _CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
+_PART = re.compile(r"\..{1,40}\.([0-9]{1,9})\.[0-9a-f]{8}\.part", re.DOTALL)
+
 
 def say(text: str, *, anyway: bool = False) -> None:
     """Print one line with the prefix ``ace:`` on stderr, because stdout is for the output of the user's script.
@@ -85,7 +87,8 @@ def publish(
         AceError: The file cannot be written.
     """
     target = Path(os.path.realpath(path) if follow_link else os.path.abspath(path))
-    fresh = target.with_name(f".{target.name[:40]}.{os.urandom(4).hex()}.part")  # within the limit of file names
+    # A name within the limit of file names. `sweep` reads the process id.
+    fresh = target.with_name(f".{target.name[:40]}.{os.getpid()}.{os.urandom(4).hex()}.part")
     try:
         like = target.stat() if target.exists() and not target.is_symlink() else None
         try:
@@ -105,10 +108,22 @@ def publish(
             os.replace(fresh, target)
         finally:
             fresh.unlink(missing_ok=True)
+            sweep(target.parent)
     except OSError as error:
         forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
         do = "make it writable or work on a copy" if forbidden else "fix this and try again"
         raise AceError(f"{path} cannot be written: {error.strerror or error}; {do}") from error
+
+
+def sweep(folder: Path) -> None:
+    """Remove the unfinished files that killed processes have left in a folder, see `publish`."""
+    for path in folder.glob(".*.part") if os.name != "nt" else ():  # Windows has no signal 0
+        if found := _PART.fullmatch(path.name):
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # another user's process, or swept already
+                try:
+                    os.kill(int(found[1]), 0)
+                except ProcessLookupError:
+                    path.unlink()
 
 
 def check_picture(path: Path, install: str = "run pip install matplotlib") -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import AceError
-from ..output import publish
+from ..output import publish, sweep
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Plan:
             if isinstance(error, AceError):
                 raise AceError(f"{error}; nothing was changed") from error
             raise
+        for folder in {self.root, *(change.path.parent for change in self.changes)}:
+            sweep(folder)
 
     def diff(self) -> str:
         """Return the changes as a unified diff, with paths relative to the checkout."""

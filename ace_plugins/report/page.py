@@ -21,7 +21,17 @@ from ..output import publish
 from ..settings.config import LEVEL, SETTINGS
 from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, is_drawable
 from .tables import TableData, build_site_table, format_duration, format_number
-from .trace import Curve, SavedRun, describe_progress, find_run, read_run, refuse_links, shorten_path, to_numbers
+from .trace import (
+    Curve,
+    SavedRun,
+    describe_progress,
+    find_run,
+    read_run,
+    refuse_links,
+    shorten_path,
+    to_json,
+    to_numbers,
+)
 from .verdicts import judge_saved
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -246,17 +256,20 @@ def _find_largest(run: SavedRun, quantity: str) -> Curve:
 def describe_run(run: SavedRun) -> dict[str, Any]:
     """Return the outcome of a run as JSON-compatible data. `read_trace` returns the values over time."""
     outcome = judge_saved(run)
-    return {
-        "folder": str(run.folder),
-        "about": dict(run.about),
-        "changed": run.changed,
-        "steps": run.length,
-        "seconds": run.duration,
-        "lines": len(run.lines),
-        "finished": run.state == "finished",
-        "interrupted": run.state == "interrupted",
-        "missing": run.missing,
-        "verdict": outcome.advice,
-        "sites": [{**site.to_dict(), "meaning": outcome.meanings.get(site.verdict, "")} for site in outcome.sites],
-        "events": [{"step": step, "event": event} for step, event in run.events],
-    }
+    found: dict[str, Any] = to_json(
+        {
+            "folder": str(run.folder),
+            "about": dict(run.about),
+            "changed": run.changed,
+            "steps": run.length,
+            "seconds": run.duration,
+            "lines": len(run.lines),
+            "finished": run.state == "finished",
+            "interrupted": run.state == "interrupted",
+            "missing": run.missing,
+            "verdict": outcome.advice,
+            "sites": [{**site.to_dict(), "meaning": outcome.meanings.get(site.verdict, "")} for site in outcome.sites],
+            "events": [{"step": step, "event": event} for step, event in run.events],
+        }
+    )
+    return found

@@ -26,7 +26,17 @@ from ..contract.hookspecs import hookimpl
 from ..errors import AceError, AceWarning
 from ..plugins.registry import registry
 from ..settings.config import NONE
-from .trace import ABOUT, LINES, QUANTITIES, create_run_folder, default_runs, shorten_path, to_json
+from .trace import (
+    ABOUT,
+    LINES,
+    MOST_LINES,
+    QUANTITIES,
+    create_run_folder,
+    default_runs,
+    shorten_path,
+    thin_trace,
+    to_json,
+)
 from .verdicts import Evidence, RunOutcome, judge
 
 if TYPE_CHECKING:
@@ -85,6 +95,8 @@ class Record:
         self.landed: frozenset[int] = frozenset()  # indices of the sites that had landed at the last line of the trace
         self.finished = False
         self.written = 0  # position of the last line in the trace
+        self.lines = 0  # number of lines in the trace
+        self.every = 1  # of the steps that are due for a line, every so many get one: the trace was thinned
         self.observed: Observed | None = None  # loss, gradient and learning rates of the last step
         self.history = History()
         self.silent: Tensor | None = None  # True for sites whose gamma had no gradient yet in this process, [sites]
@@ -162,7 +174,10 @@ class Record:
         try:  # the file is closed after each line, so that forked processes do not share it
             with (self.folder / LINES).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(to_json(line)) + "\n")
-        except OSError as error:
+            self.lines += 1
+            if self.lines > MOST_LINES:
+                self.lines, self.every = thin_trace(self.folder), 2 * self.every
+        except (AceError, OSError, ValueError) as error:
             self.folder = None
             warn(f"no trace is written from now on: {error}; training continues")
 
@@ -271,7 +286,8 @@ class Recorder:
         error = {} if batch is None or not record.measurable else _measure_error(model, record, batch)
         # A landing is written at once, so that its step is known.
         new = record.landed != record.duals.landed_sites
-        if record.folder is not None and (batch is not None or ace.config.may_wait(step) or new):
+        due = ace.config.may_wait(step) and step // ace.config.trace_every % record.every == 0
+        if record.folder is not None and (batch is not None or due or new):
             record.write(**_read_observed(record.observed), **error)
 
     @hookimpl

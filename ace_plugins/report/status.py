@@ -12,6 +12,7 @@ from ..contract.sites import Stem
 from ..engine.state import find, unwrap
 from .record import RECORDER
 from .tables import build_site_table
+from .trace import to_json
 from .verdicts import RunOutcome, SiteOutcome
 
 
@@ -56,8 +57,8 @@ class Status:
         return "\n".join([head, f"  {table}", *([self.verdict] if self.verdict else [])])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the status as JSON-compatible data, with the key "lambda" instead of "lambda_"."""
-        plain = dataclasses.asdict(self)
+        """Return the status as JSON-compatible data, with "lambda" for "lambda_", and None for NaN and infinities."""
+        plain: dict[str, Any] = to_json(dataclasses.asdict(self))
         plain["sites"] = [{("lambda" if k == "lambda_" else k): v for k, v in site.items()} for site in plain["sites"]]
         return plain
 

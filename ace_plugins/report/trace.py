@@ -1,7 +1,7 @@
 """Creates, finds and reads run folders ``.ace/runs/<time>-<adapter>/``, which hold ``run.json`` and ``trace.jsonl``.
 
-Each line of the trace is passed to the operating system at once, so a killed process loses no line. Reading works for
-runs that finished, were killed or are still training.
+Each line of the trace is passed to the operating system at once, so a killed process loses no line. A trace that gets
+too long is thinned. Reading works for runs that finished, were killed or are still training.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import AceError, ConfigError
+from ..output import publish
 from ..plugins.plugin import one_line
 from ..settings.config import SETTINGS, Config
 from ..settings.sources import HOME, RUNS
 
 ABOUT, LINES = "run.json", "trace.jsonl"
 QUANTITIES = ("gamma", "lambda", "u")  # every line of a trace has each of these, with one value per site
+MOST_LINES = 10_000  # of a trace, which then loses every second line; even, so that the last line stays
 Curve = list[tuple[int, float]]
 
 
@@ -78,7 +80,8 @@ def shorten_path(path: str | os.PathLike[str]) -> str:
 def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Return the lines of a run's trace, oldest first.
 
-    Lines that were cut off by a kill or a full disk are left out.
+    Lines that were cut off by a kill or a full disk are left out. A trace has at most 10,000 lines: each time it gets
+    longer, every second line is removed, and further lines are written half as often.
 
         from ace_plugins import read_trace
         for line in read_trace(".ace/runs/20260102-101112-segnn"):
@@ -118,6 +121,19 @@ def _read_lines(folder: Path) -> tuple[list[dict[str, Any]], int]:
             if isinstance(line := json.loads(text), dict):
                 lines.append(line)
     return lines, len(texts) - len(lines)
+
+
+def thin_trace(folder: Path) -> int:
+    """Remove every second line of a trace, but no event and no line after which sites landed. Return the lines left."""
+    kept: list[bytes] = []
+    before: Any = []
+    for number, text in enumerate((folder / LINES).read_bytes().splitlines(keepends=True)):
+        line = json.loads(text)
+        if number % 2 == 0 or "event" in line or line["landed"] != before:
+            kept.append(text)
+        before = line["landed"]
+    publish(folder / LINES, b"".join(kept))
+    return len(kept)
 
 
 @dataclass

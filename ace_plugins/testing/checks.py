@@ -42,7 +42,8 @@ def check_importing_is_light(kit: Kit) -> None:
     module = kit.plugin.target.partition(":")[0]
     if kit.plugin.distribution == "(registered)":
         raise NotApplicable("the plugin was registered as an object and has no module to import")
-    code = f"import sys, importlib; importlib.import_module({module!r}); print(*sys.modules)"
+    # The new process searches the same folders. By itself it would also import modules from the current folder.
+    code = f"import sys; sys.path[:] = {sys.path!r}; import {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     top, last = f"the top of {module}", (done.stderr.strip().splitlines() or ["no message"])[-1]
     require(done.returncode == 0, f"importing {module} in a new process fails: {last}", top)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 from pathlib import Path
@@ -134,6 +135,22 @@ def test_mode_and_links_are_kept(tmp_path: Path) -> None:
     assert contents(tmp_path / "folder") == {target.name: b"new"}
     assert (tmp_path / "link").read_bytes() == b"newer"
     assert not (tmp_path / "link").is_symlink()
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    killed = os.fork()
+    if killed == 0:
+        publish(tmp_path / "main.py", lambda file: os.kill(os.getpid(), signal.SIGKILL))
+    os.waitpid(killed, 0)
+    (left,) = contents(tmp_path)
+    other = f".main.py.{os.getppid()}.01234567.part"  # of a process that is alive
+    for name in (other, ".mine.part"):
+        (tmp_path / name).write_bytes(b"")
+    Plan(tmp_path, ()).apply()
+    assert [*contents(tmp_path)] == [other, ".mine.part"], left
+    (tmp_path / left).symlink_to(tmp_path / ".mine.part")
+    publish(tmp_path / "other", b"")
+    assert [*contents(tmp_path)] == [other, ".mine.part", "other"], "a link is removed itself, not its target"
 
 
 def test_content_may_be_written_by_a_function(tmp_path: Path) -> None:

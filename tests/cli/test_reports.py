@@ -7,6 +7,8 @@ import subprocess
 import sys
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -16,7 +18,9 @@ from ace_plugins.cli import runs
 from ace_plugins.cli.main import cli
 from ace_plugins.errors import AceError
 from ace_plugins.output import printable
+from ace_plugins.plugins.registry import registry
 from ace_plugins.report.trace import create_run_folder
+from ace_plugins.testing.checks import check_importing_is_light
 
 
 @pytest.fixture
@@ -88,10 +92,12 @@ def test_control_characters_are_escaped(here: Path) -> None:
 
 def test_a_module_of_the_current_folder_is_not_imported(here: Path) -> None:
     (here / "click.py").write_text("print('imported')")
-    (here / "ace_schnet.py").write_text("print('imported')")
+    (here / "ace_schnet.py").write_text("raise SystemExit('imported')")
     done = subprocess.run([sys.executable, "-m", "ace_plugins", "list"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "imported" not in done.stdout
+    kit: Any = SimpleNamespace(plugin=registry().adapter("schnet"))
+    check_importing_is_light(kit)  # as doctor does, in a new process
 
 
 def test_text_and_json_write_no_file(here: Path) -> None:

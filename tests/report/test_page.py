@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -199,6 +200,13 @@ def test_the_data_are_json(tmp_path: Path) -> None:
     told = json.loads(json.dumps(describe_run(read_run(folder)), allow_nan=False))
     assert told["steps"] == 25010
     assert [site["gamma"] for site in told["sites"]] == [None, 1]
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(about | {"seed": math.nan}))
+    (folder / "trace.jsonl").write_text(
+        '{"step": 3, "seconds": Infinity, "gamma": [NaN, 1], "lambda": [0, 0], "u": [0, 0]}'
+    )
+    told = json.loads(json.dumps(describe_run(read_run(folder)), allow_nan=False))
+    assert (told["about"]["seed"], told["sites"][0]["gamma"]) == (None, None)
 
 
 def test_a_report_is_written_beside_its_run_or_where_it_should_be(

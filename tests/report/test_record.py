@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import math
 import re
 from typing import Any
@@ -103,6 +104,14 @@ def test_a_landing_from_far_away_is_no_success(capsys: pytest.CaptureFixture[str
     assert "ACE strict, landed at step 3, 5 steps\n" in printed
     assert "cut: gamma was set to 0" in printed
     assert "the symmetry holds" not in printed
+
+
+def test_a_status_is_json_also_if_values_are_not_finite() -> None:
+    model = trained(3, trace=False)
+    with torch.no_grad():
+        model.ace.gamma[0] = torch.nan
+    told = json.loads(json.dumps(status(model).to_dict(), allow_nan=False))
+    assert (told["sites"][0]["gamma"], told["sites"][0]["verdict"]) == (None, "diverged")
 
 
 def test_a_checkpoint_loaded_after_the_last_step_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import json
 import os
 import signal
@@ -52,6 +53,29 @@ def test_every_tenth_step_and_the_last(tmp_path: Path) -> None:
     about = json.loads((folder / "run.json").read_text())
     assert (about["adapter"], about["config"]["mode"]) == ("layered", "bounded")
     assert about["sites"] == ["layers.0", "layers.1", "layers.2"]
+
+
+def test_a_long_trace_is_thinned_and_keeps_events_and_landings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ace_plugins.report.record.MOST_LINES", 20)
+    torch.manual_seed(0)
+    model = attach(Layered(), "layered", loop="paced", mode="strict", budget=400, trace_every=1)
+    record = RECORDER.get_record(model)
+    train(model, 30)
+    assert (record.lines, record.every) == (len(read_trace(runs(tmp_path)[0])), 2)
+    earlier = {key: value.clone() for key, value in model.state_dict().items()}
+    train(model, 1)
+    model.load_state_dict(earlier)
+    train(model, 600)
+    project(model)
+    (folder,) = runs(tmp_path)
+    lines = read_trace(folder)
+    steps = [line["step"] for line in lines]
+    assert len(lines) <= 20
+    assert (steps[0], steps[-1]) == (1, 631), "the ends stay"
+    assert max(b - a for a, b in itertools.pairwise(steps)) <= 2 * record.every, "no gap"
+    assert [line["step"] for line in lines if "event" in line], "the loaded checkpoint"
+    assert read_run(folder).landed_at == record.landed_at
+    assert not list(folder.glob(".*.part"))
 
 
 def test_a_dropped_model_still_gets_its_last_line(tmp_path: Path) -> None:

@@ -256,6 +256,29 @@ def test_a_handler_that_comes_later_and_calls_ours_ends_the_process_itself(clone
     assert done.stderr.count("6 of 2,000 steps, interrupted") == (mode == "strict"), "the summary is printed at exit"
 
 
+REQUEUES = """
+import os, signal, pathlib
+model = train(Net(), 5)
+# As Lightning does under SLURM: SIGUSR1 saves a checkpoint and requeues the job; SIGTERM is ignored, but chained.
+signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path("hpc_ckpt_1.ckpt").write_text("saved"))
+before = signal.getsignal(signal.SIGTERM)
+signal.signal(signal.SIGTERM, lambda *args: before(*args) if callable(before) else None)
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    os.kill(os.getpid(), number)
+    train(model, 1)
+print("requeued")
+"""
+
+
+@pytest.mark.parametrize("mode", ["off", "strict"])
+def test_a_job_that_its_cluster_requeues_saves_its_checkpoint_first(clone: Clone, mode: str) -> None:
+    clone.write(TRAIN + REQUEUES)
+    done = clone.python("train.py", ACE_MODE=mode, ACE_BUDGET="2000")
+    assert (done.returncode, done.stdout) == (0, "requeued\n"), done.stderr
+    assert (clone.root / "hpc_ckpt_1.ckpt").read_text() == "saved"
+    assert done.stderr.count("7 of 2,000 steps, interrupted") == (mode == "strict")
+
+
 def test_a_handler_of_the_scripts_own_stays(clone: Clone) -> None:
     own = "import os, signal\nsignal.signal(signal.SIGTERM, lambda *a: print('mine'))\n"
     clone.write(own + TRAIN + "build_and_train()\nos.kill(os.getpid(), signal.SIGTERM)\nprint('goes on')")
