@@ -7,9 +7,11 @@ import errno
 import importlib.util
 import math
 import os
+import platform
 import re
 import stat
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,9 @@ from .errors import AceError, ConfigError
 # C0 and C1, marks that change the direction of text, and surrogates (bytes of file names that are not UTF-8).
 _CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-_PART = re.compile(r"\..{1,40}\.([0-9]{1,9})\.[0-9a-f]{8}\.part", re.DOTALL)
+# Identifies this machine in names of unfinished files, since other machines may share the folder.
+_MACHINE = f"{zlib.crc32(platform.node().encode()) & 0xFFFF:04x}"
+_PART = re.compile(rf"\..{{1,40}}\.([0-9]{{1,9}})\.{_MACHINE}[0-9a-f]{{4}}\.part", re.DOTALL)
 
 
 def say(text: str, *, anyway: bool = False) -> None:
@@ -88,7 +92,7 @@ def publish(
     """
     target = Path(os.path.realpath(path) if follow_link else os.path.abspath(path))
     # A name within the limit of file names. `sweep` reads the process id.
-    fresh = target.with_name(f".{target.name[:40]}.{os.getpid()}.{os.urandom(4).hex()}.part")
+    fresh = target.with_name(f".{target.name[:40]}.{os.getpid()}.{_MACHINE}{os.urandom(2).hex()}.part")
     try:
         like = target.stat() if target.exists() and not target.is_symlink() else None
         try:
@@ -116,7 +120,7 @@ def publish(
 
 
 def sweep(folder: Path) -> None:
-    """Remove the unfinished files that killed processes have left in a folder, see `publish`."""
+    """Remove the unfinished files that killed processes of this machine have left in a folder, see `publish`."""
     for path in folder.glob(".*.part") if os.name != "nt" else ():  # Windows has no signal 0
         if found := _PART.fullmatch(path.name):
             with contextlib.suppress(PermissionError, FileNotFoundError):  # another user's process, or swept already
