@@ -48,6 +48,7 @@ def check_state(model: nn.Module, state: MutableMapping[str, Any], prefix: str, 
         ace.duals.migrate(state, f"{mine}duals.")
         if mine + "manifest" in state:  # otherwise the script loads only a part of a checkpoint, on purpose
             _check_ace(ace, own, state, mine)
+        ace.session.started = True  # gamma has the value of the checkpoint
         return
     state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
     text = f"checkpoint without ACE loaded into {type(model).__name__}: gamma, duals and branches are unchanged"
@@ -60,16 +61,16 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
     try:
         about = json.loads(bytes(state[mine + "manifest"].round().to(torch.uint8).tolist()))
         found = f"{about['adapter']}: {', '.join(about['sites'])}"
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
         found = "an unreadable manifest"
     if found != expected:
         raise CheckpointError(f"the checkpoint's sites ({found}) are not the model's ({expected}); nothing was loaded")
-    wrong = [n for n, value in own.items() if n.startswith(mine) and _shape(state.get(n)) != _shape(value)]
+    wrong = [n for n, value in own.items() if n.startswith(mine) and not _holds_numbers(state.get(n), value)]
     extra = [n for n in state if n.startswith(mine) and n not in own]
     if wrong or extra:
         raise CheckpointError(
-            f"the checkpoint's branches are not the model's: missing or of another shape: {_some(wrong)}; unknown: "
-            f"{_some(extra)}; attach with the settings of the run that wrote it; nothing was loaded"
+            f"the checkpoint's branches are not the model's: missing, damaged or of another shape: {_some(wrong)}; "
+            f"unknown: {_some(extra)}; attach with the settings of the run that wrote it; nothing was loaded"
         )
 
 
@@ -287,6 +288,12 @@ def numpy_numbers() -> list[Any]:
         # The file may come from numpy 1 or numpy 2, which name the function differently.
         found += [(rebuild, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     return found
+
+
+def _holds_numbers(value: Any, like: Tensor) -> bool:
+    """Return whether a value can be loaded into ``like``: a dense tensor of real numbers, of the same shape."""
+    dense = isinstance(value, Tensor) and value.layout == torch.strided and (like.is_meta or not value.is_meta)
+    return dense and not (value.is_quantized or value.is_complex()) and value.shape == like.shape
 
 
 def _shape(value: Any) -> Any:

@@ -83,6 +83,7 @@ class Session:
     zeros: list[Tensor] = field(default_factory=list)  # gradients of freed parameters, which are 0
     adopted: list[tuple[weakref.ref[Optimizer], list[nn.Parameter]]] = field(default_factory=list)
     """The optimizers to which `adopt` has added parameters, with these parameters."""
+    started: bool = False  # True once it was checked that gamma has its initial value
     goes_on: bool = False  # True in a step of a model that has landed: it is only counted
 
 
@@ -149,6 +150,8 @@ class Loop(ABC):
         session.goes_on = ace.landed
         if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
+        if not session.started:
+            ace.start()
         if session.running is not None:
             # This step was called inside another optimizer's step (ZeroRedundancyOptimizer), and moves gamma.
             outer, its_optimizer = session.running

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..contract.sites import AddsItself, Node, Site, Tap
 from ..contract.upstreams import Script
-from ..errors import AdapterError
+from ..errors import AceWarning, AdapterError
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.groups import Element
@@ -246,6 +247,21 @@ class Ace(nn.Module):
             if node.name in found:
                 found |= {used for used in (node.reads, getattr(node, "through", None)) if isinstance(used, str)}
         return found
+
+    def start(self) -> None:
+        """Restore gamma before the first step if the script has initialised all parameters of the model itself."""
+        self.session.started = True
+        start = torch.full_like(self.gamma, self.config.gamma_start)
+        if self.duals.count or torch.allclose(self.gamma, start):
+            return
+        with torch.no_grad():
+            self.gamma.copy_(start)
+        warnings.warn(
+            f"the script has changed gamma (model.{NAME}.gamma) before the first step, perhaps by initialising all of "
+            f"model.parameters(); gamma is {self.config.gamma_start:g} again; set gamma_init to start elsewhere",
+            AceWarning,
+            stacklevel=2,
+        )
 
     def free_landed(self) -> None:
         """Stop training the parameters that only landed sites use (``freed``)."""

@@ -18,7 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -65,17 +65,22 @@ class PaperLoop(Loop):
         self.version = self.pulled._version
         self._separate(optimizer)
 
+    def changes(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the settings of gamma's group that differ for gamma: its learning rate and weight decay."""
+        config, group = self.ace.config, optimizer.param_groups[self.group]
+        if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
+            return {}  # this optimizer wraps another one, which moves gamma
+        found = {} if config.gamma_lr == 1 else {"lr": group["lr"] * config.gamma_lr}
+        decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
+        return {**found, "weight_decay": 0.0} if decays else found
+
     def _separate(self, optimizer: Optimizer) -> None:
         """Move gamma into a separate group, only for this step, if its learning rate or weight decay differs."""
-        config, group = self.ace.config, optimizer.param_groups[self.group]
-        decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
-        if not decays and config.gamma_lr == 1:
+        changes = self.changes(optimizer)
+        if not changes:
             return
-        if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
-            return  # this optimizer wraps another one, which moves gamma
-        self.separate = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
-        if decays:
-            self.separate["weight_decay"] = 0.0
+        group = optimizer.param_groups[self.group]
+        self.separate = {**group, "params": [self.ace.gamma], **changes}
         self.params = group["params"]
         group["params"] = [p for p in self.params if p is not self.ace.gamma]
         optimizer.param_groups.append(self.separate)
@@ -147,6 +152,7 @@ class Steps:
             wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
             wrap(DistributedDataParallel, "__init__", _distribute),
             wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", _convert_norm),
+            *_wrap_everywhere(nn.utils.clip_grad, "clip_grad_norm_", _clip_separately),
         ]
         self.wrap_fsdp()
 
@@ -271,6 +277,11 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
         if isinstance(loop, PaperLoop) and "lr" not in optimizer.param_groups[loop.group]:
             name = type(optimizer).__name__
             raise StepError(f"{name} has no 'lr' in its parameter groups: set preset 'fit', or use another optimizer")
+        if isinstance(loop, PaperLoop) and loop.changes(optimizer) and (listed := _lists_per_group(optimizer)):
+            raise StepError(
+                f"{type(optimizer).__name__} has a list with a value per parameter group ({listed[0]}), so gamma cannot "
+                "have a group for itself: set gamma_weight_decay = true and gamma_lr = 1, or preset 'fit'"
+            )
         find_shards(loop.ace)
         owned = {*places, *map(id, loop.ace.freed)}
         missed = [p for p in loop.ace.branches.parameters() if p.requires_grad and id(p) not in owned]
@@ -364,6 +375,12 @@ def _add_group(add: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
     add(optimizer, group)
 
 
+def _lists_per_group(optimizer: Optimizer) -> list[str]:
+    """Return the names of an optimizer's attributes that are lists with one number per group (AdaBound)."""
+    lists = [(name, value) for name, value in vars(optimizer).items() if isinstance(value, list)]
+    return [name for name, value in lists if name != "param_groups" and len(value) == len(optimizer.param_groups)]
+
+
 def _find_places(optimizer: Optimizer) -> Places:
     groups = enumerate(optimizer.param_groups)
     return {id(parameter): (g, i) for g, group in groups for i, parameter in enumerate(group["params"])}
@@ -412,6 +429,32 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
     ours = classmethod(wrapper) if isinstance(original, classmethod) else wrapper
     setattr(owner, name, ours)
     return undo
+
+
+def _wrap_everywhere(owner: ModuleType, name: str, around: Callable[..., Any]) -> list[Callable[[], object]]:
+    """Replace calls of a function as `wrap` does, also in modules that imported it by name. Returns the undo."""
+    original = vars(owner)[name]
+    undo = wrap(owner, name, around)
+    ours = vars(owner)[name]
+
+    def rename(old: Any, new: Any) -> None:
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is old:
+                setattr(module, name, new)
+
+    rename(original, ours)
+    return [lambda: rename(ours, original), undo]
+
+
+def _clip_separately(clip: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrap ``clip_grad_norm_`` to clip ACE's parameters on their own, so that they do not shrink upstream's step."""
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    added = {id(p) for ace in list(LIVE.aces) for p in ace.parameters()}
+    ours = [p for p in parameters if id(p) in added]
+    norm = clip(ours, *args, **kwargs) if ours else None
+    if norm is not None and len(ours) == len(parameters):
+        return norm
+    return clip([p for p in parameters if id(p) not in added], *args, **kwargs)
 
 
 def _running_steps(frame: FrameType | None) -> list[Any]:
