@@ -133,7 +133,7 @@ class Exported:
     kept: int = 0
     removed: int = 0
     gammas: list[Any] = field(default_factory=list)
-    optimizers: int = 0  # number of optimizer states from which ACE's parameters could not be removed
+    optimizers: int = 0  # number of optimizer states, which are not changed
 
     def clean(self, content: Any) -> Any:
         """Return the content without ACE, and update the counts."""
@@ -146,10 +146,7 @@ class Exported:
         if not isinstance(content, Mapping):
             self.kept += isinstance(content, Tensor)
             return content
-        if _is_optimizer(content):
-            if any(NAME in (group.get("name"), *group) for group in content["param_groups"]):
-                return _remove_adopted(content)
-            self.optimizers += 1
+        self.optimizers += isinstance(content.get("param_groups"), list) and "state" in content
         prefixes = _prefixes(content)
         self.gammas += [content.get(prefix + "gamma") for prefix in prefixes]
         renamed = self._renumber(content)
@@ -220,33 +217,6 @@ def _find_blocks(content: Any) -> Iterator[list[Any]]:
     if isinstance(content, (list, tuple)):
         for each in content:
             yield from _find_blocks(each)
-
-
-def _is_optimizer(content: Mapping[Any, Any]) -> bool:
-    groups = content.get("param_groups")
-    if not isinstance(content.get("state"), Mapping) or not isinstance(groups, list):
-        return False
-    lists = [group.get("params") if isinstance(group, Mapping) else None for group in groups]
-    return all(isinstance(each, list) and all(isinstance(number, int) for number in each) for each in lists)
-
-
-def _remove_adopted(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state without the parameters that `adopt` added, as the last ones of their groups."""
-    groups, numbers = [], []
-    for group in content["param_groups"]:
-        if group.get("name") == NAME:  # a group of its own, in checkpoints of version 0.1.0
-            continue
-        added = group.get(NAME)
-        count = len(group["params"]) - (added if isinstance(added, int) else 0)
-        numbers += group["params"][:count]
-        kept = {name: value for name, value in group.items() if name != NAME}
-        kept |= {name: group[name][:count] for name in group.keys() & {"params", "param_names"}}
-        groups.append(kept)
-    renumbered = {old: new for new, old in enumerate(numbers)}
-    for group in groups:
-        group["params"] = [renumbered[number] for number in group["params"]]
-    state = {renumbered[number]: value for number, value in content["state"].items() if number in renumbered}
-    return {**content, "param_groups": groups, "state": state}
 
 
 def _largest(gamma: Any) -> float:

@@ -39,7 +39,7 @@ from .spectral_norm import find_bounded, follow
 from .state import LIVE, NAME, Ace
 
 FSDP = "torch.distributed.fsdp"
-Places = dict[int, tuple[int, int]]  # from a parameter's ``id`` to its group and its index in the group
+Places = dict[int, int]  # from a parameter's ``id`` to the number of its group
 
 
 @dataclass
@@ -54,12 +54,7 @@ class PaperLoop(Loop):
     def prepare(self, optimizer: Optimizer) -> None:
         assert self.before is not None
         assert self.gradient is not None
-        pull = self.ace.duals.pull(self.before)
-        if optimizer.param_groups[self.group].get("maximize"):
-            pull = -pull  # the optimizer negates every gradient, but the constraints are minimised
-        scale = getattr(optimizer, "grad_scale", None)
-        if scale is not None:
-            pull = pull * scale  # a fused optimizer divides gradients by the scale inside its kernel
+        pull = self.factor(optimizer) * self.ace.duals.pull(self.before)
         # The optimizer's running averages would never recover from a gradient that is not finite.
         self.ace.gamma.grad = self.pulled = torch.where(is_finite(self.gradient), self.gradient + pull, 0.0)
         self.version = self.pulled._version
@@ -68,11 +63,12 @@ class PaperLoop(Loop):
     def changes(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the settings of gamma's group that differ for gamma: its learning rate and weight decay."""
         config, group = self.ace.config, optimizer.param_groups[self.group]
-        if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
-            return {}  # this optimizer wraps another one, which moves gamma
         found = {} if config.gamma_lr == 1 else {"lr": group["lr"] * config.gamma_lr}
-        decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
-        return {**found, "weight_decay": 0.0} if decays else found
+        if group.get("weight_decay", 0) and not config.gamma_weight_decay:
+            found["weight_decay"] = 0.0
+        # An optimizer that wraps another one does not move gamma itself.
+        wraps = found and any(isinstance(value, Optimizer) for value in vars(optimizer).values())
+        return {} if wraps else found
 
     def _separate(self, optimizer: Optimizer) -> None:
         """Move gamma into a separate group, only for this step, if its learning rate or weight decay differs."""
@@ -170,7 +166,7 @@ class Steps:
             if sum(running is optimizer for running in _running_steps(sys._getframe())) > 1:
                 return None  # called by a subclass's ``super().step()``: gamma's gradient is prepared already
             self.recover(optimizer)  # the last step raised an error
-        if known is None or known.seen != _describe(optimizer) or not all(o.holds(optimizer) for o in known.loops):
+        if known is None or known.seen != _describe(optimizer):
             first, known = known is None, _find_ownership(optimizer)
             self.ownership[optimizer] = known
             # If a step raised an error, a state that is saved before the next step must not contain the loop's changes.
@@ -272,15 +268,15 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
             )
         if id(ace.gamma) in places:
             paced = ScheduledLoop if ace.config.mode == "scheduled" else PacedLoop
-            loops.append((paced if ace.config.paced else PaperLoop)(ace, *places[id(ace.gamma)]))
+            loops.append((paced if ace.config.paced else PaperLoop)(ace, places[id(ace.gamma)]))
     for loop in loops:
         if isinstance(loop, PaperLoop) and "lr" not in optimizer.param_groups[loop.group]:
             name = type(optimizer).__name__
             raise StepError(f"{name} has no 'lr' in its parameter groups: set preset 'fit', or use another optimizer")
         if isinstance(loop, PaperLoop) and loop.changes(optimizer) and (listed := _lists_per_group(optimizer)):
             raise StepError(
-                f"{type(optimizer).__name__} has a list with a value per parameter group ({listed[0]}), so gamma cannot "
-                "have a group for itself: set gamma_weight_decay = true and gamma_lr = 1, or preset 'fit'"
+                f"{type(optimizer).__name__} has a list with a value per parameter group ({listed[0]}), so gamma "
+                "cannot have a group for itself: set gamma_weight_decay = true and gamma_lr = 1, or preset 'fit'"
             )
         find_shards(loop.ace)
         owned = {*places, *map(id, loop.ace.freed)}
@@ -334,7 +330,7 @@ def adopt(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
 def _extend(optimizer: Optimizer, ace: Ace, weights: list[nn.Parameter], owned: Set[int]) -> None:
     """Add ACE's parameters to groups of an optimizer of some of the model's weights."""
     places = _find_places(optimizer)
-    counts = Counter(places[id(p)][0] for p in weights)
+    counts = Counter(places[id(p)] for p in weights)
     groups = [optimizer.param_groups[number] for number, _ in counts.most_common()]
     # Muon accepts matrices only, and groups of matrices alone usually have weight decay.
     mixed = [group for group in groups if any(p.ndim != 2 for p in group["params"])]
@@ -345,7 +341,6 @@ def _extend(optimizer: Optimizer, ace: Ace, weights: list[nn.Parameter], owned: 
         if parameter.requires_grad and id(parameter) not in owned and fitting:
             group = fitting[0]
             group["params"].append(parameter)
-            group[NAME] = group.get(NAME, 0) + 1  # their number: they are the last ones of the group
             if "param_names" in group:
                 group["param_names"].append(f"{NAME}.{name}")
             adopted.append(parameter)
@@ -358,8 +353,6 @@ def _remove(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     for group in optimizer.param_groups:
         kept = [number for number, p in enumerate(group["params"]) if id(p) not in gone]
         if len(kept) < len(group["params"]):
-            removed = len(group["params"]) - len(kept)
-            group[NAME] = group.get(NAME, removed) - removed  # a loaded state may lack it
             for key in group.keys() & {"params", "param_names"}:
                 group[key] = [group[key][number] for number in kept]
 
@@ -382,8 +375,7 @@ def _lists_per_group(optimizer: Optimizer) -> list[str]:
 
 
 def _find_places(optimizer: Optimizer) -> Places:
-    groups = enumerate(optimizer.param_groups)
-    return {id(parameter): (g, i) for g, group in groups for i, parameter in enumerate(group["params"])}
+    return {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
 
 def _find_models(places: Places) -> list[Ace]:

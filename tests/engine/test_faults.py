@@ -278,9 +278,10 @@ class Listing(torch.optim.SGD):
 
 
 def test_an_optimizer_with_values_per_group() -> None:
+    model = attach(Layered().double(), **PAPER)
+    optimizer = Listing(model.parameters(), lr=0.01, weight_decay=0.1)
     with pytest.raises(AceError, match=r"Listing has a list .* \(base_lrs\)"):
-        model = attach(Layered().double(), **PAPER)
-        steps(model, Listing(model.parameters(), lr=0.01, weight_decay=0.1), 1)
+        steps(model, optimizer, 1)
     assert model.ace.gamma.grad is not None
     for config in ({**PAPER, "gamma_weight_decay": True}, FIT):
         model = attach(Layered().double(), **config)

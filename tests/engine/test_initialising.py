@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from toy import Layered
 from torch import nn
+from toy import Layered
 
 from ace_plugins import AceWarning, attach, status
 
