@@ -209,7 +209,7 @@ class Ace(nn.Module):
         """Restore gamma before the first step if the script has initialised all parameters of the model itself."""
         self.session.started = True
         start = torch.full_like(self.gamma, self.config.gamma_start)
-        if self.duals.count or torch.allclose(self.gamma, start):
+        if self.duals.count or self.config.mode == "scheduled" or torch.allclose(self.gamma, start):
             return
         with torch.no_grad():
             self.gamma.copy_(start)
