@@ -19,6 +19,7 @@ from ..plugins.registry import notify
 from ..settings.config import UNBOUNDED, Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import forward_names
+from ..symmetry.parts import Argument, find_argument
 from .branches import fork_random_stream, mlp
 from .checkpoint import check_state
 from .forward import ModelHooks, uninstall
@@ -26,7 +27,7 @@ from .holdout import separate
 from .measure import get_ace
 from .scheduled import relax
 from .spectral_norm import bound, find_bounded, find_unbounded, settle
-from .state import LIVE, NAME, Ace, Argument, find, find_argument, key
+from .state import LIVE, NAME, Ace, find, key
 
 M = TypeVar("M", bound=nn.Module)
 

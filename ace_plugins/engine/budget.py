@@ -141,22 +141,14 @@ class Budget:
 
     def _read_lightning(self, model: nn.Module | None) -> None:
         """Read the length, and the steps per epoch, which Lightning's calls of ``model.train()`` do not show."""
-        for thing in gc.get_objects():
-            kind = type(thing)
-            if kind.__name__ != "Trainer" or kind.__module__.partition(".")[0] not in (
-                "lightning",
-                "pytorch_lightning",
-            ):
-                continue
-            module = getattr(thing, "lightning_module", None)
-            # The trainer that trains this model now: not that of another model, and not an earlier one.
-            if not isinstance(module, nn.Module) or getattr(module, "_trainer", thing) is not thing:
-                continue
-            if any(part is model for part in module.modules()):
-                steps = getattr(thing, "estimated_stepping_batches", math.inf)  # may set up the data first
-                batches = getattr(thing, "num_training_batches", math.inf)
+        modules: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+        for task in modules:
+            trainer = vars(task).get("_trainer")  # the last one that has trained this LightningModule
+            if trainer is not None and any(part is model for part in task.modules()):
+                steps = getattr(trainer, "estimated_stepping_batches", math.inf)  # may set up the data first
+                batches = getattr(trainer, "num_training_batches", math.inf)
                 if math.isfinite(batches) and batches > 0:
-                    self.epoch_steps = math.ceil(batches / getattr(thing, "accumulate_grad_batches", 1))
+                    self.epoch_steps = math.ceil(batches / getattr(trainer, "accumulate_grad_batches", 1))
                 if self.epochs is None and math.isfinite(steps) and steps > 0:
                     self.steps, self.source = int(steps), "Lightning's trainer"
 

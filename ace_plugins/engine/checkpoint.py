@@ -48,6 +48,7 @@ def check_state(model: nn.Module, state: MutableMapping[str, Any], prefix: str, 
         ace.duals.migrate(state, f"{mine}duals.")
         if mine + "manifest" in state:  # otherwise the script loads only a part of a checkpoint, on purpose
             _check_ace(ace, own, state, mine)
+        ace.session.started = True  # gamma has the value of the checkpoint
         return
     state.update({name: value.detach() for name, value in own.items() if name.startswith(mine)})
     text = f"checkpoint without ACE loaded into {type(model).__name__}: gamma, duals and branches are unchanged"
@@ -60,16 +61,16 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
     try:
         about = json.loads(bytes(state[mine + "manifest"].round().to(torch.uint8).tolist()))
         found = f"{about['adapter']}: {', '.join(about['sites'])}"
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError):
         found = "an unreadable manifest"
     if found != expected:
         raise CheckpointError(f"the checkpoint's sites ({found}) are not the model's ({expected}); nothing was loaded")
-    wrong = [n for n, value in own.items() if n.startswith(mine) and _shape(state.get(n)) != _shape(value)]
+    wrong = [n for n, value in own.items() if n.startswith(mine) and not _holds_numbers(state.get(n), value)]
     extra = [n for n in state if n.startswith(mine) and n not in own]
     if wrong or extra:
         raise CheckpointError(
-            f"the checkpoint's branches are not the model's: missing or of another shape: {_some(wrong)}; unknown: "
-            f"{_some(extra)}; attach with the settings of the run that wrote it; nothing was loaded"
+            f"the checkpoint's branches are not the model's: missing, damaged or of another shape: {_some(wrong)}; "
+            f"unknown: {_some(extra)}; attach with the settings of the run that wrote it; nothing was loaded"
         )
 
 
@@ -132,7 +133,7 @@ class Exported:
     kept: int = 0
     removed: int = 0
     gammas: list[Any] = field(default_factory=list)
-    optimizers: int = 0  # number of optimizer states from which ACE's parameters could not be removed
+    optimizers: int = 0  # number of optimizer states, which are not changed
 
     def clean(self, content: Any) -> Any:
         """Return the content without ACE, and update the counts."""
@@ -145,10 +146,7 @@ class Exported:
         if not isinstance(content, Mapping):
             self.kept += isinstance(content, Tensor)
             return content
-        if _is_optimizer(content):
-            if any(NAME in (group.get("name"), *group) for group in content["param_groups"]):
-                return _remove_adopted(content)
-            self.optimizers += 1
+        self.optimizers += isinstance(content.get("param_groups"), list) and "state" in content
         prefixes = _prefixes(content)
         self.gammas += [content.get(prefix + "gamma") for prefix in prefixes]
         renamed = self._renumber(content)
@@ -221,33 +219,6 @@ def _find_blocks(content: Any) -> Iterator[list[Any]]:
             yield from _find_blocks(each)
 
 
-def _is_optimizer(content: Mapping[Any, Any]) -> bool:
-    groups = content.get("param_groups")
-    if not isinstance(content.get("state"), Mapping) or not isinstance(groups, list):
-        return False
-    lists = [group.get("params") if isinstance(group, Mapping) else None for group in groups]
-    return all(isinstance(each, list) and all(isinstance(number, int) for number in each) for each in lists)
-
-
-def _remove_adopted(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state without the parameters that `adopt` added, as the last ones of their groups."""
-    groups, numbers = [], []
-    for group in content["param_groups"]:
-        if group.get("name") == NAME:  # a group of its own, in checkpoints of version 0.1.0
-            continue
-        added = group.get(NAME)
-        count = len(group["params"]) - (added if isinstance(added, int) else 0)
-        numbers += group["params"][:count]
-        kept = {name: value for name, value in group.items() if name != NAME}
-        kept |= {name: group[name][:count] for name in group.keys() & {"params", "param_names"}}
-        groups.append(kept)
-    renumbered = {old: new for new, old in enumerate(numbers)}
-    for group in groups:
-        group["params"] = [renumbered[number] for number in group["params"]]
-    state = {renumbered[number]: value for number, value in content["state"].items() if number in renumbered}
-    return {**content, "param_groups": groups, "state": state}
-
-
 def _largest(gamma: Any) -> float:
     if not isinstance(gamma, Tensor) or gamma.is_meta or not gamma.is_floating_point() or not gamma.numel():
         found = f"{gamma.dtype} {list(gamma.shape)}" if isinstance(gamma, Tensor) else type(gamma).__name__
@@ -287,6 +258,12 @@ def numpy_numbers() -> list[Any]:
         # The file may come from numpy 1 or numpy 2, which name the function differently.
         found += [(rebuild, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     return found
+
+
+def _holds_numbers(value: Any, like: Tensor) -> bool:
+    """Return whether a value can be loaded into ``like``: a dense tensor of real numbers, of the same shape."""
+    dense = isinstance(value, Tensor) and value.layout == torch.strided and (like.is_meta or not value.is_meta)
+    return dense and not (value.is_quantized or value.is_complex()) and value.shape == like.shape
 
 
 def _shape(value: Any) -> Any:

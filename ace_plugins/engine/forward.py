@@ -23,7 +23,7 @@ from ..contract.sites import Node, Site
 from ..errors import AdapterError, AttachError, StepError
 from ..symmetry.groups import Element
 from ..symmetry.measure import Call, clone, forward_names, map_tensors
-from ..symmetry.parts import get_part, iterate_tensors, replace_part
+from ..symmetry.parts import iterate_tensors, replace_part, select_output
 from . import step as step  # an unpickled model has these hooks, and they need the patches of PyTorch
 from .distributed import rank
 from .holdout import Parts, apply, split
@@ -121,18 +121,6 @@ class Forward:
             )
         rows = None if self.parts is None else self.parts.rows_that_fit(node.name, len(read))
         return apply(self.ace.branch(node.name), read, rows, separable=node.name in self.ace.separable)
-
-
-def select_output(output: Any, site: Site) -> Any:
-    """Return the tensor, within the module's output, to which the site adds its branch."""
-    selected = output if site.output is None else get_part(output, str(site.output), f"output of {site.module}")
-    if isinstance(selected, Tensor):
-        return selected
-    parts = dict(enumerate(selected)) if isinstance(selected, (tuple, list)) else selected
-    keys = list(parts) if isinstance(parts, dict) else []
-    hint = f"set output= to one of {', '.join(map(repr, keys))}" if keys else "correct output="
-    what = f"{site.module} returns" if site.output is None else f"output {site.output!r} of {site.module} is"
-    raise AdapterError(f"site {site.name!r}: {what} a {type(selected).__name__}, expected a tensor; {hint}")
 
 
 class OpenForwards(threading.local):
@@ -281,32 +269,12 @@ def close_forward(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     return _turn_back(forward.ace.action, forward.frame, output) if turns else None
 
 
-class _Touch(torch.autograd.Function):
-    """The identity function, which also makes parameters part of the autograd graph without giving them a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return gradient, *[None] * (len(ctx.needs_input_grad) - 1)
-
-
 def touch_freed(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """Forward hook of the model: adds freed parameters to the graph, where DistributedDataParallel expects them."""
     ace = model._modules[NAME]
     assert isinstance(ace, Ace)
-    freed = list(ace.freed)
-
-    def touch(tensor: Tensor) -> Tensor:
-        if not freed or not tensor.requires_grad:
-            return tensor
-        touched: Tensor = _Touch.apply(tensor, *freed)  # type: ignore[no-untyped-call]
-        freed.clear()  # one output is enough
-        return touched
-
-    return map_tensors(output, touch)
+    nothing = torch.stack([parameter.flatten()[:0].sum() for parameter in ace.freed]).sum()  # 0, with gradients of 0
+    return map_tensors(output, lambda tensor: tensor + nothing.to(tensor) if tensor.requires_grad else tensor)
 
 
 @dataclass(frozen=True)

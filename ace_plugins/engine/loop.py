@@ -80,9 +80,9 @@ class Session:
     running: tuple[Loop, Optimizer] | None = None  # loop and optimizer of the step in progress; None between steps
     observed: Observed = field(default_factory=Observed)
     warned: bool = False  # True once the user was warned that all sites had landed before training began
-    zeros: list[Tensor] = field(default_factory=list)  # gradients of freed parameters, which are 0
     adopted: list[tuple[weakref.ref[Optimizer], list[nn.Parameter]]] = field(default_factory=list)
     """The optimizers to which `adopt` has added parameters, with these parameters."""
+    started: bool = False  # True once it was checked that gamma has its initial value
     goes_on: bool = False  # True in a step of a model that has landed: it is only counted
 
 
@@ -118,11 +118,10 @@ def warn_of_skipped(duals: Duals) -> None:
 
 @dataclass
 class Loop(ABC):
-    """The dual loop of one model: gamma's place in an optimizer, and the state of the step in progress."""
+    """The dual loop of one model: the group that gamma is in, and the state of the step in progress."""
 
     ace: Ace
     group: int
-    index: int
     before: Tensor | None = None  # gamma at the beginning of the step; None between steps
     gradient: Tensor | None = None  # gradient at gamma that the script computed; None between steps
 
@@ -138,10 +137,14 @@ class Loop(ABC):
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         """Update the duals, and gamma if the optimizer does not move it. Not called after all sites have landed."""
 
-    def holds(self, optimizer: Optimizer) -> bool:
-        """Return whether gamma is still at its place in the optimizer."""
-        params = optimizer.param_groups[self.group]["params"]
-        return self.index < len(params) and params[self.index] is self.ace.gamma
+    def factor(self, optimizer: Optimizer) -> Any:
+        """Return the factor of the optimizer's gradients: -1 if it maximises, times the scale that it divides by.
+
+        A fused optimizer divides gradients by the scale of a GradScaler inside its kernel.
+        """
+        sign = -1 if optimizer.param_groups[self.group].get("maximize") else 1
+        scale = getattr(optimizer, "grad_scale", None)
+        return sign if scale is None else sign * scale
 
     def begin(self, optimizer: Optimizer) -> None:
         """Begin a step. Called when the gradients of the step have been computed."""
@@ -149,6 +152,8 @@ class Loop(ABC):
         session.goes_on = ace.landed
         if not gamma.requires_grad or gamma.grad is None:
             return  # the model took no part in this step, or its gamma is frozen
+        if not session.started:
+            ace.start()
         if session.running is not None:
             # This step was called inside another optimizer's step (ZeroRedundancyOptimizer), and moves gamma.
             outer, its_optimizer = session.running

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 from torch import nn
 
-from ..errors import AceError, AttachError, ConfigError
+from ..errors import AttachError, ConfigError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..symmetry import measure as measuring
-from ..symmetry.actions import GroupAction
-from ..symmetry.measure import Call, EquivarianceError, as_call, forward_names, map_tensors
+from ..symmetry.measure import Averaged, EquivarianceError
 from .state import NAME, Ace, find, unwrap
 
 
-def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """Return model (a copy if ``copied``) and batch in float64, and ""; on failure the originals, and the reason."""
-    try:
-        judged = copy.deepcopy(model).double() if copied else model
-        for original, twin in zip(_find_aces(model), _find_aces(judged), strict=True):
-            twin.passes.forced = original.passes.forced  # deepcopy drops it
-        args, kwargs = map_tensors(as_call(batch), lambda x: x.double() if x.is_floating_point() else x)
-        with torch.inference_mode(False), hide_from_budget(judged), measuring.preserve_state(judged):
-            measuring.evaluate(judged, args, kwargs, 0)
-        return judged, Call(args, kwargs), ""
-    except AceError:
-        raise
-    except Exception as error:
-        return model, batch, f"not converted to float64: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
-def _find_aces(model: nn.Module) -> list[Ace]:
+def find_aces(model: nn.Module) -> list[Ace]:
+    """Return the `Ace` of every attached model among the submodules."""
     return [module for module in model.modules() if isinstance(module, Ace)]
 
 
 @contextmanager
 def hide_from_budget(model: nn.Module) -> Iterator[None]:
     """Hide evaluations inside a ``with`` block from the budget, which would count them as ends of epochs."""
-    aces = _find_aces(model)
+    aces = find_aces(model)
     before = [(ace.budget.watching, ace.passes.evaluates) for ace in aces]
     for ace in aces:
         ace.budget.watching = False
@@ -89,24 +71,6 @@ def adapter_of(model: nn.Module) -> Plugin:
     """Return the adapter with which this model was attached, or else the adapter that supports it."""
     ace = find(model)
     return registry().adapter(ace.adapter) if ace is not None else registry().find_adapter(model)
-
-
-class Averaged(nn.Module):
-    """A module that averages a model's outputs over random frames, with one forward pass per frame."""
-
-    def __init__(self, model: nn.Module, action: GroupAction, samples: int, seed: int) -> None:
-        super().__init__()
-        self.model, self.action, self.samples, self.seed = model, action, samples, seed
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        names = forward_names(self.model)
-        generator = torch.Generator().manual_seed(self.seed)
-        outputs = []
-        for _ in range(self.samples):
-            element = self.action.group.sample(generator, scale=0.0)
-            turned = self.action.act_on_inputs(element, names, args, kwargs)
-            outputs.append(self.action.act_on_outputs(element.inverse(), self.model(*turned[0], **turned[1])))
-        return self.action.mean(outputs)
 
 
 def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:

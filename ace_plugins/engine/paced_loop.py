@@ -152,11 +152,7 @@ class PacedLoop(Loop):
 
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         ace, duals = self.ace, self.ace.duals
-        scale = getattr(optimizer, "grad_scale", None)
-        if scale is not None:
-            gradient = gradient / scale  # a fused optimizer divides gradients by the scale inside its kernel
-        if optimizer.param_groups[self.group].get("maximize"):
-            gradient = -gradient
+        gradient = gradient / self.factor(optimizer)
         ace.budget.inspect(optimizer, ace.root, duals.count + 1)
         horizon = ace.budget.horizon(duals.count)
         auto, kept = duals.config.mode == "auto", duals.evidence.kept_sites

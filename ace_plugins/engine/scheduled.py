@@ -12,7 +12,6 @@ actions (`Site.acts`).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -20,14 +19,12 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ..contract.sites import AddsItself, Node, Site, Tap
-from ..symmetry.actions import Action
-from ..symmetry.groups import Rigid
+from ..symmetry.actions import find_generators
 from .distributed import is_distributed
 from .paced_loop import PacedLoop
 
 WEIGHT = 0.01
 INITIAL = 1e-4  # standard deviation of a branch's initial weights
-ANGLE = 1e-4  # angle of the rotations from which generators are computed, in radians; the error is ANGLE^2 / 6
 
 
 def gamma_at(step: int, length: int) -> float:
@@ -52,7 +49,7 @@ class PenalisedLinear(nn.Linear):
         self.shapes = site.shape_in, site.shape_out
         self.read: Tensor | None = None  # input of the map in the last training forward pass, [rows, width], detached
         # Generators of the group on the map's input and output, in pairs; empty if the site has no actions.
-        sides = map(_generators, site.acts or (), self.shapes)
+        sides = map(find_generators, site.acts or (), self.shapes)
         self.generators = list(zip(*sides, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,20 +75,6 @@ def _norm(x: Tensor) -> Tensor:
     return (x.square().sum() + torch.finfo(x.dtype).tiny).sqrt()  # without ``tiny``, the gradient at 0 is infinite
 
 
-def _generators(action: Action, shape: tuple[int, ...]) -> list[Tensor]:
-    """Return the three generators of rotations under this action, as float64 matrices of shape [width, width]."""
-    basis = torch.eye(math.prod(shape), dtype=torch.float64).view(-1, *shape)
-    found = []
-    for axis in range(3):
-        cross = torch.zeros(3, 3, dtype=torch.float64)
-        one, two = (axis + 1) % 3, (axis + 2) % 3
-        cross[one, two], cross[two, one] = -ANGLE, ANGLE
-        turns = [Rigid(torch.linalg.matrix_exp(each), torch.zeros(3, dtype=torch.float64)) for each in (cross, -cross)]
-        there, back = (action(turn, basis).flatten(1) for turn in turns)
-        found.append(((there - back) / (2 * ANGLE)).T)  # rows of the basis become columns of the matrix
-    return found
-
-
 @dataclass
 class ScheduledLoop(PacedLoop):
     """A loop that sets gamma by schedule, and adds the penalties' gradients to the weights' before each step."""
@@ -104,15 +87,13 @@ class ScheduledLoop(PacedLoop):
             return
         with torch.enable_grad():
             total = torch.stack([module.penalty() for module in maps]).sum()
-        sign = -1 if optimizer.param_groups[self.group].get("maximize") else 1
-        scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer divides gradients by it
         gradients = torch.autograd.grad(total, [module.weight for module in maps])
         for module, gradient in zip(maps, gradients, strict=True):
             if is_distributed():  # each rank has its own part of the batch
                 distributed.all_reduce(gradient)
                 gradient /= distributed.get_world_size()
             if module.weight.grad is not None:
-                module.weight.grad.add_(sign * gradient if scale is None else sign * scale * gradient)
+                module.weight.grad.add_(self.factor(optimizer) * gradient)
 
     def advance(self, optimizer: Optimizer, before: Tensor, gradient: Tensor) -> None:
         ace, duals = self.ace, self.ace.duals

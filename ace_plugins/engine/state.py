@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..contract.sites import AddsItself, Node, Site, Tap
+from ..contract.sites import AddsItself, Node, Site
 from ..contract.upstreams import Script
-from ..errors import AdapterError
+from ..errors import AceWarning
 from ..settings.config import Config
 from ..symmetry.actions import GroupAction
 from ..symmetry.groups import Element
 from ..symmetry.measure import Call
-from ..symmetry.parts import get_part
+from ..symmetry.parts import Argument
 from .branches import Norm
 from .budget import Budget
 from .distributed import is_distributed
@@ -34,44 +34,6 @@ if TYPE_CHECKING:
     from .forward import ModelHooks
 
 NAME = "ace"  # name of the model's attribute that holds its `Ace`, and thus the prefix of ACE's keys in the state_dict
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument of a submodule's forward method. If ``attributes`` are given, they lead from its value to a part."""
-
-    index: int
-    name: str
-    attributes: tuple[str, ...] = ()
-    default: Any = field(default=inspect.Parameter.empty, compare=False)
-    module: str = ""  # dotted path of the submodule; "" is the model itself
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        value = args[self.index] if 0 <= self.index < len(args) else kwargs.get(self.name, self.default)
-        if value is inspect.Parameter.empty:
-            raise AdapterError(f"argument {self.name!r} was not given")
-        for attribute in self.attributes:
-            value = get_part(value, attribute, f"argument {self.name!r}")
-        return value
-
-
-def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument:
-    """Return the argument that a tap names, of the submodule at ``path``. Raises an AdapterError if there is none."""
-    parameters = inspect.signature(model.get_submodule(path).forward).parameters
-    names, kinds = list(parameters), {parameter.kind for parameter in parameters.values()}
-    rest: list[str] = []
-    if isinstance(tap.argument, int):
-        index, name = tap.argument, names[tap.argument] if tap.argument < len(names) else ""
-        known = bool(name) or inspect.Parameter.VAR_POSITIONAL in kinds
-    else:
-        name, *rest = tap.argument.split(".")
-        index = names.index(name) if name in names else -1
-        known = name in names or inspect.Parameter.VAR_KEYWORD in kinds
-    if not known:
-        found = tap.argument if isinstance(tap.argument, int) else name
-        raise AdapterError(f"{where} reads argument {found!r} of a forward pass with arguments ({', '.join(names)})")
-    default = parameters[name].default if name in parameters else inspect.Parameter.empty
-    return Argument(index, name, tuple(rest), default, path)
 
 
 class Live:
@@ -227,10 +189,6 @@ class Ace(nn.Module):
         limited = self.deploys_kept and not self.learning and self.passes.forced is None
         return self.duals.evidence.kept_sites if limited else None
 
-    def trains(self) -> bool:
-        """Return whether a forward pass made now would be a training pass."""
-        return self.learning and self.passes.forced is None and torch.is_grad_enabled()
-
     def live(self) -> tuple[Site, ...]:
         """Return the sites at which a forward pass made now would add branches."""
         if not self.active():
@@ -247,6 +205,21 @@ class Ace(nn.Module):
                 found |= {used for used in (node.reads, getattr(node, "through", None)) if isinstance(used, str)}
         return found
 
+    def start(self) -> None:
+        """Restore gamma before the first step if the script has initialised all parameters of the model itself."""
+        self.session.started = True
+        start = torch.full_like(self.gamma, self.config.gamma_start)
+        if self.duals.count or self.config.mode == "scheduled" or torch.allclose(self.gamma, start):
+            return
+        with torch.no_grad():
+            self.gamma.copy_(start)
+        warnings.warn(
+            f"the script has changed gamma (model.{NAME}.gamma) before the first step, perhaps by initialising all of "
+            f"model.parameters(); gamma is {self.config.gamma_start:g} again; set gamma_init to start elsewhere",
+            AceWarning,
+            stacklevel=2,
+        )
+
     def free_landed(self) -> None:
         """Stop training the parameters that only landed sites use (``freed``)."""
         landed = self.duals.landed_sites
@@ -255,20 +228,13 @@ class Ace(nn.Module):
         self.freed = [p for branch in unused for p in branch.parameters() if p.requires_grad]
         if self.landed and self.gamma.requires_grad:
             self.freed.append(self.gamma)
-        self.session.zeros = []
         self.forget_gradients()
 
     def give_gradients(self) -> None:
         """Give freed parameters that have no gradient one of 0, for scripts that loop over all parameters by hand."""
-        missing = [number for number, parameter in enumerate(self.freed) if parameter.grad is None]
-        if not missing or not self.training:
-            return
-        if not self.session.zeros:
-            self.session.zeros = [torch.empty_like(parameter) for parameter in self.freed]
-        zeros = [self.session.zeros[number] for number in missing]
-        torch._foreach_zero_(zeros)  # the script may have changed them
-        for number, zero in zip(missing, zeros, strict=True):
-            self.freed[number].grad = zero
+        for parameter in self.freed if self.training else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
     @property
     def needs_touch(self) -> bool:
@@ -302,7 +268,6 @@ class Ace(nn.Module):
         self.branches._apply(fn)  # type: ignore[no-untyped-call]
         self.duals._apply(precise)  # type: ignore[no-untyped-call]
         super()._apply(precise, recurse=False)  # type: ignore[no-untyped-call]
-        self.session.zeros = []
         self._settle()
         return self
 

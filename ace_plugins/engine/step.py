@@ -18,7 +18,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from .spectral_norm import find_bounded, follow
 from .state import LIVE, NAME, Ace
 
 FSDP = "torch.distributed.fsdp"
-Places = dict[int, tuple[int, int]]  # from a parameter's ``id`` to its group and its index in the group
+Places = dict[int, int]  # from a parameter's ``id`` to the number of its group
 
 
 @dataclass
@@ -54,28 +54,29 @@ class PaperLoop(Loop):
     def prepare(self, optimizer: Optimizer) -> None:
         assert self.before is not None
         assert self.gradient is not None
-        pull = self.ace.duals.pull(self.before)
-        if optimizer.param_groups[self.group].get("maximize"):
-            pull = -pull  # the optimizer negates every gradient, but the constraints are minimised
-        scale = getattr(optimizer, "grad_scale", None)
-        if scale is not None:
-            pull = pull * scale  # a fused optimizer divides gradients by the scale inside its kernel
+        pull = self.factor(optimizer) * self.ace.duals.pull(self.before)
         # The optimizer's running averages would never recover from a gradient that is not finite.
         self.ace.gamma.grad = self.pulled = torch.where(is_finite(self.gradient), self.gradient + pull, 0.0)
         self.version = self.pulled._version
         self._separate(optimizer)
 
+    def changes(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Return the settings of gamma's group that differ for gamma: its learning rate and weight decay."""
+        config, group = self.ace.config, optimizer.param_groups[self.group]
+        found = {} if config.gamma_lr == 1 else {"lr": group["lr"] * config.gamma_lr}
+        if group.get("weight_decay", 0) and not config.gamma_weight_decay:
+            found["weight_decay"] = 0.0
+        # An optimizer that wraps another one does not move gamma itself.
+        wraps = found and any(isinstance(value, Optimizer) for value in vars(optimizer).values())
+        return {} if wraps else found
+
     def _separate(self, optimizer: Optimizer) -> None:
         """Move gamma into a separate group, only for this step, if its learning rate or weight decay differs."""
-        config, group = self.ace.config, optimizer.param_groups[self.group]
-        decays = bool(group.get("weight_decay", 0)) and not config.gamma_weight_decay
-        if not decays and config.gamma_lr == 1:
+        changes = self.changes(optimizer)
+        if not changes:
             return
-        if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
-            return  # this optimizer wraps another one, which moves gamma
-        self.separate = {**group, "params": [self.ace.gamma], "lr": group["lr"] * config.gamma_lr}
-        if decays:
-            self.separate["weight_decay"] = 0.0
+        group = optimizer.param_groups[self.group]
+        self.separate = {**group, "params": [self.ace.gamma], **changes}
         self.params = group["params"]
         group["params"] = [p for p in self.params if p is not self.ace.gamma]
         optimizer.param_groups.append(self.separate)
@@ -147,6 +148,7 @@ class Steps:
             wrap(torch.amp.GradScaler, "scale", LOSSES.scale),
             wrap(DistributedDataParallel, "__init__", _distribute),
             wrap(nn.SyncBatchNorm, "convert_sync_batchnorm", _convert_norm),
+            *_wrap_everywhere(nn.utils.clip_grad, "clip_grad_norm_", _clip_separately),
         ]
         self.wrap_fsdp()
 
@@ -164,7 +166,7 @@ class Steps:
             if sum(running is optimizer for running in _running_steps(sys._getframe())) > 1:
                 return None  # called by a subclass's ``super().step()``: gamma's gradient is prepared already
             self.recover(optimizer)  # the last step raised an error
-        if known is None or known.seen != _describe(optimizer) or not all(o.holds(optimizer) for o in known.loops):
+        if known is None or known.seen != _describe(optimizer):
             first, known = known is None, _find_ownership(optimizer)
             self.ownership[optimizer] = known
             # If a step raised an error, a state that is saved before the next step must not contain the loop's changes.
@@ -266,11 +268,16 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
             )
         if id(ace.gamma) in places:
             paced = ScheduledLoop if ace.config.mode == "scheduled" else PacedLoop
-            loops.append((paced if ace.config.paced else PaperLoop)(ace, *places[id(ace.gamma)]))
+            loops.append((paced if ace.config.paced else PaperLoop)(ace, places[id(ace.gamma)]))
     for loop in loops:
         if isinstance(loop, PaperLoop) and "lr" not in optimizer.param_groups[loop.group]:
             name = type(optimizer).__name__
             raise StepError(f"{name} has no 'lr' in its parameter groups: set preset 'fit', or use another optimizer")
+        if isinstance(loop, PaperLoop) and loop.changes(optimizer) and (listed := _lists_per_group(optimizer)):
+            raise StepError(
+                f"{type(optimizer).__name__} has a list with a value per parameter group ({listed[0]}), so gamma "
+                "cannot have a group for itself: set gamma_weight_decay = true and gamma_lr = 1, or preset 'fit'"
+            )
         find_shards(loop.ace)
         owned = {*places, *map(id, loop.ace.freed)}
         missed = [p for p in loop.ace.branches.parameters() if p.requires_grad and id(p) not in owned]
@@ -323,7 +330,7 @@ def adopt(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
 def _extend(optimizer: Optimizer, ace: Ace, weights: list[nn.Parameter], owned: Set[int]) -> None:
     """Add ACE's parameters to groups of an optimizer of some of the model's weights."""
     places = _find_places(optimizer)
-    counts = Counter(places[id(p)][0] for p in weights)
+    counts = Counter(places[id(p)] for p in weights)
     groups = [optimizer.param_groups[number] for number, _ in counts.most_common()]
     # Muon accepts matrices only, and groups of matrices alone usually have weight decay.
     mixed = [group for group in groups if any(p.ndim != 2 for p in group["params"])]
@@ -334,7 +341,6 @@ def _extend(optimizer: Optimizer, ace: Ace, weights: list[nn.Parameter], owned: 
         if parameter.requires_grad and id(parameter) not in owned and fitting:
             group = fitting[0]
             group["params"].append(parameter)
-            group[NAME] = group.get(NAME, 0) + 1  # their number: they are the last ones of the group
             if "param_names" in group:
                 group["param_names"].append(f"{NAME}.{name}")
             adopted.append(parameter)
@@ -347,8 +353,6 @@ def _remove(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     for group in optimizer.param_groups:
         kept = [number for number, p in enumerate(group["params"]) if id(p) not in gone]
         if len(kept) < len(group["params"]):
-            removed = len(group["params"]) - len(kept)
-            group[NAME] = group.get(NAME, removed) - removed  # a loaded state may lack it
             for key in group.keys() & {"params", "param_names"}:
                 group[key] = [group[key][number] for number in kept]
 
@@ -364,9 +368,14 @@ def _add_group(add: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
     add(optimizer, group)
 
 
+def _lists_per_group(optimizer: Optimizer) -> list[str]:
+    """Return the names of an optimizer's attributes that are lists with one number per group (AdaBound)."""
+    lists = [(name, value) for name, value in vars(optimizer).items() if isinstance(value, list)]
+    return [name for name, value in lists if name != "param_groups" and len(value) == len(optimizer.param_groups)]
+
+
 def _find_places(optimizer: Optimizer) -> Places:
-    groups = enumerate(optimizer.param_groups)
-    return {id(parameter): (g, i) for g, group in groups for i, parameter in enumerate(group["params"])}
+    return {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
 
 
 def _find_models(places: Places) -> list[Ace]:
@@ -412,6 +421,32 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
     ours = classmethod(wrapper) if isinstance(original, classmethod) else wrapper
     setattr(owner, name, ours)
     return undo
+
+
+def _wrap_everywhere(owner: ModuleType, name: str, around: Callable[..., Any]) -> list[Callable[[], object]]:
+    """Replace calls of a function as `wrap` does, also in modules that imported it by name. Returns the undo."""
+    original = vars(owner)[name]
+    undo = wrap(owner, name, around)
+    ours = vars(owner)[name]
+
+    def rename(old: Any, new: Any) -> None:
+        for module in list(sys.modules.values()):
+            if getattr(module, "__dict__", {}).get(name) is old:
+                setattr(module, name, new)
+
+    rename(original, ours)
+    return [lambda: rename(ours, original), undo]
+
+
+def _clip_separately(clip: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
+    """Wrap ``clip_grad_norm_`` to clip ACE's parameters on their own, so that they do not shrink upstream's step."""
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    added = {id(p) for ace in list(LIVE.aces) for p in ace.parameters()}
+    ours = [p for p in parameters if id(p) in added]
+    norm = clip(ours, *args, **kwargs) if ours else None
+    if norm is not None and len(ours) == len(parameters):
+        return norm
+    return clip([p for p in parameters if id(p) not in added], *args, **kwargs)
 
 
 def _running_steps(frame: FrameType | None) -> list[Any]:

@@ -19,6 +19,8 @@ from .parts import bind_arguments, find_at, get_part, positional_names, replace_
 
 X = TypeVar("X", Tensor, None)
 
+ANGLE = 1e-4  # angle of the rotations from which generators are computed, in radians; the error is ANGLE^2 / 6
+
 
 class Action(ABC):
     """An action of group elements on one tensor. It keeps shape, dtype and device, and returns None for None.
@@ -382,3 +384,17 @@ def _change_at(value: Any, steps: Sequence[str], change: Callable[[Any], Any], w
     old = get_part(value, steps[0], where)
     new = _change_at(old, steps[1:], change, where)
     return value if new is old else replace_part(value, steps[0], new, where)
+
+
+def find_generators(action: Action, shape: tuple[int, ...]) -> list[Tensor]:
+    """Return the three generators of rotations under this action, as float64 matrices of shape [width, width]."""
+    basis = torch.eye(math.prod(shape), dtype=torch.float64).view(-1, *shape)
+    found = []
+    for axis in range(3):
+        cross = torch.zeros(3, 3, dtype=torch.float64)
+        one, two = (axis + 1) % 3, (axis + 2) % 3
+        cross[one, two], cross[two, one] = -ANGLE, ANGLE
+        turns = [Rigid(torch.linalg.matrix_exp(each), torch.zeros(3, dtype=torch.float64)) for each in (cross, -cross)]
+        there, back = (action(turn, basis).flatten(1) for turn in turns)
+        found.append(((there - back) / (2 * ANGLE)).T)  # rows of the basis become columns of the matrix
+    return found

@@ -200,3 +200,21 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
             parameter.grad = gradient
         for module, training in flags:  # model.train() would also change layers frozen in eval mode
             module.training = training
+
+
+class Averaged(nn.Module):
+    """A module that averages a model's outputs over random frames, with one forward pass per frame."""
+
+    def __init__(self, model: nn.Module, action: GroupAction, samples: int, seed: int) -> None:
+        super().__init__()
+        self.model, self.action, self.samples, self.seed = model, action, samples, seed
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        names = forward_names(self.model)
+        generator = torch.Generator().manual_seed(self.seed)
+        outputs = []
+        for _ in range(self.samples):
+            element = self.action.group.sample(generator, scale=0.0)
+            turned = self.action.act_on_inputs(element, names, args, kwargs)
+            outputs.append(self.action.act_on_outputs(element.inverse(), self.model(*turned[0], **turned[1])))
+        return self.action.mean(outputs)

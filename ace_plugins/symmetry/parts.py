@@ -1,16 +1,18 @@
-"""Access to parts of structured values by name: tuple items, dict keys, attributes of graphs and other objects."""
+"""Access by name to arguments and outputs of modules, and to their parts: tuple items, dict keys, attributes."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import takewhile
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..contract.sites import Site, Tap
 from ..errors import AdapterError, one_of
 
 _MISSING = object()
@@ -88,3 +90,53 @@ def iterate_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         parts = vars(value)
     for name, part in parts.items():
         yield from iterate_tensors(part, f"{path}.{name}" if path else str(name))
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """An argument of a submodule's forward method. If ``attributes`` are given, they lead from its value to a part."""
+
+    index: int
+    name: str
+    attributes: tuple[str, ...] = ()
+    default: Any = dataclasses.field(default=inspect.Parameter.empty, compare=False)
+    module: str = ""  # dotted path of the submodule; "" is the model itself
+
+    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        value = args[self.index] if 0 <= self.index < len(args) else kwargs.get(self.name, self.default)
+        if value is inspect.Parameter.empty:
+            raise AdapterError(f"argument {self.name!r} was not given")
+        for attribute in self.attributes:
+            value = get_part(value, attribute, f"argument {self.name!r}")
+        return value
+
+
+def find_argument(tap: Tap, path: str, model: nn.Module, where: str) -> Argument:
+    """Return the argument that a tap names, of the submodule at ``path``. Raises an AdapterError if there is none."""
+    parameters = inspect.signature(model.get_submodule(path).forward).parameters
+    names, kinds = list(parameters), {parameter.kind for parameter in parameters.values()}
+    rest: list[str] = []
+    if isinstance(tap.argument, int):
+        index, name = tap.argument, names[tap.argument] if tap.argument < len(names) else ""
+        known = bool(name) or inspect.Parameter.VAR_POSITIONAL in kinds
+    else:
+        name, *rest = tap.argument.split(".")
+        index = names.index(name) if name in names else -1
+        known = name in names or inspect.Parameter.VAR_KEYWORD in kinds
+    if not known:
+        found = tap.argument if isinstance(tap.argument, int) else name
+        raise AdapterError(f"{where} reads argument {found!r} of a forward pass with arguments ({', '.join(names)})")
+    default = parameters[name].default if name in parameters else inspect.Parameter.empty
+    return Argument(index, name, tuple(rest), default, path)
+
+
+def select_output(output: Any, site: Site) -> Any:
+    """Return the tensor, within the module's output, to which the site adds its branch."""
+    selected = output if site.output is None else get_part(output, str(site.output), f"output of {site.module}")
+    if isinstance(selected, Tensor):
+        return selected
+    parts = dict(enumerate(selected)) if isinstance(selected, (tuple, list)) else selected
+    keys = list(parts) if isinstance(parts, dict) else []
+    hint = f"set output= to one of {', '.join(map(repr, keys))}" if keys else "correct output="
+    what = f"{site.module} returns" if site.output is None else f"output {site.output!r} of {site.module} is"
+    raise AdapterError(f"site {site.name!r}: {what} a {type(selected).__name__}, expected a tensor; {hint}")

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from ..contract.sites import Site, Tap
 from ..contract.upstreams import class_path
 from ..engine.checkpoint import read_checkpoint
-from ..engine.forward import select_output
-from ..engine.measure import adapter_of, averaged, convert_to_double, hide_from_budget, use_branches
-from ..engine.state import Ace, find, find_argument, unwrap
+from ..engine.measure import adapter_of, averaged, hide_from_budget, use_branches
+from ..engine.state import Ace, find, unwrap
 from ..errors import AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
 from ..plugins.registry import registry
@@ -26,8 +25,8 @@ from ..report.trace import to_json
 from ..symmetry.actions import GroupAction
 from ..symmetry.layers import Features, LayerSymmetry, measure_layers
 from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
-from ..symmetry.parts import iterate_tensors, positional_names
-from .kit import Kit, hide_warnings
+from ..symmetry.parts import find_argument, iterate_tensors, positional_names, select_output
+from .kit import Kit, convert_to_double, hide_warnings
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative error due to rounding; 0.1 for other types
 SINGLE = 1e-4  # largest relative error that float32 constants or casts inside a float64 model can cause

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from ..contract.sites import Node, Site
-from ..engine.measure import adapter_of, convert_to_double, get_ace, hide_from_budget, use_branches
+from ..engine.measure import adapter_of, get_ace, hide_from_budget, use_branches
 from ..engine.state import Ace, unwrap
 from ..errors import AdapterError, ConfigError
 from ..report.trace import to_json
 from ..symmetry.measure import as_call, as_double, compare_orders, evaluate, preserve_state
+from .kit import convert_to_double
 
 
 def theorem_1(gammas: Sequence[float], B: float, M: float, norm: float) -> float:

@@ -19,7 +19,7 @@ from ..contract.sites import Site, Stem
 from ..contract.upstreams import class_path
 from ..engine.attach import project
 from ..engine.checkpoint import export
-from ..engine.measure import convert_to_double, equivariance_error, use_branches
+from ..engine.measure import equivariance_error, use_branches
 from ..patch.constructors import attach
 from ..plugins.claims import claims
 from ..plugins.plugin import one_line
@@ -28,7 +28,19 @@ from ..report.status import status
 from ..symmetry.measure import EquivarianceError, compare_orders, evaluate
 from ..symmetry.parts import iterate_tensors
 from .audit import FLOOR
-from .kit import PLAIN, CheckError, Kit, NotApplicable, different, hide_warnings, node_field, refuse, require, same
+from .kit import (
+    PLAIN,
+    CheckError,
+    Kit,
+    NotApplicable,
+    convert_to_double,
+    different,
+    hide_warnings,
+    node_field,
+    refuse,
+    require,
+    same,
+)
 
 CHANGES = "ace_layers and ace_branch: changes to the model"
 ADDS = "ace_branch: modules or parameters added to the model"

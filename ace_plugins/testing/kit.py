@@ -19,14 +19,14 @@ from torch import Tensor, nn
 from ..checkout.layout import fits, read_layout
 from ..contract.sites import Node, Site
 from ..contract.upstreams import Example
-from ..engine.forward import select_output
-from ..errors import AceWarning, AdapterError, CheckoutError
+from ..engine.measure import find_aces, hide_from_budget
+from ..errors import AceError, AceWarning, AdapterError, CheckoutError
 from ..patch.constructors import attach
 from ..patch.shims import REPAIRS
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
-from ..symmetry.measure import Call
-from ..symmetry.parts import iterate_tensors
+from ..symmetry.measure import Call, as_call, evaluate, map_tensors, preserve_state
+from ..symmetry.parts import iterate_tensors, select_output
 
 PLAIN = {"trace": False, "tell": False, "frames": "off"}  # settings with which runs can be compared bit for bit
 
@@ -209,3 +209,19 @@ def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = No
     if os.path.realpath(root) not in map(os.path.realpath, sys.path):
         sys.path.insert(0, os.path.realpath(root))
     return root
+
+
+def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
+    """Return model (a copy if ``copied``) and batch in float64, and ""; on failure the originals, and the reason."""
+    try:
+        judged = copy.deepcopy(model).double() if copied else model
+        for original, twin in zip(find_aces(model), find_aces(judged), strict=True):
+            twin.passes.forced = original.passes.forced  # deepcopy drops it
+        args, kwargs = map_tensors(as_call(batch), lambda x: x.double() if x.is_floating_point() else x)
+        with torch.inference_mode(False), hide_from_budget(judged), preserve_state(judged):
+            evaluate(judged, args, kwargs, 0)
+        return judged, Call(args, kwargs), ""
+    except AceError:
+        raise
+    except Exception as error:
+        return model, batch, f"not converted to float64: {type(error).__name__}: {' '.join(str(error).split())[:200]}"

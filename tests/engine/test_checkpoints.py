@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import warnings
 import zipfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from toy import Layered, TwoOutputs, VectorMaps
 
 from ace_plugins import AceError, AceWarning, attach, export, status, use_branches
@@ -228,26 +229,43 @@ def test_export_of_models_that_were_saved_whole(tmp_path: Path) -> None:
     assert torch.equal(again["more"][0][0](x), expected)
 
 
-def test_export_leaves_an_optimizer_that_plain_upstream_resumes_from() -> None:
-    """One that was built from a part of the model's parameters, in groups with names."""
-    model = attach(Layered(), trace=False)
-    parts = [{"name": name, "params": part.parameters()} for name, part in model.named_children() if name != "ace"]
-    optimizer = torch.optim.Adam(parts, amsgrad=True)
-    model(torch.randn(4, 3)).sum().backward()
-    optimizer.step()
-    plain = copy.deepcopy(quietly({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
-    fresh = Layered()
-    fresh.load_state_dict(plain["model"])
-    parts = [{"name": name, "params": part.parameters()} for name, part in fresh.named_children()]
-    resumed = torch.optim.Adam(parts, amsgrad=True)
-    resumed.load_state_dict(plain["optimizer"])
-    assert len(resumed.state_dict()["state"]) == len(list(fresh.parameters()))
-    model.zero_grad()
-    for one, other in ((model, optimizer), (fresh, resumed)):
-        with use_branches(model, False):
-            one(torch.ones(4, 3)).sum().backward()
-        other.step()
-    assert all(torch.equal(p, q) for p, q in zip(fresh.parameters(), model.parameters(), strict=False))
+KINDS: dict[str, Any] = {
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "sparse": Tensor.to_sparse,
+    "complex": lambda x: x + 0j,
+    "without values": lambda x: x.to("meta"),
+    "text": str,
+}
+
+
+def about(**fields: Any) -> Tensor:
+    return torch.tensor(list(json.dumps(fields).encode()), dtype=torch.float32)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_of_other_kinds_are_refused(kind: str) -> None:
+    model = trained()
+    state = model.state_dict()
+    before = copy.deepcopy(state)
+    for name in ("ace.gamma", "ace.duals.lambda_", "ace.branches.layers_0.0.weight"):
+        refused(
+            f"damaged or of another shape: {name};",
+            lambda name=name: model.load_state_dict({**state, name: KINDS[kind](state[name])}),
+        )
+    manifests = [KINDS[kind](state["ace.manifest"]), about(adapter="layered"), about(adapter="layered", sites=5)]
+    for manifest in manifests:
+        refused(
+            "an unreadable manifest",
+            lambda manifest=manifest: model.load_state_dict({**state, "ace.manifest": manifest}),
+        )
+    assert_same(model.state_dict(), before)
+
+
+def test_a_negative_number_of_steps_counts_as_unknown() -> None:
+    model = trained()
+    model.load_state_dict({**model.state_dict(), "ace.duals.steps": torch.tensor(-5.0)})
+    assert status(model).steps == 2**16
 
 
 def test_export_over_itself_and_its_permissions(tmp_path: Path) -> None:

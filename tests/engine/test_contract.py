@@ -619,23 +619,6 @@ def test_an_optimizer_that_shares_its_groups_with_another_keeps_gamma() -> None:
     assert status(model).steps == 3
 
 
-def test_an_exported_optimizer_has_the_groups_of_plain_upstream() -> None:
-    model = layered()
-    matrices, vectors = split_parameters(model)
-    optimizer = torch.optim.Adam([{"params": matrices}, {"params": vectors}], lr=0.01)
-    train(model, optimizer)
-    with torch.no_grad():
-        model.ace.gamma.zero_()
-    exported = export({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    plain = Layered()
-    plain.load_state_dict(exported["model"])
-    again = torch.optim.Adam([{"params": own} for own in split_parameters(plain)], lr=0.01)
-    again.load_state_dict(exported["optimizer"])
-    assert len(again.state) == 10
-    for one, two in zip([*matrices, *vectors], [p for own in split_parameters(plain) for p in own], strict=True):
-        assert torch.equal(optimizer.state[one]["exp_avg"], again.state[two]["exp_avg"])
-
-
 def test_an_optimizer_built_before_attach_stays_an_error() -> None:
     model = Layered()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

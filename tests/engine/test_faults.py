@@ -262,3 +262,28 @@ def test_function_transforms_are_refused_in_training(mode: str) -> None:
     model.eval()
     assert torch.func.grad(loss)(parameters)["head.weight"].any()
     assert torch.allclose(torch.vmap(model)(x[:, None])[:, 0], model(x), atol=1e-6)
+
+
+class Listing(torch.optim.SGD):
+    """Has a value per group, made at construction, as AdaBound of pytorch_optimizer has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.base_lrs = [group["lr"] for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        assert [self.base_lrs[number] for number, _ in enumerate(self.param_groups)]
+        return super().step(closure)
+
+
+def test_an_optimizer_with_values_per_group() -> None:
+    model = attach(Layered().double(), **PAPER)
+    optimizer = Listing(model.parameters(), lr=0.01, weight_decay=0.1)
+    with pytest.raises(AceError, match=r"Listing has a list .* \(base_lrs\)"):
+        steps(model, optimizer, 1)
+    assert model.ace.gamma.grad is not None
+    for config in ({**PAPER, "gamma_weight_decay": True}, FIT):
+        model = attach(Layered().double(), **config)
+        steps(model, Listing(model.parameters(), lr=0.01, weight_decay=0.1), 2)
+        assert status(model).steps == 2
