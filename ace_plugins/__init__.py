@@ -1,4 +1,4 @@
-"""Train the equivariant models you already use under Adaptive Constrained Equivariance (ACE).
+"""Train your equivariant models with Adaptive Constrained Equivariance (ACE).
 
     from ace_plugins import attach
     model = attach(SchNet(...))        # then build the optimizer and train as before

@@ -50,7 +50,8 @@ def _files_and_adapters(ctx: click.Context, param: Any, incomplete: str) -> Item
     type=parse_grid,
     metavar="KEY=VALUE,VALUE...",
     help="Values of an option of the script, or of a setting of ACE (also as ace.KEY). Each run gets the value with "
-    "the best metric whose name starts with 'validation', for the first seed. Can be repeated, for all combinations.",
+    "which the first seed has the best validation result: the first metric whose name starts with 'validation'. Can be "
+    "repeated, for all combinations.",
 )
 @click.option(
     "--metric",

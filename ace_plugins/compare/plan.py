@@ -350,7 +350,7 @@ def plan_comparison(experiment: Experiment) -> Comparison:
 
 @contextlib.contextmanager
 def _copying() -> Iterator[None]:
-    """Turn an error that occurs while the script's files are read or copied into one line."""
+    """Report errors in reading or copying the script's files as an AceError of one line."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Finds out whether a model class belongs to an upstream: by module and name, or in a checkout by file and name."""
+"""Determines whether a model class belongs to an upstream: by module and name, or in a checkout by file and name."""
 
 from __future__ import annotations
 

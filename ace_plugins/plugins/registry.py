@@ -154,7 +154,7 @@ class Registry:
 
 
 def find_installable(name: str) -> str:
-    """Return how to install an adapter that is in the clone which the host is installed from; empty for others."""
+    """Return how to install an adapter of this clone of ace-plugins; empty if the clone has no such adapter."""
     for file in Path(__file__).parents[2].glob("adapters/*/pyproject.toml"):
         if file.parent.name == name.replace("-", "_"):
             extra = "[upstream]" if "\nupstream =" in file.read_text(encoding="utf-8") else ""

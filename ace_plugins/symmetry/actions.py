@@ -202,7 +202,7 @@ class Grid(Action):
     def act(self, element: Any, x: Tensor) -> Tensor:
         rigid = _rigid(self, element, dimension=2)
         if isinstance(rigid, Rigids):
-            raise AdapterError(f"{self}: expected one element for the whole batch, found one per graph")
+            raise AdapterError(f"{self}: expected one group element for the whole batch, found one per graph")
         if rigid.translation.any():
             raise AdapterError(f"{self}: expected a group without translations; use O2 or SO2")
         height, width = (x.shape[axis] for axis in self.axes)

@@ -174,5 +174,5 @@ def test_rows_that_are_neither_nodes_nor_graphs_are_told() -> None:
 
 def test_images_have_one_element_for_the_batch() -> None:
     grid: Action = Grid()
-    with pytest.raises(AdapterError, match="expected one element for the whole batch"):
+    with pytest.raises(AdapterError, match="expected one group element for the whole batch"):
         grid(E2.sample_many(2, torch.Generator(), scale=0.0), torch.zeros(2, 4, 4))

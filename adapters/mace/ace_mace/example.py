@@ -28,7 +28,7 @@ def small_example(seed: int, name: str = "ScaleShiftMACE", **options: Any) -> Ex
 
 
 def example_for(model: Any, seed: int) -> Example:
-    """Return a batch with the elements and the precision of a model."""
+    """Return the model with a random batch that has the model's elements, cutoff and dtype."""
     elements = tuple(int(number) for number in model.atomic_numbers)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -26,7 +26,7 @@ def small_example(seed: int, kind: str = "PaiNN", **options: Any) -> Example:
 
 
 def example_for(model: Any, seed: int) -> Example:
-    """Return a batch for the cutoff and the precision of a model."""
+    """Return the model with a random batch that has the model's cutoff and dtype."""
     cutoff = next((float(part.cutoff) for part in model.modules() if hasattr(part, "cutoff")), CUTOFF)
     kind = next((weight.dtype for weight in model.parameters() if weight.is_floating_point()), torch.float32)
     with torch.random.fork_rng(devices=[]):

@@ -28,7 +28,7 @@ def small_example(seed: int, **options: Any) -> Example:
 
 
 def example_for(model: Any, seed: int) -> Example:
-    """Return a batch with the precision and the elements of a model."""
+    """Return the model with a random batch that has the model's elements and dtype."""
     most = min(part.num_embeddings for part in model.modules() if isinstance(part, torch.nn.Embedding))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -45,9 +45,9 @@ ENOUGH = 4
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def demo(epochs: int, seeds: int, picture: Path, as_json: bool) -> None:
-    """Images under quarter turns: a square to a square, to a rectangle, to a shape without symmetry.
+    """Map images of a square to a square, to a rectangle, and to a shape without symmetry.
 
-    Trains a small C4-equivariant network for each, without ACE and under ACE resilient, with several seeds, then
+    Trains a small C4-equivariant network for each, without ACE and in resilient mode, with several seeds, then
     prints the errors and draws what the branches add. Takes about half a minute on a CPU.
     """
     ace.check_picture(picture, INSTALL)  # before training, not after it
@@ -107,7 +107,7 @@ def make_table(results: Mapping[str, Sequence[tuple[Result, Result]]]) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", caption_justify="left")
     table.caption = (
         "Mean squared error per pixel on held-out images, mean over the seeds and their range, of the deployed model: "
-        "f_eq without ACE, f_eq + gamma f_neq under ACE resilient. Equivariance error: relative change of its output "
+        "f_eq without ACE, f_eq + gamma f_neq in resilient mode. Equivariance error: relative change of the output "
         "under quarter turns."
     )
     table.add_column("square to\n", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Reads motion capture recordings in the BVH format and computes where every joint is.
+"""Reads motion capture recordings in the BVH format, and computes the positions of their joints.
 
 A BVH file has a tree of joints, each with the offset to its parent in the rest pose, and for every frame the rotation
 of every joint (and the position of the root). Rotations are intrinsic, in the order of the joint's channels.
@@ -93,7 +93,7 @@ def _parse_skeleton(words: list[str]) -> list[Joint]:
 
 
 def positions(recording: Recording) -> Array:
-    """Return where every joint is in every frame, [frames, joints, 3], in the units of the file."""
+    """Return the position of every joint in every frame, [frames, joints, 3], in the units of the file."""
     frames = recording.frames
     places = np.zeros((len(frames), len(recording.joints), 3))
     turns = np.zeros((len(frames), len(recording.joints), 3, 3))

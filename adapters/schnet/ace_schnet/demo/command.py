@@ -131,7 +131,7 @@ def _device(name: str) -> torch.device:
 
 
 def _train(fields: Sequence[float], options: Options, jobs: int, report: Callable[[str], None]) -> Tasks:
-    """Train the task of every field, two at a time in processes of their own if ``jobs`` is 2."""
+    """Train the task of every field, two at a time in separate processes if ``jobs`` is 2."""
     if jobs == 1:
         return {field: _train_one(field, options, report) for field in fields}
     import multiprocessing

@@ -240,7 +240,8 @@ def _publish(fresh: Path, old: Path, folder: Path) -> None:
     "--points",
     default=1024,
     show_default=True,
-    help="Points per shape. Upstream reads the first --num_point, so with more points, dropping may have no effect.",
+    help="Points per shape. Upstream's scripts read only the first --num_point points of a shape: if --drop leaves at "
+    "least that many, it may have no effect.",
 )
 @click.option(
     "--noise",

@@ -29,7 +29,7 @@ class TransformError(AceError, ValueError):
 
 
 class Rotate:
-    """Rotations by matrices for row vectors, one [3, 3] or a batch [B, 3, 3]."""
+    """Rotates row vectors by one matrix [3, 3] or a batch of matrices [B, 3, 3]."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ def _about(axis: str, angles: Tensor, degrees: bool) -> Tensor:
 
 
 def _off_orthogonal(matrices: Tensor) -> float:
-    """Return the largest deviation of the matrices from rotations; nan if one of them has a nan."""
+    """Return the largest deviation of the matrices from rotations; nan if one of them contains a nan."""
     if not len(matrices):
         return 0.0
     matrices = matrices.detach()
