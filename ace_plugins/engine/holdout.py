@@ -1,4 +1,4 @@
-"""Held-out judging: a share of the training samples judges gamma, and the other samples train the branches.
+"""Splits the training samples: some of them judge gamma, the others train the branches.
 
 A branch has free parameters, so it always helps on the samples that it was fitted to. Therefore each sample has one of
 two *parts*. Samples that train the branches give gamma no gradient. Samples that judge gamma give the parameters of the

@@ -221,7 +221,7 @@ class Ace(nn.Module):
         )
 
     def free_landed(self) -> None:
-        """Stop training the parameters that only landed sites use (``freed``)."""
+        """Freeze the parameters that only landed sites use, and list them in ``freed``."""
         landed = self.duals.landed_sites
         kept = self.needed_by(site for number, site in enumerate(self.sites) if number not in landed)
         unused = [self.branch(name) for name in self.nodes.keys() - kept] if landed else []

@@ -110,7 +110,7 @@ class Ownership:
 
 
 class Steps:
-    """The optimizer steps of this process, the loops that run in them, and the patches of PyTorch that this needs."""
+    """Registers hooks on the optimizer steps of this process, runs the loops in them, and patches PyTorch for this."""
 
     def __init__(self) -> None:
         self.undo: list[Callable[[], object]] = []  # one function per patch; empty while PyTorch is unpatched

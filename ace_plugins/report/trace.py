@@ -173,7 +173,7 @@ class SavedRun:
 
     @property
     def landed_at(self) -> int | None:
-        """Step in which the last site landed for good; 0 if this was before the trace; None if sites are left."""
+        """Step in which the last site landed for good; 0 if this was before the trace; None if not all have landed."""
         step = None
         for line in reversed(self.lines if self.sites else []):
             if len(to_numbers(line.get("landed"))) < len(self.sites):
