@@ -156,7 +156,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nodes]:
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'ace-plugins[ray]'")
+    pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
     # A secret of this cluster's own, for its nodes and for those who call them.
     told = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     for name, value in {**told, "NODE": "none", "SHARED": str(tmp_path)}.items():
