@@ -63,7 +63,9 @@ def _connect(address: str, processors: int) -> Any:
     try:
         import ray
     except ImportError:
-        raise AceError(f"--on {address}: ray is not installed; in a clone of ace-plugins, run pip install '.[ray]'") from None
+        raise AceError(
+            f"--on {address}: ray is not installed; in a clone of ace-plugins, run pip install '.[ray]'"
+        ) from None
     started: dict[str, Any] = {"num_cpus": processors, "include_dashboard": False}
     where = started if address == "ray" else {"address": address}
     try:
