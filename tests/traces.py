@@ -20,7 +20,6 @@ def write_run(
     every: int = 10,
     mode: str = "resilient",
     finished: bool = True,
-    verdicts: bool = False,
     loss: bool = True,
     errors: int = 10,
     rates: bool = True,
@@ -57,7 +56,7 @@ def write_run(
             "u": [end * (1 - fall) if slack else 0.0 for end in ends],
         }
         if mode == "strict":
-            line |= {"landed": [n for n, value in enumerate(line["gamma"]) if not value], "held": [0.5] * sites}
+            line |= {"landed": [n for n, value in enumerate(line["gamma"]) if not value]}
         if loss:
             line["loss"] = 0.02 + 1.5 * fall * math.exp(generator.gauss(0, 0.25)) + 0.01 * abs(generator.gauss(0, 1))
             line["gradient"] = [(0.1 - 0.5 * end) * fall * generator.gauss(1, 0.3) for end in ends]
@@ -68,7 +67,5 @@ def write_run(
         written.append(line)
     if finished:
         written[-1]["finished"] = True
-        if verdicts:
-            written[-1] |= {"verdicts": ["breaks" if end else "fits" for end in ends], "verdict": "layers.9 says it"}
     (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
     return folder

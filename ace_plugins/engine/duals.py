@@ -98,13 +98,11 @@ class Duals(nn.Module):
         """Return rho, the weight of the penalty on u, in units of the loss."""
         return PRICE.times(self.config.rho, self.run_square.mean().sqrt() if self.config.loop == "paced" else 1.0)
 
-    def normalise_lambda(self) -> Tensor:
-        """Return |lambda| / (size of the loss's gradient), [sites]; 0 without a gradient, NaN if the run diverged."""
-        normalised = torch.where(self.square == 0, 0.0, self.lambda_.abs() / self.square.sqrt())
-        if self.skipped is None:
-            return normalised
+    @property
+    def diverged(self) -> bool:
+        """True if the last steps had a non-finite gradient. Waits for the device."""
         # In a run that is shorter than twice DIVERGED_AFTER, half of its steps are enough.
-        return torch.where(self.skipped[1] >= min(DIVERGED_AFTER, (self.count + 1) // 2), torch.nan, normalised)
+        return self.skipped is not None and bool(self.skipped[1] >= min(DIVERGED_AFTER, (self.count + 1) // 2))
 
     @property
     def bound(self) -> Tensor:

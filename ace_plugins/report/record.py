@@ -37,7 +37,7 @@ from .trace import (
     thin_trace,
     to_json,
 )
-from .verdicts import Evidence, RunOutcome, judge
+from .verdicts import RunOutcome, judge
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -46,29 +46,7 @@ if TYPE_CHECKING:
     from ..engine.state import Ace
     from ..symmetry.measure import Call
 
-
-class History:
-    """Gamma, lambda and u at a limited number of evenly spaced steps. Recording does not wait for the device."""
-
-    def __init__(self, points: int = 256) -> None:
-        self.points = points
-        self.every = 1
-        self.taken: list[tuple[int, Tensor]] = []
-
-    def record(self, step: int, snapshot: Tensor) -> None:
-        """Keep a snapshot of this step: gamma, lambda and u of every site, a tensor of shape [3, sites]."""
-        if step % self.every:
-            return
-        self.taken.append((step, snapshot))
-        if len(self.taken) > self.points:
-            self.every *= 2
-            # Snapshots are selected by step, not by index: a run that resumes from a checkpoint may begin at any step.
-            self.taken = [taken for taken in self.taken if not taken[0] % self.every]
-
-    def per_site(self, *, now: Tensor) -> list[list[list[float]]]:
-        """Return for each site its values of gamma, lambda and u over time, ending with the snapshot ``now``."""
-        points = [*(snapshot.tolist() for _, snapshot in self.taken), now.tolist()]
-        return [[[point[row][site] for point in points] for row in range(3)] for site in range(now.shape[1])]
+FEWEST = 12  # number of steps without a gradient after which a site counts as unused; a branch may start at 0
 
 
 class Record:
@@ -81,7 +59,6 @@ class Record:
         self.sites = [site.name for site in ace.sites]
         self.gamma = ace.gamma
         self.duals, self.budget = ace.duals, ace.budget
-        self.frames = ace.action is not None  # True if the model trains in random frames
         self.process = os.getpid()
         self.folder: Path | None = None  # folder of the trace, if one is written
         self.position = 0  # number of the last step in the trace, which never decreases
@@ -98,7 +75,6 @@ class Record:
         self.lines = 0  # number of lines in the trace
         self.every = 1  # of the steps that are due for a line, every so many get one: the trace was thinned
         self.observed: Observed | None = None  # loss, gradient and learning rates of the last step
-        self.history = History()
         self.silent: Tensor | None = None  # True for sites whose gamma had no gradient yet in this process, [sites]
 
     @property
@@ -134,7 +110,6 @@ class Record:
             "adapter": self.adapter,
             "sites": self.sites,
             "config": dataclasses.asdict(self.config),
-            "frames": self.frames,
             "command": sys.argv,
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "seed": torch.initial_seed(),
@@ -154,23 +129,12 @@ class Record:
         if self.folder is None:
             return
         self.landed, self.written = self.duals.landed_sites, self.position
-        if self.config.mode == "auto":
-            more["test"] = self.duals.evidence.summarise()
         if self.duals.count + self.offset < self.position and self.loaded is None:
             self.loaded = self.duals.count  # a checkpoint, usually the best, was loaded after the last step
         if self.loaded is not None:
             more["event"] = f"a checkpoint of step {self.loaded:,} was loaded"
             self.loaded = None
-        line = {
-            "step": self.steps,
-            "seconds": round(time.time() - self.started, 3),
-            **dict(zip(QUANTITIES, self.snapshot().tolist(), strict=True)),
-            "held": self.duals.normalise_lambda().tolist(),
-            "landed": sorted(self.landed),
-            "averaged": self._count_averaging_steps(),
-            "budget": self.budget.total,
-            **more,
-        }
+        line = {"seconds": round(time.time() - self.started, 3), **self.describe(), **more}
         try:  # the file is closed after each line, so that forked processes do not share it
             with (self.folder / LINES).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(to_json(line)) + "\n")
@@ -181,39 +145,41 @@ class Record:
             self.folder = None
             warn(f"no trace is written from now on: {error}; training continues")
 
-    def _count_averaging_steps(self) -> float:
-        from ..engine.paced_loop import averaging_steps
-
-        return averaging_steps(self.budget.horizon_of(self.budget.expected_steps))
-
     def finish(self) -> None:
         """Write the last line of the trace, once: when the process ends, or the model is projected or deleted."""
         if self.finished or self.process != os.getpid():  # a forked child must not end the parent's run
             return
         self.finished = True
         if self.folder is not None:
-            outcome, end = self.judge(), "interrupted" if self.interrupted else "finished"
             seen = _read_observed(self.observed) if self.written < self.position else {}
-            self.write(**seen, **{end: True}, verdicts=[site.verdict for site in outcome.sites], verdict=outcome.advice)
+            self.write(**seen, **{"interrupted" if self.interrupted else "finished": True})
+
+    def describe(self) -> dict[str, Any]:
+        """Return the present state as entries of a line of the trace."""
+        found = {
+            "step": self.steps,
+            **dict(zip(QUANTITIES, self.snapshot().tolist(), strict=True)),
+            "landed": sorted(self.duals.landed_sites),
+            "budget": self.budget.total,
+            "expected": self.budget.expected_steps,
+        }
+        found |= self._find_unused() if self.config.mode != "auto" else {"test": self.duals.evidence.summarise()}
+        found |= {"diverged": True} if self.duals.diverged else {}
+        return found | ({"loaded": self.duals.count} if self.duals.count + self.offset < self.position else {})
 
     def judge(self) -> RunOutcome:
-        history, held = self.history.per_site(now=self.snapshot()), self.duals.normalise_lambda().tolist()
-        landed, averaged = self.duals.landed_sites, self._count_averaging_steps()
-        evidence = Evidence(self.config, self.sites, history, self.steps, landed, held, averaged, self.frames)
-        unused = self._find_unused() if self.config.mode != "auto" else ()
-        evidence = dataclasses.replace(evidence, ended=not self.interrupted, unused=unused)
-        test = self.duals.evidence.summarise() if self.config.mode == "auto" else None
-        loaded = self.duals.count if self.duals.count + self.offset < self.position else None
-        return judge(dataclasses.replace(evidence, budget=self.budget.expected_steps, test=test, loaded=loaded))
+        line = self.describe()
+        return judge(self.config, self.sites, line | line.get("test", {}), ended=not self.interrupted)
 
-    def _find_unused(self) -> list[int]:
+    def _find_unused(self) -> dict[str, list[int]]:
         """Return the indices of the sites whose gamma never had a gradient, also not before this process."""
-        if self.silent is None:
-            return []
+        if self.silent is None or self.steps < FEWEST:
+            return {}
         silent = self.silent
         if self.config.paced:  # ``square`` is saved in checkpoints; a site that has landed has no gradient any more
             silent = silent & (self.duals.square == 0)
-        return silent.nonzero().flatten().tolist()
+        unused = silent.nonzero().flatten().tolist()
+        return {"unused": unused} if unused else {}
 
     def to_dict(self) -> dict[str, Any]:
         outcome = self.judge()
@@ -261,7 +227,8 @@ class Recorder:
     def ace_stepped(self, model: nn.Module, step: int) -> None:
         ace = get_ace(model)
         record = self.get_record(model)
-        if not record.begun:  # the rank of this process in distributed training is known only now
+        first = not record.begun
+        if first:  # the rank of this process in distributed training is known only now
             from ..engine.distributed import rank
 
             record.begun = True
@@ -277,9 +244,7 @@ class Recorder:
         if not ace.landed:
             record.landed_at = None  # also after an earlier checkpoint was loaded
         elif record.landed_at is None:
-            record.landed_at = record.position if record.history.taken else 0
-        if not record.landed_at:  # later values are 0, and verdicts need those before
-            record.history.record(record.position, record.snapshot())
+            record.landed_at = 0 if first else record.position
         batch, ace.passes.batch = ace.passes.batch, None
         if record.finished or (record.folder is None and (not record.leads or ace.config.log == NONE)):
             return  # neither a trace nor a logger would use a measurement

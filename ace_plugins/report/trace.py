@@ -93,11 +93,12 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Returns:
         One dict per line, with ``step``, ``seconds`` since the start, and ``gamma``, ``lambda`` and ``u``: one number
         per site, in the order of ``sites`` in ``run.json``, or None if the number is not finite. ``landed`` lists the
-        indices of the landed sites. ``held`` is, per site, |lambda| divided by the typical size of the loss's gradient
-        at gamma, which is averaged over ``averaged`` steps. Lines may also have ``loss``, ``gradient`` (of the loss at
-        gamma, per site), ``lr`` (per parameter group), ``error`` (equivariance error), ``test`` (mode auto) and
-        ``event`` (a message). The last line of a run has ``finished`` (or ``interrupted``, if a signal or an error
-        ended it before its budget), ``verdicts`` (one per site) and ``verdict`` (of the run).
+        indices of the landed sites, and ``unused`` those that never had a gradient. ``expected`` is the length of the
+        run in steps, and ``budget`` the same if it is known, else None. Lines may also have ``loss``, ``gradient`` (of
+        the loss at gamma, per site), ``lr`` (per parameter group), ``error`` (equivariance error), ``test`` (mode
+        auto), ``diverged`` (if the last gradients were not finite), ``loaded`` (step of an earlier checkpoint that the
+        model has) and ``event`` (a message). The last line has ``finished``, or ``interrupted`` if a signal or an error
+        ended the run before its budget.
 
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.

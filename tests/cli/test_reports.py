@@ -106,9 +106,9 @@ def test_text_and_json_write_no_file(here: Path) -> None:
     row = next(line for line in done.stdout.splitlines() if "layers.0.h" in line)
     assert "█" in row
     assert "▁" in row
-    assert "breaks: the data breaks the symmetry here" in done.stdout
+    assert "kept: the branch stays in the model" in done.stdout
     told = json.loads(call("report", "a", "--json").stdout)
-    assert told["runs"][0]["sites"][1]["verdict"] == "breaks"
+    assert told["runs"][0]["sites"][1]["verdict"] == "kept"
     assert sorted(path.name for path in (here / "a").iterdir()) == ["run.json", "trace.jsonl"]
     assert sorted(path.name for path in here.iterdir()) == ["a"]
 

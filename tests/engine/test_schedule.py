@@ -17,7 +17,7 @@ from toy import Layered, TwoOutputs, VectorMaps
 from ace_plugins import attach, status
 from ace_plugins.adapter import ConfigError, Convolution, Irreps, Site, Vectors
 from ace_plugins.engine.scheduled import WEIGHT, PenalisedLinear, gamma_at, relax
-from ace_plugins.report.verdicts import Evidence, judge
+from ace_plugins.report.verdicts import judge
 
 BY_SCHEDULE: dict[str, Any] = {"mode": "scheduled", "trace": False, "frames": "off"}
 
@@ -146,8 +146,7 @@ def test_settings_of_the_dual_loop_are_refused() -> None:
 
 def test_a_schedule_asks_nothing_of_the_data_and_says_when_it_was_cut() -> None:
     config = attach(Layered(), **BY_SCHEDULE).ace.config
-    history = [[[0.01 * n for n in range(60)], [0.0] * 60, [0.0] * 60]]
-    found = judge(Evidence(config, ["a"], history, 60, budget=200))
-    assert [site.verdict for site in found.sites] == ["scheduled"]
+    found = judge(config, ["a"], {"step": 60, "gamma": [0.6], "lambda": [0.0], "u": [0.0], "expected": 200})
+    assert [site.verdict for site in found.sites] == ["moving"]
     assert "60 of 200 expected steps" in found.advice
     assert "budget = 60" in found.advice

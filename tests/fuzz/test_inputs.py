@@ -213,7 +213,11 @@ lines = st.one_of(
                 "finished",
                 "gradient",
                 "landed",
-                "verdicts",
+                "diverged",
+                "expected",
+                "loaded",
+                "test",
+                "unused",
             ]
         ),
         nested,

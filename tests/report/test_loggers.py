@@ -312,7 +312,7 @@ def test_a_logger_that_is_not_installed_is_told_before_training(
     assert without(log) is not None
     model = Layered()
     before = list(model.state_dict())
-    told = rf"^log '{log}': .*pip install 'ace-plugins\[{log}\]'$"
+    told = rf"^log '{log}': .*pip install '\.\[{log}\]'$"
     with pytest.raises(ConfigError, match=told) as caught:
         attach(model, log=log)
     assert [name for name, _ in caught.value.problems] == ["log"]

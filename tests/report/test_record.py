@@ -77,10 +77,10 @@ def test_status_has_the_verdicts_of_the_table() -> None:
     model = trained(60, **FIT, budget=60)
     told, run = status(model), RECORDER.get_record(model).to_dict()
     assert [site.verdict for site in told.sites] == [site["verdict"] for site in run["sites"]]
-    assert {site.verdict for site in told.sites} == {"landed"}, "in random frames no symmetry breaks"
+    assert {site.verdict for site in told.sites} == {"landed"}
     assert str(told).splitlines()[2].endswith(told.sites[0].verdict)
     early = status(trained(20, **FIT, budget=1000))
-    assert {site.verdict for site in early.sites} <= {"too short", "moving"}, "of twenty steps nothing can be said"
+    assert {site.verdict for site in early.sites} == {"moving"}
     assert early.verdict in str(early)
     assert status(attach(Layered())).sites[0].verdict == ""
 
@@ -94,7 +94,7 @@ def test_a_strict_run_that_did_not_converge_is_told_so(capsys: pytest.CaptureFix
     print_summary(record)
     printed = " ".join(capsys.readouterr().err.split())
     assert "ACE strict, 15 steps, trace in" in printed
-    assert "moving: gamma has not reached 0" in printed
+    assert "moving: gamma has not landed" in printed
     assert "|gamma| is still up to 0.9" in printed
 
 
@@ -102,8 +102,7 @@ def test_a_landing_from_far_away_is_no_success(capsys: pytest.CaptureFixture[str
     print_summary(RECORDER.get_record(trained(5, land_at=3, trace=False)))
     printed = capsys.readouterr().err
     assert "ACE strict, landed at step 3, 5 steps\n" in printed
-    assert "cut: gamma was set to 0" in printed
-    assert "the symmetry holds" not in printed
+    assert "landed: gamma stays 0" in printed
 
 
 def test_a_status_is_json_also_if_values_are_not_finite() -> None:

@@ -1,253 +1,113 @@
-"""Verdicts on constructed and simulated courses, and the history that they are derived from."""
+"""Verdicts of mode auto, which are outcomes of its test, and those of other modes, which are states of a branch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ace_plugins import Config
-from ace_plugins.engine.duals import Duals
-from ace_plugins.report.record import History
-from ace_plugins.report.verdicts import FEWEST, FEWEST_TO_BREAK, NEAR, explain, judge_course
+from ace_plugins.report.verdicts import TEST, RunOutcome, explain, judge
 
-Curve = Callable[[float], float]
-
-
-def course(curve: Curve, points: int) -> list[float]:
-    """A function of the time from 0 to 1."""
-    return [curve(number / (points - 1)) for number in range(points)]
+AUTO = Config(mode="auto", loop="paced")
+OTHERS = [Config(mode="strict"), Config(mode="bounded", spectral_norm=True), Config(mode="resilient", loop="paced")]
+OTHERS += [Config(mode="strict", loop="paced"), Config(mode="scheduled")]
 
 
-def strict(gamma: Curve, lambda_: Curve, points: int = 200) -> str:
-    return judge_course("strict", course(gamma, points), course(lambda_, points), 0.0)
+def outcome(config: Config, gamma: list[float], *, ended: bool = True, **more: Any) -> RunOutcome:
+    names, zeros = [f"layers.{n}" for n in range(len(gamma))], [0.0] * len(gamma)
+    line = {"step": 500, "gamma": gamma, "lambda": zeros, "u": zeros, **more.pop("test", {}), **more}
+    return judge(config, names, line, ended=ended)
 
 
-def swing(times: float, decay: float = 0.0, size: float = 1.0) -> Curve:
-    return lambda t: size * math.exp(-decay * t) * math.cos(2 * math.pi * times * t)
+def words(config: Config, gamma: list[float], **more: Any) -> list[str]:
+    return [site.verdict for site in outcome(config, gamma, **more).sites]
 
 
-def flat(value: float) -> Curve:
-    return lambda t: value
+def sample_test(**rows: list[float]) -> dict[str, list[float]]:
+    """The outcome of the test at one or more sites, by default: undecided, without evidence."""
+    size = max((len(row) for row in rows.values()), default=1)
+    usual = {"log_e": 0.0, "benefit": math.nan, "limit": math.nan, "kept": 0.0, "used": 1.0}
+    assert usual.keys() == {*TEST}
+    return {name: rows.get(name, [value] * size) for name, value in usual.items()}
 
 
-def growing(t: float) -> float:
-    return 3 * t
+@pytest.mark.parametrize("config", OTHERS, ids=lambda config: f"{config.mode}-{config.loop}")
+def test_modes_without_a_test_only_state_what_became_of_the_branch(config: Config) -> None:
+    left = "moving" if config.lands else "kept"
+    for gamma in (0.9, 0.0, -0.001):
+        assert words(config, [0.0, gamma], landed=[0]) == ["landed", left]
+    assert words(config, [0.9, 0.9], unused=[1]) == [left, "unused"]
+    for verdict in ("landed", left):
+        assert "breaks the symmetry" not in explain(verdict, config.mode).replace("tests if the data breaks", "")
 
 
-@pytest.mark.parametrize("points", [FEWEST_TO_BREAK, 65, 100, 257])
-@pytest.mark.parametrize(
-    ("gamma", "lambda_", "said"),
-    [
-        (lambda t: math.exp(-20 * t), lambda t: 1 - math.exp(-20 * t), "fits"),
-        (flat(0.0), flat(0.0), "fits"),
-        (lambda t: math.exp(-20 * t), growing, "fits"),
-        (swing(1.5, size=0.04), swing(1.5, size=2), "fits"),
-        (lambda t: 0.5 + 0.5 * math.exp(-20 * t), growing, "breaks"),
-        (lambda t: -0.5 + 1.5 * math.exp(-20 * t), lambda t: -growing(t), "breaks"),
-        (flat(0.7), growing, "breaks"),
-        (lambda t: 1 - 0.6 * t, growing, "moving"),
-        (lambda t: 1 - 0.01 * t, growing, "moving"),
-        (lambda t: math.exp(-2 * t), growing, "moving"),
-        (lambda t: math.cos(2.5 * t), lambda t: math.sin(2.5 * t), "moving"),
-        (lambda t: math.cos(4 * t), lambda t: math.sin(4 * t), "moving"),
-        (lambda t: 0.5 + 0.5 * math.exp(-20 * t), flat(0.3), "moving"),
-    ],
-)
-def test_courses_without_many_swings(points: int, gamma: Curve, lambda_: Curve, said: str) -> None:
-    assert strict(gamma, lambda_, points) == said
-    assert strict(lambda t: -gamma(t), lambda t: -lambda_(t), points) == said, "whatever the sign"
+def test_a_verdict_of_mode_auto_is_the_outcome_of_its_test() -> None:
+    test = sample_test(
+        kept=[1.0, 0.0, 0.0], log_e=[9.0, 1.0, 0.0], benefit=[0.2, 0.001, 0.0], limit=[math.nan, 0.005, 0.02]
+    )
+    found = outcome(AUTO, [0.2, 0.0, 0.0], test=test, landed=[1, 2])
+    assert [site.verdict for site in found.sites] == ["breaks", "fits", "undecided"]
+    assert [site.p for site in found.sites] == pytest.approx([math.exp(-9), math.exp(-1), 1.0])
+    assert "lower the loss together by 20 % (p < 0.001)" in found.meanings["breaks"]
+    assert "at most 0.5 %" in found.meanings["fits"]
+    assert "too few samples or steps" in found.meanings["undecided"]
+    assert not found.exploring
+    assert words(AUTO, [0.1, 0.1], test=sample_test(used=[0.0, 1.0])) == ["unused", "undecided"]
 
 
-@pytest.mark.parametrize("times", [2.6, 3, 3.3, 5, 8.1, 20])
-def test_a_swing_that_goes_on_and_one_that_dies_down(times: float) -> None:
-    quarter_later: Curve = lambda t: swing(times)(t - 0.25 / times)  # noqa: E731
-    assert strict(swing(times), quarter_later) == "breaks"
-    assert strict(swing(times, decay=-0.5), quarter_later) == "breaks"
-    assert strict(swing(times, decay=1.3), quarter_later) == "moving"
-    assert strict(swing(times, decay=30), growing) == "fits"
-    assert strict(swing(times, decay=30), flat(1.0)) == "fits"
+def test_before_the_decision_nothing_fits() -> None:
+    found = outcome(AUTO, [0.1, 0.1], test=sample_test(limit=[-0.1, -0.1]), expected=1000)
+    assert [site.verdict for site in found.sites] == ["undecided"] * 2
+    assert found.exploring
+    assert "before ACE could decide; set budget = 500" in found.advice
+    assert "no decision up to this step" in found.meanings["undecided"]
+    assert "train longer" in outcome(AUTO, [0.1], test=sample_test(), expected=1000, step=60).advice
+    assert outcome(AUTO, [0.1], test=sample_test(), expected=1000, ended=False).advice == ""
 
 
-@pytest.mark.parametrize("times", [number / 20 for number in range(5, 30)])
-def test_a_first_swing_is_not_called_swinging(times: float) -> None:
-    assert strict(swing(times), lambda t: swing(times)(t - 0.25 / times)) == "moving"
+@pytest.mark.parametrize("config", [AUTO, *OTHERS], ids=lambda config: f"{config.mode}-{config.loop}")
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_go_before_all_else(config: Config, bad: float) -> None:
+    test = {"test": sample_test(kept=[1.0, 1.0])} if config.mode == "auto" else {}
+    found = words(config, [0.5, bad], landed=[1], **test)
+    assert found[1] == "diverged"
+    assert found[0] != "diverged"
+    assert words(config, [0.5, 0.5], diverged=True, landed=[0], **test) == ["diverged"] * 2
+    assert "lower the learning rate" in explain("diverged", config.mode)
 
 
-def test_a_swing_that_died_down_to_one_that_goes_on() -> None:
-    steady = lambda t: swing(40)(t) * (0.3 + 0.7 * math.exp(-10 * t))  # noqa: E731
-    assert strict(steady, swing(40)) == "breaks"
-
-
-@pytest.mark.parametrize(
-    ("mode", "gamma", "lambda_", "bound", "said"),
-    [
-        ("bounded", lambda t: 1 - t / 2, growing, 0.1, "moving"),
-        ("bounded", lambda t: 0.1 + 0.9 * math.exp(-20 * t), growing, 0.1, "breaks"),
-        ("bounded", lambda t: -0.1 + math.exp(-20 * t), growing, 0.1, "breaks"),
-        ("bounded", lambda t: math.exp(-20 * t), flat(0.0), 0.1, "fits"),
-        ("bounded", flat(0.04), growing, 0.001, "moving"),
-        ("resilient", lambda t: 1 - t / 2, growing, 0.1, "moving"),
-        ("resilient", swing(2.25, size=0.5), swing(2), 0.1, "moving"),
-        ("resilient", lambda t: 0.3 + 0.7 * math.exp(-20 * t), lambda t: 0.3 - 0.3 * math.exp(-20 * t), 0.3, "breaks"),
-        ("resilient", lambda t: -0.03 + math.exp(-20 * t), lambda t: math.exp(-20 * t), 0.03, "breaks"),
-        ("resilient", lambda t: math.exp(-20 * t), lambda t: math.exp(-20 * t), 0.0, "fits"),
-        ("resilient", flat(0.0), flat(0.0), 0.0, "fits"),
-        ("resilient", flat(0.01), growing, 0.001, "fits"),
-        ("resilient", flat(0.2), growing, 0.3, "moving"),
-        ("resilient", flat(0.001), flat(0.0), 0.17, "fits"),
-        ("resilient", flat(0.1), flat(0.0), 0.3, "moving"),
-    ],
-)
-def test_the_other_modes(mode: str, gamma: Curve, lambda_: Curve, bound: float, said: str) -> None:
-    for points in (FEWEST, 64, 257):
-        assert judge_course(mode, course(gamma, points), course(lambda_, points), bound) == said
-
-
-@pytest.mark.parametrize("mode", ["strict", "bounded", "resilient"])
-def test_what_goes_before_all_else(mode: str) -> None:
-    zeros = [0.0] * 50
-    assert judge_course(mode, zeros, zeros, 0.1, landed=True) == "fits"
-    assert judge_course(mode, [1.0, 0.5, 0.02, 0.0], [0.0] * 4, 0.1, landed=True) == "fits"
-    assert judge_course(mode, [1.0, -0.9, 0.0, 0.0], [0.0] * 4, 0.1, landed=True) == "cut"
-    for length in range(FEWEST):
-        assert judge_course(mode, [1.0] * length, [0.0] * length, 0.1) == "too short"
-    for bad in (math.nan, math.inf, -math.inf):
-        for at in (0, 25, -1):
-            odd = zeros.copy()
-            odd[at] = bad
-            assert judge_course(mode, odd, zeros, 0.1) == "diverged"
-            assert judge_course(mode, zeros, odd, 0.1, landed=True) == "diverged"
-        assert judge_course(mode, zeros, zeros, bad) == "diverged"
-
-
-WORDS = {"strict": ("fits", "moving", "breaks", "cut"), "bounded": ("fits", "moving", "breaks")}
-WORDS["resilient"] = WORDS["bounded"]
-
-
-def test_every_verdict_is_explained_in_every_mode() -> None:
-    for mode, words in WORDS.items():
-        for word in (*words, "too short", "landed", "settled", "scheduled", "diverged"):
+def test_every_verdict_is_explained_in_one_line() -> None:
+    for word in ("landed", "moving", "kept", "unused", "diverged"):
+        for mode in ("auto", "strict", "resilient"):
             assert explain(word, mode)
             assert "\n" not in explain(word, mode)
+    assert explain("a word of another version", "strict") == ""
 
 
-finite = st.floats(-1e300, 1e300) | st.floats(-2, 2) | st.sampled_from([0.0, -0.0, NEAR, -NEAR, 1.0])
-points = st.lists(st.tuples(finite, finite), max_size=60)
+def test_results_of_an_earlier_checkpoint_are_called_so() -> None:
+    assert "checkpoint of step 120 after step 500" in outcome(OTHERS[0], [0.5], loaded=120).advice
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.sampled_from(["strict", "bounded", "resilient"]), points, st.floats(0, 1e30), st.booleans())
-def test_no_run_is_too_odd(mode: str, run: list[tuple[float, float]], bound: float, landed: bool) -> None:
-    gamma, lambda_ = [g for g, _ in run], [la for _, la in run]
-    said = judge_course(mode, gamma, lambda_, bound, landed=landed)
-    assert explain(said, "strict")
-    turned = judge_course(mode, [-g for g in gamma], [-la for la in lambda_], bound, landed=landed)
-    assert turned == said, "no side of 0 is better than the other"
-
-
-@settings(max_examples=80, deadline=None)
 @given(
-    st.lists(st.tuples(st.floats(-2, 2), st.floats(-9, 9)), min_size=FEWEST, max_size=60),
-    st.sampled_from([0.125, 0.5, 2.0, 64.0]),
+    st.sampled_from([AUTO, *OTHERS]),
+    st.lists(st.floats(), min_size=1, max_size=5),
+    st.sets(st.integers(0, 4)),
+    st.integers(0, 10**6),
+    st.none() | st.integers(1, 10**6),
+    st.booleans(),
 )
-def test_the_scale_of_lambda_does_not_matter(run: list[tuple[float, float]], scale: float) -> None:
-    gamma, lambda_ = [g for g, _ in run], [la if abs(la) > 1e-3 else 0.0 for _, la in run]
-    for mode, bound in (("strict", 0.0), ("resilient", 0.2)):
-        assert judge_course(mode, gamma, lambda_, bound) == judge_course(
-            mode, gamma, [scale * la for la in lambda_], bound
-        )
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.lists(st.floats(-2, 2), min_size=FEWEST, max_size=60), st.sampled_from([0.0, 0.01, 0.5]))
-def test_a_smaller_gamma_is_never_further_from_0(gamma: list[float], scale: float) -> None:
-    lambda_ = [1.0] * len(gamma)
-    if judge_course("strict", gamma, lambda_, 0.0) == "fits":
-        assert judge_course("strict", [scale * g for g in gamma], lambda_, 0.0) == "fits"
-    order = ("fits", "breaks", "moving")
-    smaller, larger = (judge_course("bounded", [s * g for g in gamma], lambda_, 0.3) for s in (scale, 1.0))
-    assert order.index(smaller) <= order.index(larger)
-
-
-OBJECTIVES = ((0.5, 0.0), (1.0, 0.0), (5.0, 0.0), (0.5, 0.5), (1.0, 0.5), (5.0, 0.5), (0.5, -1.0), (1.0, -1.0))
-"""Curvature, and where gamma would go by itself."""
-
-
-def simulated(mode: str, steps: int, objectives: Sequence[tuple[float, float]] = OBJECTIVES) -> list[str]:
-    """The paper's loop, one site for each objective."""
-    rate, generator = 0.01, torch.Generator().manual_seed(0)
-    curvature, wanted = torch.tensor(objectives).T
-    duals = Duals(len(curvature), Config(mode=mode), dtype=torch.float32, device=torch.device("cpu"))
-    gamma, history = torch.ones(len(curvature)), History()
-    for step in range(1, steps + 1):
-        grad = curvature * (gamma - wanted + 0.02 * torch.randn(gamma.shape, generator=generator))
-        before = gamma
-        gamma = gamma - rate * (grad + duals.pull(before))
-        duals.ascend(before, rate)
-        history.record(step, duals.snapshot(gamma))
-    sites = history.per_site(now=duals.snapshot(gamma))
-    return [judge_course(mode, g, la, 0.1 if mode == "bounded" else u[-1]) for g, la, u in sites]
-
-
-def test_a_strict_run_on_data_that_the_symmetry_fits() -> None:
-    for steps in (20, 100, 300, 600):
-        assert set(simulated("strict", steps)) <= {"moving", "fits"}, "nothing breaks in a short run"
-    assert set(simulated("strict", 3000)) == {"fits"}
-
-
-def test_a_strict_run_without_damping_swings() -> None:
-    assert simulated("strict", 3000, [(0.0, 0.0)]) == ["breaks"]
-    assert simulated("strict", 3000, [(0.1, 0.0)]) == ["moving"]
-
-
-def test_resilient_and_bounded_runs() -> None:
-    assert set(simulated("resilient", 50)) == {"moving"}
-    assert set(simulated("resilient", 300)[:3]) <= {"moving", "fits"}, "u is on its way down again"
-    assert simulated("resilient", 3000) == ["fits"] * 3 + ["breaks"] * 5
-    assert simulated("bounded", 3000) == ["fits"] * 3 + ["breaks"] * 5
-
-
-def taken_by(history: History, first: int, *steps: int) -> list[int]:
-    for step in (first, *steps):
-        history.record(step, torch.full((3, 2), float(step)))
-    return [round(gamma) for gamma in history.per_site(now=torch.zeros(3, 2))[0][0][:-1]]
-
-
-@pytest.mark.parametrize("first", [0, 1, 1000, 12345])
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 100, 5000])
-def test_a_history_is_evenly_spaced_and_bounded(first: int, count: int) -> None:
-    history = History(points=8)
-    taken = taken_by(history, *range(first, first + count))
-    assert min(count, 4) <= len(taken) == len(history.taken) <= 8
-    assert {later - earlier for earlier, later in pairwise(taken)} <= {history.every}
-    assert first + count - 1 - taken[-1] < history.every, "up to the end"
-    assert taken[0] - first < history.every, "and from the start"
-
-
-def test_a_history_that_starts_over() -> None:
-    history = History(points=8)
-    taken = taken_by(history, *range(1, 30), *range(10, 60))
-    assert 4 <= len(history.taken) <= 8
-    assert taken[-1] > 60 - history.every - 1
-
-
-def test_a_history_keeps_copies() -> None:
-    history = History()
-    duals = Duals(2, Config(mode="strict"), dtype=torch.float64, device=torch.device("cpu"))
-    gamma = torch.ones(2, dtype=torch.float64, requires_grad=True)
-    history.record(1, duals.snapshot(gamma))
-    with torch.no_grad():
-        gamma.fill_(0.5)
-    duals.lambda_ += 3
-    assert history.per_site(now=duals.snapshot(gamma)) == [[[1.0, 0.5], [0.0, 3.0], [0.0, 0.0]]] * 2
-
-
-def test_a_gamma_that_has_hardly_begun_to_move_breaks_nothing() -> None:
-    """Twenty steps of a slow gamma look like one that is held: lambda grows, and gamma stays."""
-    assert strict(lambda t: 1 - 0.001 * t, lambda t: t, 20) == "moving"
+def test_no_run_is_too_odd(
+    config: Config, gamma: list[float], landed: set[int], step: int, expected: int | None, ended: bool
+) -> None:
+    test = sample_test(log_e=gamma) if config.mode == "auto" else {}
+    given = sorted(landed & {*range(len(gamma))})
+    found = outcome(config, gamma, landed=given, step=step, expected=expected, ended=ended, test=test)
+    for site, value in zip(found.sites, gamma, strict=True):
+        assert (site.verdict == "diverged") == (not math.isfinite(value))
+        assert found.meanings[site.verdict]
+    assert ended or not found.advice
