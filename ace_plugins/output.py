@@ -1,11 +1,10 @@
-"""Output of commands and runs: messages on stderr, atomic writes of files, and checks of picture file names."""
+"""Output of commands and runs: messages and progress on stderr, atomic writes of files, checks of picture files."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import importlib.util
-import math
 import os
 import platform
 import re
@@ -146,15 +145,3 @@ def check_picture(path: Path, install: str = "run pip install matplotlib") -> No
         raise ConfigError(f"picture {str(path)!r}: folder {path.absolute().parent} does not exist")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError(f"picture {str(path)!r}: matplotlib is not installed; {install}")
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """Replace nan and infinity, which JSON does not have, by None.
-
-    Args:
-        value: A number, or None.
-
-    Returns:
-        The value if it is finite, else None.
-    """
-    return value if value is not None and math.isfinite(value) else None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..errors import AttachError, ConfigError
@@ -122,3 +123,18 @@ def equivariance_error(
     forced = branches_on is not None and find(model) is not None
     with use_branches(model, bool(branches_on)) if forced else nullcontext(), hide_from_budget(model):
         return measuring.measure(model, action, batch, samples=samples, seed=seed)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch to one CPU thread inside the block: small models are not faster with more, and sums keep their order.
+
+    Yields:
+        None.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

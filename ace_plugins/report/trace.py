@@ -61,7 +61,14 @@ def refuse_links(folder: Path) -> None:
 
 
 def to_json(value: Any) -> Any:
-    """Return the value with None in place of NaN and infinities, which JSON cannot hold."""
+    """Replace NaN and infinities, which JSON cannot hold, by None.
+
+    Args:
+        value: A number, or nested dicts, lists and tuples.
+
+    Returns:
+        The value, with lists in place of tuples.
+    """
     if isinstance(value, Mapping):
         return {key: to_json(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

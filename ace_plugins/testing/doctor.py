@@ -1,10 +1,11 @@
-"""Runs all checks on an adapter: `check_adapter` raises an error if one fails, `diagnose` describes the adapter too."""
+"""Runs all checks on an adapter: as tests of pytest, in `check_adapter`, or in `diagnose`, which describes it too."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,8 @@ from typing import Any
 from torch import nn
 
 from ..contract.sites import Node, Site, Tap
-from ..demo import one_thread
-from ..engine.measure import equivariance_error
-from ..errors import AceError, AdapterError
+from ..engine.measure import equivariance_error, one_thread
+from ..errors import AceError, AdapterError, one_of
 from ..output import progress
 from ..patch.shims import has_effect
 from ..plugins.plugin import one_line
@@ -73,6 +73,66 @@ def check_adapter(name: str, *, seed: int = 0, checkout: str | os.PathLike[str] 
     kit = Kit(name, seed, checkout)
     if failures := {check: error for check in CHECKS if isinstance(error := run_check(check, kit), CheckError)}:
         raise AdapterCheckError(name, failures)
+
+
+@dataclass(frozen=True)
+class AdapterCheck:
+    """One check of one adapter, to be called by a test."""
+
+    adapter: str
+    name: str
+    make_kit: Callable[[], Kit]
+
+    def __call__(self) -> None:
+        """Run the check. If it fails, the test fails with a message only, without a traceback."""
+        import pytest  # not at the top: users who only call `check_adapter` need not have it
+
+        try:
+            CHECKS[self.name](self.make_kit())
+        except (AceError, CheckError) as error:
+            raise pytest.fail.Exception(f"adapter {self.adapter!r}, {self.name}: {error}", pytrace=False) from None
+
+
+def parametrize_with_checks(
+    adapter: str,
+    *,
+    expected_failures: Mapping[str, str] | None = None,
+    seed: int = 0,
+    checkout: str | os.PathLike[str] | None = None,
+) -> Any:
+    """Make one test of every check of an adapter. The test function gets the check as its argument ``check``.
+
+    The name of the check is the id of its test:
+
+        @parametrize_with_checks("mynet")
+        def test_contract(check):
+            check()
+
+    Args:
+        adapter: Name of the adapter's entry point.
+        expected_failures: Checks that are expected to fail: a mapping from their names to the reasons. The test of such
+            a check fails if the check passes.
+        seed: Seed of the examples.
+        checkout: Folder of the upstream, for adapters of a cloned repository. Default: the folder in
+            ``ACE_UPSTREAM_<ADAPTER>``, or the one found near the current folder.
+
+    Returns:
+        A decorator for a test function that calls ``check()``.
+
+    Raises:
+        AceError: ``expected_failures`` names an unknown check.
+    """
+    import pytest
+
+    expected = expected_failures or {}
+    for unknown in expected.keys() - CHECKS.keys():
+        raise AceError(one_of("check in expected_failures", unknown, CHECKS))
+    # All checks share one kit, because building its example can take seconds.
+    kit = functools.cache(functools.partial(Kit, adapter, seed, checkout))
+    marks = {name: pytest.mark.xfail(reason=reason, strict=True) for name, reason in expected.items()}
+    checks = (AdapterCheck(adapter, name, kit) for name in CHECKS)
+    parameters = [pytest.param(check, id=check.name, marks=marks.get(check.name, ())) for check in checks]
+    return pytest.mark.parametrize("check", parameters)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def test_a_strangers_adapter_and_observer_at_work(site: Path, tmp_path: Path) ->
 
 
 def test_its_own_tests_pass(site: Path, tmp_path: Path) -> None:
-    words = ["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "-p", "ace_plugins.testing.pytest_plugin"]
+    words = ["-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
     done = python(tmp_path, *words, str(PACKAGES / "ace-egnn"), PYTHONPATH=str(site), PYTHONDONTWRITEBYTECODE="1")
     assert done.returncode == 0, done.stdout
-    assert "egnn (ace-egnn 0.1.0): 25 of 25 checks pass" in done.stdout
+    assert "26 passed" in done.stdout

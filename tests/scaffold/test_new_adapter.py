@@ -108,10 +108,9 @@ def test_it_installs_and_passes_its_own_tests_untouched(tmp_path: Path) -> None:
     install = ["-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target", str(site), str(folder)]
     done = python(tmp_path, *install, **BUILT)
     assert done.returncode == 0, done.stderr
-    plugin = ["-p", "ace_plugins.testing.pytest_plugin"]
-    tests = python(folder, "-m", "pytest", "-q", "-W", "error", *plugin, PYTHONPATH=str(site))
+    tests = python(folder, "-m", "pytest", "-q", "-W", "error", PYTHONPATH=str(site))
     assert tests.returncode == 0, tests.stdout
-    assert "mynet (ace-mynet 0.1.0): 25 of 25 checks pass" in tests.stdout
+    assert "25 passed" in tests.stdout
 
 
 def test_the_wheel_has_the_templates(tmp_path: Path) -> None:

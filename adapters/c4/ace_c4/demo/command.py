@@ -57,17 +57,23 @@ def demo(epochs: int, seeds: int, picture: Path, as_json: bool) -> None:
 
     runs: dict[str, list[tuple[Run, Run]]] = {}
     results: dict[str, list[tuple[Result, Result]]] = {}
-    with ace.one_thread(), ace.progress_lines(len(TARGETS) * epochs) as report:
+    with ace.one_thread(), ace.progress(len(TARGETS) * epochs, "epochs") as advance:
         for target in TARGETS:
             runs[target] = [start_pair(target, epochs, seed) for seed in range(seeds)]
             every = [run for pair in runs[target] for run in pair]
             for epoch in training.train(every, epochs):
-                report(_progress(target, epoch, epochs, every))
+                if advance is not None:
+                    advance(1)
+                else:
+                    click.echo(_progress(target, epoch, epochs, every), err=True)
             results[target] = [(training.judge(plain), training.judge(ours)) for plain, ours in runs[target]]
         drawing.draw(runs, picture)
     conclusions = conclude(results, epochs)
     if not as_json:
-        ace.print_results(make_table(results), conclusions, picture)
+        from rich.console import Console
+
+        Console().print(make_table(results))
+        click.echo("\n".join(["", *(f"{sentence}\n" for sentence in conclusions), f"Picture: {picture}"]))
         return
     targets = {
         target: {
@@ -161,15 +167,15 @@ def _conclude_target(target: str, pairs: Sequence[tuple[Result, Result]]) -> str
 
 def to_dict(result: Result, run: Run) -> dict[str, Any]:
     """Return a run for JSON."""
-    number = ace.finite_or_none
-    return {
+    described = {
         "name": result.name,
         "seed": result.seed,
         "settings": dict(RUNS[result.name]),
-        "test_error": number(result.test),
-        "test_error_f_eq": number(result.test_f_eq),
+        "test_error": result.test,
+        "test_error_f_eq": result.test_f_eq,
         "floor_of_equivariant_models": result.floor,
-        "gamma": [number(value) for value in result.gamma],
-        "equivariance_error": number(result.equivariance),
-        "validation_curve": [number(error) for error in run.curve],
+        "gamma": list(result.gamma),
+        "equivariance_error": result.equivariance,
+        "validation_curve": list(run.curve),
     }
+    return dict(ace.to_json(described))

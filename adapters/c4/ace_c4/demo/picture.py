@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ace_plugins.adapter import style_axes
-
 if TYPE_CHECKING:
     from .training import Run
 
@@ -96,3 +94,11 @@ def _draw_gammas(axes: Any, runs: Sequence[Run]) -> None:
             colour = LAYERS[layer % len(LAYERS)]
             axes.plot(steps, values, color=colour, linewidth=1.2, alpha=0.8, label=label)
     axes.axhline(0.0, color="0.7", linewidth=0.8, zorder=0)
+
+
+def style_axes(axes: Any) -> None:
+    """Give axes a light grid, behind the data, and no frame at the top and on the right."""
+    axes.grid(True, color="0.92")
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,8 @@ def demo(
 
         jobs = 2 if where.type == "cpu" and (os.cpu_count() or 1) > 1 else 1
     fields = (field, 0.0)
-    with ace.progress_lines(len(fields) * epochs) as report:
+    with ace.progress(len(fields) * epochs, "epochs") as advance:
+        report = partial(click.echo, err=True) if advance is None else lambda line: advance(1)
         tasks = _train(fields, (molecules, target, epochs, seed, where), jobs, report)
     title = f"SchNet on QM9 {target} ({qm9.TARGETS[target].description}), seed {seed}"
     drawing.draw(tasks, title, picture)
@@ -105,7 +107,8 @@ def demo(
         from rich.console import Console
 
         Console().print(make_table(tasks, title))
-        ace.print_results(make_site_table(tasks), conclusions, picture)
+        Console().print(make_site_table(tasks))
+        click.echo("\n".join(["", *(f"{sentence}\n" for sentence in conclusions), f"Picture: {picture}"]))
         return
     report_: dict[str, Any] = {
         "target": target,
@@ -249,18 +252,4 @@ def _conclude_task(field: float, plain: Result, ours: Result) -> str:
 
 def to_dict(result: Result) -> dict[str, Any]:
     """Return a run for JSON."""
-    number = ace.finite_or_none
-    return {
-        **dataclasses.asdict(result),
-        "validation": number(result.validation),
-        "test": number(result.test),
-        "curve": [number(error) for error in result.curve],
-        "gammas": [[step, [number(gamma) for gamma in gammas]] for step, gammas in result.gammas],
-        "sites": [
-            {k: v if isinstance(v, str) else number(v) for k, v in dataclasses.asdict(site).items()}
-            for site in result.sites
-        ],
-        "equivariance": number(result.equivariance),
-        "turns": [[angle, number(change)] for angle, change in result.turns],
-        "branches_kept": result.kept,
-    }
+    return dict(ace.to_json({**dataclasses.asdict(result), "branches_kept": result.kept}))
