@@ -13,6 +13,7 @@ from .report.status import status as status
 from .report.trace import read_trace as read_trace
 from .settings.config import Config as Config
 from .testing.audit import audit as audit
+from .testing.audit import symmetry_left as symmetry_left
 from .testing.bounds import bounds as bounds
 
 __version__: str

@@ -56,5 +56,7 @@ from .symmetry.groups import Element as Element
 from .symmetry.groups import Group as Group
 from .symmetry.groups import Rigid as Rigid
 from .symmetry.measure import Call as Call
+from .symmetry.subgroups import SO2About as SO2About
+from .symmetry.subgroups import Subgroup as Subgroup
 
 __all__: list[str]

@@ -14,7 +14,7 @@ from typing import Any
 
 from write_evidence import DOCS, ratios, read
 
-from ace_plugins.compare.statistics import t_interval
+from ace_plugins.statistics import t_interval
 
 PICTURE = DOCS / "evidence.png"
 COLORS = {"broken": "#d55e00", "symmetric": "#0072b2"}

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ace_plugins.compare.statistics import t_interval
+from ace_plugins.statistics import t_interval
 
 DOCS = Path(__file__).resolve().parent
 BEGIN, END = "<!-- results: docs/write_evidence.py writes this table -->", "<!-- end of results -->"

@@ -94,6 +94,36 @@ def draw_task(samples: int, strength: float, seed: int) -> Task:
     return Task(x[:samples], y[:samples], x[samples:], y[samples:])
 
 
+KINDS = (
+    "none",
+    "axis",
+    "mirror",
+    "nothing",
+)  # what `break_symmetry` leaves of O(3): all of it, SO(2), a mirror, nothing
+
+
+def break_symmetry(task: Task, kind: str, seed: int) -> tuple[Task, Tensor]:
+    """Add a function to an invariant task that leaves only a subgroup. Returns its axis or mirror's normal, too."""
+    generator = torch.Generator().manual_seed(seed)
+    axis, other, v, w = torch.randn(4, 3, generator=generator)
+    axis = axis / axis.norm()
+    m = torch.randn(3, 3, generator=generator)
+    across = torch.nn.functional.normalize(torch.linalg.cross(axis, other), dim=0)
+    third = torch.linalg.cross(axis, across)
+
+    def extra(x: Tensor) -> Tensor:
+        p, q = x[:, 0], x[:, 1]
+        inside = {
+            "none": 0 * p[:, 0],
+            "axis": p @ axis + 0.5 * q @ axis,
+            "mirror": p @ across + 0.6 * q @ third + 0.8 * (p @ third) * (q @ across),
+            "nothing": p @ v + 0.7 * ((p @ m) * q).sum(1) + 0.5 * q @ w,
+        }
+        return 1.3 * torch.tanh(inside[kind])
+
+    return Task(task.x, task.y + extra(task.x), task.x_test, task.y_test + extra(task.x_test)), axis
+
+
 @dataclass
 class Run:
     """A model in training."""

@@ -83,6 +83,7 @@ def _format_error(error: EquivarianceError, more: str = "") -> str:
     metavar="N",
     help="Also measure the error of the mean output over N random rotations or other group elements.",
 )
+@click.option("--left", is_flag=True, help="Also find the subgroup that the model keeps, such as rotations about z.")
 @click.option("--all", "every", is_flag=True, help="Also show submodules nested deeper than the sites.")
 @as_json
 def audit(adapter: str, branches: str | None, every: bool, as_json: bool, **options: Any) -> None:
@@ -122,6 +123,12 @@ def _print_audit(example: ExampleAudit, *, every: bool) -> None:
         click.echo(f"computed in {found.precision}: {found.as_given}")
     whole = _format_error(found.error, f", in {found.precision}")
     click.echo(f"equivariance error under {found.error.group}: {whole}: {found.verdict}")
+    if example.left is not None:
+        parts = example.left.subgroups
+        cells = [[p.name, f"{p.error:.2f}", f"{p.low:.2f} to {p.high:.2f}", p.verdict] for p in parts]
+        table = TableData(["subgroup", "error", "95 %", ""], cells, numbers=["error"])
+        open_console().print(render_table(table), soft_wrap=False)
+        click.echo(example.left.sentence)
     if example.averaged is not None:
         frames, mean = example.averaged
         click.echo(f"mean over {frames} random frames: {mean.absolute:.3g} (relative {mean.relative:.3g})")

@@ -6,6 +6,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -17,9 +18,11 @@ from ..errors import AceWarning, AdapterError, AttachError, ConfigError
 from ..plugins.plugin import AnswerError, Plugin
 from ..plugins.registry import notify
 from ..settings.config import UNBOUNDED, Config
+from ..settings.fields import parse_axis
 from ..symmetry.actions import GroupAction
 from ..symmetry.measure import forward_names
 from ..symmetry.parts import Argument, find_argument
+from ..symmetry.subgroups import SO2About
 from .branches import fork_random_stream, mlp
 from .checkpoint import check_state
 from .forward import ModelHooks, uninstall
@@ -173,18 +176,24 @@ def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupActio
         except AdapterError as error:
             # An error without a cause was raised by the adapter on purpose: it has no action for this model.
             failed = error.__cause__ is not None or isinstance(error, AnswerError)
-            if config.turns and (config.frames == "on" or failed):
+            if config.turns and (config.frames != "auto" or failed):
                 raise
             if config.turns:
                 warnings.warn(f"training without random frames: {error}", AceWarning, stacklevel=4)
     names = forward_names(model)
     if action is not None and not {path.partition(".")[0] for path in action.inputs} <= {*names}:
         action = None  # the forward of a subclass may have other arguments
-    if action is None and config.frames == "on":
+    if action is None and config.turns and config.frames != "auto":
+        forward = f"{type(model).__name__}.forward({', '.join(names)})"
         raise ConfigError(
-            f"frames 'on': adapter {plugin.name!r} does not define the group action on {type(model).__name__}.forward("
-            f"{', '.join(names)}) (ace_group_action); set frames = 'off'"
+            f"frames {config.frames!r}: adapter {plugin.name!r} does not define the group action on {forward} "
+            "(ace_group_action); set frames = 'off'"
         )
+    if action is not None and (axis := parse_axis(config.frames)):
+        if getattr(action.group, "dimension", None) != 3:
+            found = f"the group of this model is {action.group.name}"
+            raise ConfigError(f"frames {config.frames!r}: expected a group of rotations of space, {found}; set 'off'")
+        action = replace(action, group=SO2About(axis))
     return action
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..errors import AttachError, ConfigError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..symmetry import measure as measuring
+from ..symmetry.groups import Group
 from ..symmetry.measure import Averaged, EquivarianceError
 from .state import NAME, Ace, find, unwrap
 
@@ -74,7 +76,7 @@ def adapter_of(model: nn.Module) -> Plugin:
     return registry().adapter(ace.adapter) if ace is not None else registry().find_adapter(model)
 
 
-def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
+def averaged(model: nn.Module, samples: int = 8, *, group: Group | None = None, seed: int = 0) -> Averaged:
     """Return a module that averages the model's outputs over random frames.
 
     Use it for inference with branches: averaging leaves f_eq unchanged and brings f_eq + gamma f_neq closer to
@@ -83,6 +85,8 @@ def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
     Args:
         model: A model that is attached or that an adapter supports. It is shared, not copied.
         samples: Number of random group elements, which is also the number of forward passes per call.
+        group: Group to draw them from, for data that keep only a subgroup: ``SO2About((0, 0, 1))`` for rotations about
+            z. Default: the group of the adapter's action.
         seed: Seed of the group elements, the same in every call.
 
     Returns:
@@ -95,7 +99,8 @@ def averaged(model: nn.Module, samples: int = 8, *, seed: int = 0) -> Averaged:
     if samples < 1:
         raise ConfigError(f"samples: expected at least 1, found {samples}")
     inner = unwrap(model)
-    return Averaged(model, adapter_of(inner).action(inner), samples, seed)
+    action = adapter_of(inner).action(inner)
+    return Averaged(model, action if group is None else replace(action, group=group), samples, seed)
 
 
 def equivariance_error(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import AceDeprecationWarning, ConfigError, one_of
-from .fields import BudgetKind, Choice, Flag, Kind, Multiple, Number
+from .fields import BudgetKind, Choice, ChoiceOrAxis, Flag, Kind, Multiple, Number
 
 FIT = "fit"  # name of the default preset: the paced loop in mode auto, with the adapter's own changes
 NONE = "none"  # the value of ``preset`` that selects no preset, and of ``log`` that selects no logger
@@ -73,7 +73,10 @@ class Config:
         "train both, as in the paper; auto: 0.5 in mode auto, 0 in other modes",
     )
     frames: str = _setting(
-        "auto", SWITCH, "transform batches by random group elements; auto: in strict mode (paced) and scheduled mode"
+        "auto",
+        ChoiceOrAxis(SWITCH.choices, hint="or an axis: x, y, z or three numbers, as in '0, 0.6, 0.8'"),
+        "transform batches by random group elements; auto: in strict mode (paced) and scheduled mode; x, y, z, or "
+        "three numbers: only by rotations about this axis, for data that keep these",
     )
     dual_optimizer: str = _paper_setting(
         "sgd",
@@ -201,8 +204,8 @@ class Config:
 
     @property
     def turns(self) -> bool:
-        """True if training batches are transformed by random frames, which hide any symmetry breaking in the data."""
-        return self.paced and self.lands if self.frames == "auto" else self.frames == "on"
+        """True if training batches are transformed by random frames, which hide a break of the group of the frames."""
+        return self.paced and self.lands if self.frames == "auto" else self.frames != "off"
 
     @property
     def gamma_start(self) -> float:

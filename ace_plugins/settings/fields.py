@@ -62,6 +62,27 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True)
+class ChoiceOrAxis(Choice):
+    """One of a few words, or the direction of an axis: x, y, z, or three numbers such as "0, 0.6, 0.8"."""
+
+    def problem(self, name: str, value: Any) -> str | None:
+        return None if parse_axis(value) else super().problem(name, value)
+
+
+def parse_axis(value: Any) -> tuple[float, float, float] | None:
+    """Return the direction that a text names; None if it is not the name or the three numbers of an axis."""
+    if not isinstance(value, str):
+        return None
+    try:
+        x, y, z = map(
+            float, {"x": "1,0,0", "y": "0,1,0", "z": "0,0,1"}.get(value.strip(), value).strip("() ").split(",")
+        )
+    except ValueError:
+        return None
+    return (x, y, z) if 0 < math.hypot(x, y, z) < math.inf else None
+
+
+@dataclass(frozen=True)
 class Flag(Kind):
     """True or false."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import AdapterError, one_of
 from .graphs import Graphs, PerGraph, Rows
-from .groups import Element, Euclidean, Group, Rigid, Rigids
+from .groups import Element, Group, Rigid, Rigids, SampledTogether
 from .parts import bind_arguments, find_at, get_part, positional_names, replace_part
 
 X = TypeVar("X", Tensor, None)
@@ -261,7 +261,7 @@ class GroupAction:
         ``generator`` is the source of random numbers. For ``names``, ``args`` and ``kwargs`` see `act_on_inputs`.
         """
         rows = None if self.graphs is None else self.graphs.find_rows(names, args, kwargs)
-        if rows is None or not isinstance(self.group, Euclidean):
+        if rows is None or not isinstance(self.group, SampledTogether):
             return self.group.sample(generator, scale=0.0)
         # One element per node is enough. Counting the graphs would need a synchronisation with the device.
         return PerGraph(self.group.sample_many(len(rows.nodes), generator, scale=0.0), rows)

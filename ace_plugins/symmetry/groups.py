@@ -119,7 +119,15 @@ class Rigids(Rigid):
         return Rigids(back, -(back @ self.translation[..., None])[..., 0], self.index)
 
 
-def _tensor(values: Any) -> Tensor:
+@runtime_checkable
+class SampledTogether(Protocol):
+    """A group of rigid motions that can draw many elements at once, for frames with one element per graph."""
+
+    def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
+        """Return ``count`` independent random elements."""
+
+
+def make_tensor(values: Any) -> Tensor:
     """Return a float64 tensor on the CPU, independent of the default dtype and device."""
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
@@ -141,7 +149,7 @@ class Euclidean:
         return f"{'' if self.reflections else 'S'}{'E' if self.translations else 'O'}({self.dimension})"
 
     def identity(self) -> Rigid:
-        return Rigid(_unit(self.dimension), _tensor([0] * self.dimension))
+        return Rigid(_unit(self.dimension), make_tensor([0] * self.dimension))
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
         """Return a random element: a uniform (Haar) orthogonal part and a translation with deviation ``scale``."""
@@ -158,17 +166,17 @@ class Euclidean:
             zero = torch.zeros_like(x)
             cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
             matrix = _unit(3) + 2 * (w * cross + cross @ cross)
-            mirror = _tensor([-1, -1, -1])
+            mirror = make_tensor([-1, -1, -1])
         else:
             angle = 2 * math.pi * torch.rand(count, **kind).cpu()
             cosine, sine = angle.cos(), angle.sin()
             matrix = torch.stack([cosine, -sine, sine, cosine], 1).view(-1, 2, 2)
-            mirror = _tensor([1, -1])
+            mirror = make_tensor([1, -1])
         if self.reflections:
             # Rotations, half of them combined with one fixed reflection, are uniform on O(d).
             mirrored = torch.rand(count, **kind).cpu()[:, None, None] < 0.5
             matrix = torch.where(mirrored, matrix * mirror, matrix)
-        shift = _tensor([[0.0] * self.dimension]).expand(count, -1)
+        shift = make_tensor([[0.0] * self.dimension]).expand(count, -1)
         if self.translations:
             shift = scale * torch.randn(count, self.dimension, **kind).cpu()
         return Rigids(matrix, shift, torch.arange(count))
@@ -202,8 +210,8 @@ class Cyclic:
         """Return the counterclockwise rotation by k/n of a full turn. Matrices of quarter turns are exact."""
         quarters, rest = divmod(4 * k, self.n)
         cosine, sine = (function(math.pi / 2 * rest / self.n) for function in (math.cos, math.sin))
-        turn = torch.linalg.matrix_power(_tensor([[0, -1], [1, 0]]), quarters % 4)
-        return Rigid(turn @ _tensor([[cosine, -sine], [sine, cosine]]), _tensor([0, 0]))
+        turn = torch.linalg.matrix_power(make_tensor([[0, -1], [1, 0]]), quarters % 4)
+        return Rigid(turn @ make_tensor([[cosine, -sine], [sine, cosine]]), make_tensor([0, 0]))
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
         """Return a uniformly distributed element, drawn with ``generator``; ``scale`` has no effect."""
@@ -225,7 +233,7 @@ class Dihedral(Cyclic):
     def reflection(self, k: int) -> Rigid:
         """Return the reflection in the line at ``axis``, followed by a rotation by k/n of a full turn."""
         cosine, sine = math.cos(2 * self.axis), math.sin(2 * self.axis)
-        mirror = Rigid(_tensor([[cosine, sine], [sine, -cosine]]), _tensor([0, 0]))
+        mirror = Rigid(make_tensor([[cosine, sine], [sine, -cosine]]), make_tensor([0, 0]))
         return self.rotation(k).compose(mirror)
 
     def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,11 +24,13 @@ from ..plugins.registry import registry
 from ..report.trace import to_json
 from ..symmetry.actions import GroupAction
 from ..symmetry.layers import Features, LayerSymmetry, measure_layers
+from ..symmetry.left import SymmetryLeft, find_left
 from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
 from ..symmetry.parts import find_argument, iterate_tensors, positional_names, select_output
 from .kit import Kit, convert_to_double, hide_warnings
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative error due to rounding; 0.1 for other types
+EXAMPLES = 8  # number of batches on which `audit_example` looks for subgroups
 SINGLE = 1e-4  # largest relative error that float32 constants or casts inside a float64 model can cause
 
 
@@ -142,6 +144,52 @@ def audit(
     return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, blamed, floor)
 
 
+def symmetry_left(
+    model: nn.Module,
+    batches: Sequence[Any],
+    action: GroupAction | None = None,
+    *,
+    branches_on: bool | None = None,
+    seed: int = 0,
+) -> SymmetryLeft:
+    """Find which subgroup of its symmetry group a trained model has left, such as the rotations about one axis.
+
+        left = symmetry_left(model, [(z, pos, batch) for z, pos, batch in loader])
+        print(left.sentence)    # The model keeps rotations about the z-axis; it breaks the rest of E(3).
+
+    A model that was trained with branches has learned what breaks the symmetry in its data, so the answer describes the
+    data as well, as far as the model has learned them. Use batches of the test set.
+
+    Args:
+        model: A trained model that is attached or that an adapter supports. It is evaluated in eval mode.
+        batches: At least four batches, each as in `audit`. The first one is used to search for axes, the others to
+            measure. More batches give narrower intervals.
+        action: Action of the group on arguments and outputs. Default: that of the adapter.
+        branches_on: For an attached model, use f_eq + gamma f_neq (True) or f_eq alone (False). Default: the one that
+            ``model.eval()`` computes in the model's mode.
+        seed: Seed of the group elements and of every forward pass.
+
+    Returns:
+        The errors under the subgroups that were tried, with a verdict for each, and the answer as a sentence.
+
+    Raises:
+        ConfigError: There are fewer than four batches, or the group has other elements than rotations, reflections and
+            translations.
+        AttachError: ``branches_on`` is set for a model without ACE.
+        AdapterError: No adapter supports the model and ``action`` is missing.
+    """
+    model = unwrap(model)
+    action, ace = action or adapter_of(model).action(model), find(model)
+    with nullcontext() if branches_on is None else use_branches(model, branches_on), hide_from_budget(model):
+        found = find_left(model, action, batches, seed=seed)
+    if ace is None or (ace.in_eval and not ace.landed if branches_on is None else branches_on):
+        return found
+    why = (
+        "it has no branches in eval mode, so it cannot show what the data keep (modes auto and resilient keep branches)"
+    )
+    return replace(found, note=why)
+
+
 def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:
     """Return the dtype with the fewest bytes among the compared outputs."""
     with torch.inference_mode(False), preserve_state(model):
@@ -203,12 +251,14 @@ class ExampleAudit:
     sites: dict[str, str]  # mapping from each site's name to the submodule that its branch adds to
     found: Audit
     averaged: tuple[int, EquivarianceError] | None  # number of random frames, and the error of the mean over them
+    left: SymmetryLeft | None = None  # the subgroups that the model keeps
 
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as a dict for JSON."""
         mean = self.averaged and {"samples": self.averaged[0], "error": self.averaged[1].to_dict()}
         about = {name: value for name, value in vars(self).items() if name != "found"}
-        return {**about, **self.found.to_dict(), "averaged": mean}
+        left = self.left and to_json(self.left.to_dict())
+        return {**about, **self.found.to_dict(), "averaged": mean, "left": left}
 
 
 def audit_example(
@@ -219,6 +269,7 @@ def audit_example(
     trust: bool = False,
     branches_on: bool | None = None,
     average: int | None = None,
+    left: bool = False,
 ) -> ExampleAudit:
     """Audit an adapter's example, with the weights of a checkpoint if one is given.
 
@@ -246,6 +297,8 @@ def audit_example(
         if average is not None:
             smooth = averaged(model, average)
             mean = average, audit(smooth, batch, smooth.action, layers=False).error
+        own = isinstance(content, nn.Module)
+        examples = [kit.plugin.example(kit.seed + n, model if own else None) for n in range(EXAMPLES if left else 0)]
         return ExampleAudit(
             adapter=kit.plugin.name,
             upstream=kit.upstream,
@@ -255,6 +308,7 @@ def audit_example(
             sites={site.name: site.module for site in sites if isinstance(site, Site)},
             found=found,
             averaged=mean,
+            left=symmetry_left(model, [Call(each.args, each.kwargs) for each in examples]) if left else None,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -216,6 +217,13 @@ def test_audit(folder: Path, call: Any) -> None:
     assert " are hidden: --all shows them" in table.stdout
     assert "interactions.0.mlp.0" not in table.stdout
     assert "interactions.0.mlp.0" in call("audit", "schnet", "--all").stdout
+    left = call("audit", "schnet", "--left", "--branches", "on").stdout
+    assert re.search(r"all rotations +│ +[\d.]+ │ [\d.]+ to [\d.]+ +│ broken", left)
+    assert left.splitlines()[-1].startswith("The model keeps")
+    assert (
+        "The model keeps all of E(3)"
+        in json.loads(call("audit", "schnet", "--left", "--json").stdout)["left"]["sentence"]
+    )
     assert list(folder.iterdir()) == [folder / "train.py"], "audit leaves nothing behind"
 
 

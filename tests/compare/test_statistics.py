@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ace_plugins.adapter import Metric
 from ace_plugins.compare.plan import TrialResult
-from ace_plugins.compare.statistics import Row, compare_runs, summarise, t_interval, t_quantile
+from ace_plugins.compare.statistics import Row, compare_runs, summarise
+from ace_plugins.statistics import t_interval, t_quantile
 
 TEST = Metric("test", "(x)")
 

@@ -10,7 +10,7 @@ import torch
 from toy import ADAPTERS, Layered, TwoOutputs, VectorMaps
 
 from ace_plugins import AceWarning, attach, averaged, equivariance_error
-from ace_plugins.adapter import AdapterError, ConfigError, hookimpl
+from ace_plugins.adapter import AdapterError, ConfigError, Rigid, Subgroup, hookimpl
 from ace_plugins.plugins.registry import registry
 
 ON: dict[str, Any] = {
@@ -94,6 +94,41 @@ def test_training_under_frames_makes_the_branches_equivariant_on_average() -> No
             optimizer.step()
         errors.append(equivariance_error(model, (torch.randn(64, 3, 4),), branches_on=True).relative)
     assert errors[1] < 0.8 * errors[0]
+
+
+def test_frames_about_an_axis_turn_batches_about_it_only() -> None:
+    torch.manual_seed(0)
+    axis = torch.tensor([0.0, 0.6, 0.8])
+    model = attach(VectorMaps(), **{**ON, "frames": "0, 0.6, 0.8", "mode": "resilient"}).double()
+    seen: list[torch.Tensor] = []
+    model.map_to_feat.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    x = torch.randn(6, 3, 4).double()
+    model(x)
+    along = torch.einsum("i,nic->nc", axis.double(), x)
+    assert torch.allclose(torch.einsum("i,nic->nc", axis.double(), seen[0]), along)
+    assert not torch.allclose(seen[0], x)
+    for wrong in ("up", "0, 0, 0", "1, 2", "nan, 0, 1"):
+        with pytest.raises(ConfigError, match=r"frames .*x, y, z or three numbers"):
+            attach(VectorMaps(), **{**ON, "frames": wrong})
+    with pytest.raises(ConfigError, match="frames 'z': adapter 'free'"):
+        attach(ADAPTERS["free"]().model(torch.zeros(2), 2), **{**ON, "frames": "z"})
+
+
+def test_an_average_over_a_subgroup_is_equivariant_under_it() -> None:
+    torch.manual_seed(0)
+    model = attach(VectorMaps(), **{**ON, "mode": "resilient", "spectral_norm": True}).double().eval()
+    half_turns = Subgroup("half turns about z", [Rigid(torch.diag(d), torch.zeros(3).double()) for d in HALF])
+    mean, x = averaged(model, samples=64, group=half_turns), torch.randn(8, 3, 4).double()
+    turn = torch.diag(HALF[1])
+
+    @torch.no_grad()
+    def off(of: Any) -> float:
+        return float((of(turn @ x) - turn @ of(x)).norm())
+
+    assert off(mean) < 0.3 * off(model)
+
+
+HALF = [torch.tensor([1.0, 1.0, 1.0]).double(), torch.tensor([-1.0, -1.0, 1.0]).double()]
 
 
 def test_averaged_comes_closer_to_equivariant() -> None:
