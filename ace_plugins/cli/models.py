@@ -118,7 +118,8 @@ def _print_audit(example: ExampleAudit, *, every: bool) -> None:
     if len(shown) < len(found.layers):
         click.echo(f"{len(found.layers) - len(shown)} deeper submodules are hidden: --all shows them")
     for name in found.uncovered:
-        click.echo(f"not covered: {name} has no action and stays unchanged, which is correct only if it is invariant")
+        unknown = f"input {name}: the adapter does not say how the group acts on it, so audit leaves it unchanged"
+        click.echo(f"{unknown}; this is correct only if {name} is invariant")
     if found.as_given:
         click.echo(f"computed in {found.precision}: {found.as_given}")
     whole = _format_error(found.error, f", in {found.precision}")
@@ -131,7 +132,8 @@ def _print_audit(example: ExampleAudit, *, every: bool) -> None:
         click.echo(example.left.sentence)
     if example.averaged is not None:
         frames, mean = example.averaged
-        click.echo(f"mean over {frames} random frames: {mean.absolute:.3g} (relative {mean.relative:.3g})")
+        smooth = f"{mean.absolute:.3g} (relative {mean.relative:.3g})"
+        click.echo(f"equivariance error of the output averaged over {frames} random frames: {smooth}")
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Commands about plugins, ``list`` and ``new-adapter``, and commands that adapters provide, ``demo`` and ``data``."""
+"""Commands about plugins (``list``, ``new-adapter``) and commands that adapters provide (``demo``, ``data``)."""
 
 from __future__ import annotations
 

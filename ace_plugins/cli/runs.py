@@ -49,9 +49,9 @@ def _files_and_adapters(ctx: click.Context, param: Any, incomplete: str) -> Item
     multiple=True,
     type=parse_grid,
     metavar="KEY=VALUE,VALUE...",
-    help="Values of an option of the script, or of a setting of ACE (also as ace.KEY). Each run gets the value with "
-    "which the first seed has the best validation result: the first metric whose name starts with 'validation'. Can be "
-    "repeated, for all combinations.",
+    help="Values of an option of the script, or of a setting of ACE (also as ace.KEY). Each run gets the value that "
+    "is best for the first seed. The first metric whose name starts with 'validation' decides. Can be repeated, for "
+    "all combinations.",
 )
 @click.option(
     "--metric",

@@ -85,7 +85,7 @@ def list_points(
 ) -> dict[str, tuple[dict[str, Any], dict[str, str]]]:
     """Return the points of the grid for a run by name, each with settings of ACE and options of the script.
 
-    Mode off has no other settings, and a setting that the run gives is not varied.
+    A setting that the run already has keeps its value. For mode off, only options of the script are varied.
     """
     named = {key: find_setting(key, words) for key in grid}
     fixed = KINDS if settings.get("mode") == "off" else settings
@@ -107,7 +107,7 @@ def find_setting(key: str, words: Sequence[str]) -> str:
 
 
 def set_option(words: Sequence[str], key: str, value: str) -> tuple[list[str], str]:
-    """Return a command with another value of an option, and the words that were replaced; "" if it was added.
+    """Return the command with a new value of an option, and the replaced words ("" if the option was not in it).
 
     ``--key value``, ``--key=value`` and ``key=value`` are replaced, with ``-`` and ``_`` as in the command.
     """

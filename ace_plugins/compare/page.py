@@ -52,7 +52,7 @@ class ComparisonResult:
 
     @property
     def sentences(self) -> list[str]:
-        """The conclusions in words, one sentence per run, with the limits of both runs' results."""
+        """The conclusions in words: one sentence per run compared with the first run, with caveats on both results."""
         notes, found = {run: f"{run} {' and '.join(each)}" for run, each in self.notes.items()}, list[str]()
         for each in self.differences:
             limits = ", and ".join(notes[run] for run in (each.base, each.run) if run in notes)
@@ -62,7 +62,7 @@ class ComparisonResult:
 
     @cached_property
     def notes(self) -> dict[str, list[str]]:
-        """Limits of each run's results: missing seeds, a strict run that did not land, or one that ended early."""
+        """Caveats on each run's results: missing seeds, a strict run that did not land, or one that ended early."""
         found, results = dict[str, dict[str, list[str]]](), {(each.run, each.seed): each for each in self.results}
         for trial in self.comparison.trials:
             result = results.get((trial.run, trial.seed))

@@ -103,7 +103,7 @@ class Contents:
             link((self.root / name).resolve(), target / name)
 
     def check_data(self, before: Sequence[tuple[str, int, int]]) -> None:
-        """Raise an AceError if a linked file is not as it was when ``before = data_state()``."""
+        """Raise an AceError if a linked file has changed since ``before``, an earlier result of `data_state`."""
         for name, *expected in before:
             path = (self.root / name).resolve()
             if not path.is_file() or [path.stat().st_size, path.stat().st_mtime_ns] != expected:
@@ -119,7 +119,7 @@ def _is_output(stat: os.stat_result) -> bool:
 
 
 def link(source: Path, target: Path) -> None:
-    """Clone a file if the file system can share the content of files until one of them changes; else link it."""
+    """Clone a file if the file system supports copy-on-write clones; otherwise link it."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             with source.open("rb") as original, target.open("xb") as clone:
@@ -167,13 +167,13 @@ class Comparison(Experiment):
 
     @property
     def search(self) -> Comparison | None:
-        """The trials from which a point of the grid is picked for each run, by their first metric."""
+        """The comparison that picks the best point of the grid for each run; None without a grid."""
         metrics = tuple(sorted(self.metrics, key=lambda metric: not metric.name.startswith(VALIDATION)))
         runs = {name: settings for name, (settings, _) in self.points.items()}
         return replace(self, runs=runs, seeds=self.seeds[:1], metrics=metrics) if runs else None
 
     def options(self, run: str) -> Mapping[str, str]:
-        """Return the options of the script that a run has as a point of the grid."""
+        """Return the values that a run's point of the grid gives to options of the script."""
         return self.points[run][1] if run in self.points else {}
 
     def describe_grid(self) -> Iterator[str]:

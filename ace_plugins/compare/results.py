@@ -64,8 +64,7 @@ def run_comparison(
         metrics: Patterns of the printed results, as ``name=regex`` with ``{number}`` or another group, or `Metric`
             objects. The last match is the result. The first metric is compared. Default: the adapter's metrics.
         grid: Values of options of the script or settings of ACE, such as ``{"lr": [5e-4, 1e-3]}``. Each run gets the
-            value with which the first seed has the best validation result: the first metric whose name starts with
-            "validation".
+            value that is best for the first seed. The first metric whose name starts with "validation" decides.
         jobs: Number of simultaneous trials. Default: one per GPU, or one per two processors.
         threads: Threads per trial. Default: an equal share of the processors.
         on: ``"here"``, ``"ray"`` for a Ray cluster on this machine, or the address of a Ray cluster.

@@ -36,7 +36,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def check_nodes(nodes: Sequence[Node], model: nn.Module, adapter: str) -> dict[str, Argument]:
-    """Check that an adapter's sites and stems fit the model. Returns the argument that each of them reads, by name.
+    """Check that an adapter's sites and stems fit the model. Returns the argument that each reads, keyed by name.
 
     Raises:
         AdapterError: If anything does not fit. The error lists all problems.
@@ -174,7 +174,7 @@ def _find_action(plugin: Plugin, model: nn.Module, config: Config) -> GroupActio
         try:
             action = plugin.call("ace_group_action", model=model)
         except AdapterError as error:
-            # An error without a cause was raised by the adapter on purpose: it has no action for this model.
+            # If the error has no ``__cause__``, the adapter raised it on purpose: it has no action for this model.
             failed = error.__cause__ is not None or isinstance(error, AnswerError)
             if config.turns and (config.frames != "auto" or failed):
                 raise

@@ -1,4 +1,4 @@
-"""Non-equivariant branches: linear maps, MLPs, links of a chain, and convolutions for layers on images."""
+"""Non-equivariant branches: linear maps, MLPs, branches that read another branch, and convolutions of images."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Norm(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        # torch.optim.swa_utils.update_bn sets momentum to None to compute new statistics, also for constant ones.
+        # torch.optim.swa_utils.update_bn, which sets momentum to None, replaces constant statistics too.
         constant = self.statistics == "constant" and self.momentum is not None
         training = self.training and rows.shape[0] > 1 and not constant
         factor = 1.0 if self.statistics == "next" else self.momentum
@@ -123,7 +123,7 @@ def norm_linear(node: Node) -> nn.Module:
 
 @contextmanager
 def fork_random_stream() -> Iterator[None]:
-    """Draw random numbers that follow from the script's seed, without changing those that the script draws later."""
+    """In a ``with`` block, use a random stream derived from the script's. The script's stream stays unchanged."""
     state = torch.random.get_rng_state()
     seed = int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:8], "little") >> 1
     with torch.random.fork_rng(devices=[]):

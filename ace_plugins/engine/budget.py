@@ -24,7 +24,7 @@ from ..symmetry.parts import iterate_tensors
 
 ASSUMED = 2000  # number of steps assumed for a run of unknown length
 LONG = 1000  # number of steps after which the length is estimated even if the first epoch has not ended
-LOOKED = 5  # number of steps after which schedulers are examined: do they step once per step or per epoch?
+LOOKED = 5  # number of steps after which ACE checks if schedulers advance in every optimizer step or once per epoch
 
 
 class Budget:
@@ -42,9 +42,9 @@ class Budget:
         self._first: int | None = None  # step count when the first epoch began; None before that
         self._last = 0  # step count when the latest epoch began
         self._evaluated = False
-        self._trains_every_step = False  # True if only an evaluation ends an epoch, because train() precedes every step
+        self._trains_every_step = False  # True if the script calls train() before each step: only eval() shows epochs
         self._single = 0  # number of times that an evaluation followed a single step
-        self._batches: list[float] = []  # sums of the squares of two batches between such evaluations
+        self._batches: list[float] = []  # sums of squares of the batches that follow the first two of these evaluations
         self._calls = 0  # number of calls of `note_mode`; the first one is by ``attach``
         self._warned = False
         self._schedules: dict[int, int] = {}  # from a scheduler's ``id`` to its number of steps before the first step
@@ -98,7 +98,7 @@ class Budget:
         return known or ASSUMED
 
     def note_mode(self, training: bool, count: int) -> None:
-        """Note that ``model.train()`` or ``model.eval()`` was called after ``count`` steps."""
+        """Record a call of ``model.train()`` or ``model.eval()`` after ``count`` steps."""
         if self.epoch_steps is not None or not self.watching:
             return
         self._calls += 1
@@ -113,7 +113,7 @@ class Budget:
             self.epoch_steps = count - self._last
         elif count > self._last and self._evaluated:
             self._single += 1
-            # Some scripts evaluate in every step. An epoch of one step has the same batch in every step.
+            # A script that evaluates after every step looks like epochs of one step. Only such epochs repeat a batch.
             same = len(self._batches) == 2 and math.isclose(*self._batches, rel_tol=1e-5)
             self.epoch_steps = 1 if self._single == 3 and same else None
         elif count > self._last:
@@ -121,7 +121,7 @@ class Budget:
         self._last, self._evaluated = count, False
 
     def note_batch(self, args: Any, kwargs: Any) -> None:
-        """Note a training batch, to compare two of them. Waits for the device twice in a run."""
+        """Record the sum of squares of a training batch, to detect repetition. Waits for the device twice in a run."""
         if self.watching and self.epochs and self.epoch_steps is None and 0 < self._single < 3:
             total = sum(float(x.detach().float().square().sum()) for _, x in iterate_tensors((args, kwargs)))
             self._batches[self._single - 1 :] = [total]
@@ -140,7 +140,7 @@ class Budget:
             self._read_schedulers(optimizer, made, count)
 
     def _read_lightning(self, model: nn.Module | None) -> None:
-        """Read the length, and the steps per epoch, which Lightning's calls of ``model.train()`` do not show."""
+        """Read the length and the steps per epoch from Lightning, whose calls of ``train()`` do not show epochs."""
         modules: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
         for task in modules:
             trainer = vars(task).get("_trainer")  # the last one that has trained this LightningModule
@@ -186,7 +186,7 @@ class Budget:
 
 
 def _find_schedulers(optimizer: Optimizer) -> Iterator[tuple[Any, int]]:
-    """Yield the schedulers of an optimizer whose length is known, except parts of others, each with its length."""
+    """Yield an optimizer's schedulers with their lengths, except parts of a SequentialLR and unknown lengths."""
     found: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
     parts = {id(part) for each in found if isinstance(each, SequentialLR) for part in each._schedulers}
     for scheduler in found:

@@ -77,7 +77,7 @@ def _check_ace(ace: Ace, own: Mapping[str, Any], state: Mapping[str, Any], mine:
 def export(source: Mapping[str, Any] | File, to: File | None = None, *, trust: bool = False) -> Any:
     """Remove ACE from a checkpoint, so that plain upstream loads it with ``strict=True``.
 
-    Averaged weights stored in a list or under numbered keys (NequIP's EMA, torch_ema) lose ACE's entries as well.
+    ACE's entries are also removed from averaged weights in a list or under numbered keys (NequIP's EMA, torch_ema).
 
     Args:
         source: A state_dict, a dict or list with state_dicts inside (such as a Lightning checkpoint), or the path of a
@@ -201,7 +201,7 @@ class Exported:
 
 
 def _prefixes(content: Mapping[Any, Any]) -> tuple[str, ...]:
-    """Return the prefixes of ACE's keys in a state_dict, such as "ace.", found by their key "manifest"."""
+    """Return the prefixes of ACE's keys in a state_dict, such as "ace.", found from keys like "ace.manifest"."""
     keys = [str(name) for name in content]
     return tuple(key.removesuffix("manifest") for key in keys if f".{key}".endswith(f".{MANIFEST}"))
 

@@ -88,7 +88,7 @@ class Ranks:
 
 @torch.no_grad()
 def _exchange(tensors: list[Tensor], send: Callable[[Tensor], None]) -> None:
-    """Exchange tensors with the other ranks in one message, at least in float32, and store the result."""
+    """Exchange tensors with the other ranks in one message of float32 or wider, and write the result into them."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     flat = flat.float() if flat.is_floating_point() and flat.dtype.itemsize < 4 else flat
     send(flat)

@@ -33,7 +33,7 @@ class Duals(nn.Module):
     steps: Tensor  # number of steps made, a scalar
     mean: Tensor  # running mean of the constraint (paper's loop, adam), or of the loss's gradient at gamma (paced)
     square: Tensor  # running mean of the square of the quantity that ``mean`` averages
-    run_square: Tensor  # mean of the squared gradient over the whole run, which sets rho (paced; resilient, auto)
+    run_square: Tensor  # mean of the squared gradient since the run began; scales rho (paced loop)
     waited: Tensor  # number of steps for which gamma has stayed at 0 (paced loop, strict mode)
     site_landed: Tensor  # 1 for sites that have landed: their gamma stays 0 (paced loop); else 0
     skipped: Tensor | None = None  # [2]: steps with a non-finite gradient, in total and in a row at the end
@@ -100,7 +100,7 @@ class Duals(nn.Module):
 
     @property
     def diverged(self) -> bool:
-        """True if the last steps had a non-finite gradient. Waits for the device."""
+        """True if the last `DIVERGED_AFTER` steps had a non-finite gradient. Waits for the device."""
         # In a run that is shorter than twice DIVERGED_AFTER, half of its steps are enough.
         return self.skipped is not None and bool(self.skipped[1] >= min(DIVERGED_AFTER, (self.count + 1) // 2))
 

@@ -45,7 +45,7 @@ class Forward:
         self.values: dict[str, Tensor] = {}
         self.prepared: dict[str, Any] = {}
         self.bounded: list[Bounded] = []
-        # torch.compile merges the divisions itself, and does not keep tensors stored on modules.
+        # Divide all weights by their norms at once. torch.compile does so itself, and drops tensors stored on modules.
         if ace.bounds and not alone and not torch.compiler.is_compiling():
             self.bounded = find_bounded(ace.branches)
             for bounded, weight in zip(self.bounded, divide(self.bounded), strict=True):
@@ -143,7 +143,7 @@ class OpenForwards(threading.local):
             bounded.divided = None
 
     def end_all(self, ace: Ace) -> None:
-        """Close forward passes of a model that Ctrl-C or an error has interrupted."""
+        """Close the forward passes of a model that were interrupted by Ctrl-C or an error."""
         for forward in [forward for forward in self.stack if forward.ace is ace]:
             self.end(forward)
 
@@ -202,7 +202,7 @@ def _turn_back(action: Any, frame: Any, output: Any) -> Any:
 
 @outside_graphs(NO_BATCH)
 def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Copy the batch if the error is measured after this step, since the script may overwrite the batch before that."""
+    """Copy the batch if the equivariance error is due after this step; by then the script may have overwritten it."""
     due = ace.learning and not ace.landed and ace.gamma.requires_grad and torch.is_grad_enabled()
     if due and ace.config.measures(ace.duals.count + 1):
         try:
@@ -270,7 +270,7 @@ def close_forward(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def touch_freed(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """Forward hook of the model: adds freed parameters to the graph, where DistributedDataParallel expects them."""
+    """Forward hook of the model: adds the parameters of landed sites to the graph, as DDP requires."""
     ace = model._modules[NAME]
     assert isinstance(ace, Ace)
     nothing = torch.stack([parameter.flatten()[:0].sum() for parameter in ace.freed]).sum()  # 0, with gradients of 0
@@ -308,7 +308,7 @@ class SiteHook(BranchHook):
         forward = OPEN.of(self.ace)
         if forward is None:
             if OPEN.stack or self.ace.root is None:
-                return None  # another model runs this module, which is shared, or a copy with this hook
+                return None  # called by another model, which shares this module or has a copy of it with this hook
             forward = Forward(self.ace, alone=True)
         site = forward.ace.nodes[self.name]
         assert isinstance(site, Site)
@@ -323,7 +323,7 @@ class SiteHook(BranchHook):
 
 
 class RestoreHook(BranchHook):
-    """Forward hook: restores the memory layout of a module's output. ``name``: first site that reads its input."""
+    """Forward hook: restores the memory layout of an output after an `AddsItself` branch may have changed it."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         forward = OPEN.of(self.ace)

@@ -30,7 +30,7 @@ BITS = 20  # number of bits of the number that `draw` computes for a sample
 
 
 class _Fit(threading.local):
-    """Which rows may train the parameters of the branch that is being computed, for each thread."""
+    """Marks the rows that may train the parameters of the current branch. Each thread has its own marks."""
 
     def __init__(self) -> None:  # called in every thread. An attribute added later would make torch.compile recompile.
         self.rows: Tensor | None = None
@@ -142,7 +142,7 @@ def separate(branch: nn.Module) -> nn.Module:
 
 
 def is_separable(branch: nn.Module) -> bool:
-    """Return whether all parameters of a branch belong to modules that use `FIT` (attribute ``fits_rows``)."""
+    """Return whether all modules of a branch that have parameters can be trained by only some of the rows."""
     return all(
         getattr(m, "fits_rows", False) for m in branch.modules() if next(m.parameters(recurse=False), None) is not None
     )
@@ -154,7 +154,7 @@ def apply(branch: nn.Module, x: Tensor, rows: Tensor | None, *, separable: bool)
         with fit_rows(rows):
             made: Tensor = branch(x)
             return made
-    # Computed a second time with constant parameters, and with copies of its running statistics.
+    # Rows that judge get the output of a second pass, with constant parameters and copies of running statistics.
     constant = {name: parameter.detach() for name, parameter in branch.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in branch.named_buffers()}
     made = branch(x)
@@ -247,7 +247,8 @@ def warn_of_whole_batches(ace: Ace, reason: str) -> None:
         warnings.warn(
             f"ACE cannot tell which rows of a batch belong to which sample ({reason}), so it holds out whole batches "
             "to test the branches; if the script shuffles its data, a sample is held out in some epochs only, and the "
-            "verdicts are less reliable; to avoid this, name the samples in the adapter (Graphs in ace_group_action)",
+            "verdicts are less reliable; to avoid this, the adapter must say which rows form a sample (see 'Name the "
+            "samples' in docs/adapters.md)",
             AceWarning,
             stacklevel=4,
         )
@@ -267,5 +268,5 @@ def split(ace: Ace, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping
     else:
         rows, tensors = ace.samples.find_samples(names, args, kwargs)
         if rows is None:
-            warn_of_whole_batches(ace, f"adapter {ace.adapter!r} names no samples for these inputs")
+            warn_of_whole_batches(ace, f"adapter {ace.adapter!r} does not say it for these inputs")
     return Parts(ace, rows, None if rows is None else draw(tensors, rows.nodes))

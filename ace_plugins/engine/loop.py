@@ -1,8 +1,8 @@
 """One model's training in this process: its session, and the loop that moves gamma whenever an optimizer steps.
 
 Steps with a non-finite gradient move neither gamma nor the duals, just as GradScaler skips updates of weights. The loop
-restores their values by arithmetic on the device, so that no step waits for it. The loss of a step is the tensor on
-which ``backward`` was last called; only a reference to this tensor is kept.
+restores the old values with tensor operations, so that no step waits for the device. The loss of a step is the tensor
+on which ``backward`` was last called; only a reference to this tensor is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Observed:
 class Losses(threading.local):
     """The loss of this thread's last backward pass, recorded by wrappers of ``backward`` and ``GradScaler.scale``."""
 
-    idle: ClassVar[Any] = None  # function without arguments for the next backward pass, when no optimizer is stepping
+    idle: ClassVar[Any] = None  # called by the next backward pass, to undo what could not be undone during a step
 
     def __init__(self) -> None:
         self.last: Tensor | None = None
@@ -83,7 +83,7 @@ class Session:
     adopted: list[tuple[weakref.ref[Optimizer], list[nn.Parameter]]] = field(default_factory=list)
     """The optimizers to which `adopt` has added parameters, with these parameters."""
     started: bool = False  # True once it was checked that gamma has its initial value
-    goes_on: bool = False  # True in a step of a model that has landed: it is only counted
+    goes_on: bool = False  # True in a step of a landed model; such a step is only counted
 
 
 def is_finite(gradient: Tensor) -> Tensor:
@@ -138,9 +138,9 @@ class Loop(ABC):
         """Update the duals, and gamma if the optimizer does not move it. Not called after all sites have landed."""
 
     def factor(self, optimizer: Optimizer) -> Any:
-        """Return the factor of the optimizer's gradients: -1 if it maximises, times the scale that it divides by.
+        """Return the factor of the stored gradients: GradScaler's scale, if any, and -1 if the optimizer maximises.
 
-        A fused optimizer divides gradients by the scale of a GradScaler inside its kernel.
+        The scale counts only for fused optimizers, which divide gradients by it inside their kernel.
         """
         sign = -1 if optimizer.param_groups[self.group].get("maximize") else 1
         scale = getattr(optimizer, "grad_scale", None)
@@ -175,7 +175,7 @@ class Loop(ABC):
         self.before = self.gradient = self.ace.session.running = None
 
     def finish(self, optimizer: Optimizer) -> bool:
-        """End a step. Returns whether the duals moved, or the model has landed and trains on."""
+        """End a step. Returns True if the duals were updated, or if the model has landed and is still training."""
         ace, session = self.ace, self.ace.session
         before, gradient = self.before, self.gradient
         self.restore(optimizer, stepped=True)

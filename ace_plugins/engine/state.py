@@ -84,9 +84,9 @@ class PassState:
     evaluates: bool = False  # True if the model's last arguments mark an evaluation (`Upstream.evaluating`)
     count: int = 0  # number of random frames drawn since the last step of gamma
     frames: MutableMapping[Tensor, Element | None] = field(default_factory=WeakIdKeyDictionary)
-    """The frame of each forward pass since the last step, by the first tensor of its arguments; None if it had none."""
+    """Mapping from the first tensor of each forward pass since the last step to its frame; None: without a frame."""
     last: Element | None = None  # the last one of these frames
-    differ: bool | None = None  # True if there were different ones; None before the first forward pass
+    differ: bool | None = None  # True if these frames are different; None before the first forward pass
     warned: bool = False  # True once the user was warned that whole batches are held out
     batch: Call | Exception | None = None  # copy of the batch to measure the error on, or the exception in copying
 
@@ -160,7 +160,7 @@ class Ace(nn.Module):
         return self.duals.landed
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Detect from the model's arguments if it is evaluated. A change counts as ``model.eval()`` or ``train()``."""
+        """Detect from its arguments if the model is evaluated, and report a change to the budget."""
         marks = [argument.pick(args, kwargs) == value for argument, value in self.evaluating]
         evaluates = bool(marks) and all(marks)
         if evaluates != self.passes.evaluates:
@@ -231,7 +231,7 @@ class Ace(nn.Module):
         self.forget_gradients()
 
     def give_gradients(self) -> None:
-        """Give freed parameters that have no gradient one of 0, for scripts that loop over all parameters by hand."""
+        """Set missing gradients of parameters of landed sites to 0, for scripts that loop over all parameters."""
         for parameter in self.freed if self.training else ():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

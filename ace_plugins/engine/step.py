@@ -61,7 +61,7 @@ class PaperLoop(Loop):
         self._separate(optimizer)
 
     def changes(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the settings of gamma's group that differ for gamma: its learning rate and weight decay."""
+        """Return the learning rate and weight decay that gamma needs, where its parameter group has other values."""
         config, group = self.ace.config, optimizer.param_groups[self.group]
         found = {} if config.gamma_lr == 1 else {"lr": group["lr"] * config.gamma_lr}
         if group.get("weight_decay", 0) and not config.gamma_weight_decay:
@@ -118,7 +118,7 @@ class Steps:
         self.process = os.getpid()  # the exit of a forked child process does not end the runs of its parent
 
     def update(self, *, now: bool = False) -> None:
-        """Install the patches if a model is attached, else undo them: immediately if ``now``, else outside steps."""
+        """Install the patches if a model is attached, otherwise undo them. If not ``now``, running steps end first."""
         if next(iter(LIVE.aces), None) is not None:
             Losses.idle = None
             if not self.undo:
@@ -153,7 +153,7 @@ class Steps:
         self.wrap_fsdp()
 
     def wrap_fsdp(self, *imported: Any) -> None:
-        """Refuse FSDP1. Called after its import as well, because importing it here would take a second."""
+        """Make FSDP1 refuse models with ACE. Called again when the script imports FSDP1: an import here is slow."""
         if self.undo and FSDP in sys.modules:
             self.undo.append(wrap(sys.modules[FSDP].FullyShardedDataParallel, "__init__", _refuse_fsdp))
 
@@ -304,7 +304,7 @@ def adopt(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
 
     Scripts build optimizers from named submodules (MACE) or from lists of parameters. ACE's parameters join the group
     with most of the model's weights, since scripts may count on the number of groups. If a later optimizer is built
-    with gamma in it, they leave the group again, unless a step has already given them a state.
+    with gamma in it, ACE's parameters are removed from the group again, unless they already have optimizer state.
     """
     init(optimizer, *args, **kwargs)
     places = _find_places(optimizer)
@@ -328,7 +328,7 @@ def adopt(init: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
 
 
 def _extend(optimizer: Optimizer, ace: Ace, weights: list[nn.Parameter], owned: Set[int]) -> None:
-    """Add ACE's parameters to groups of an optimizer of some of the model's weights."""
+    """Add ACE's parameters to groups of an optimizer that owns some of the model's weights."""
     places = _find_places(optimizer)
     counts = Counter(places[id(p)] for p in weights)
     groups = [optimizer.param_groups[number] for number, _ in counts.most_common()]
@@ -384,7 +384,7 @@ def _find_models(places: Places) -> list[Ace]:
 
 
 def _find_weights(ace: Ace, places: Set[int] | None = None) -> list[nn.Parameter]:
-    """Return upstream's weights, those whose ids are in ``places``. Empty if gamma needs no optimizer."""
+    """Return upstream's weights, or only those whose ids are in ``places``. Empty if gamma needs no optimizer."""
     model = ace.root
     if model is None or ace.landed or not ace.gamma.requires_grad:
         return []
@@ -402,7 +402,7 @@ def _find_owned(besides: Sequence[Optimizer] = ()) -> set[int]:
 def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
     """Replace calls of a function by ``around(function, *args, **kwargs)``. Returns a function that undoes this.
 
-    If another library has wrapped the new function before the undo, it stays and calls the original one.
+    If another library wraps the new function before the undo, the new function stays, but only calls the original.
     """
     original = vars(owner)[name]
     function = original.__func__ if isinstance(original, classmethod) else original

@@ -31,7 +31,7 @@ class AnswerError(AdapterError):
 
 
 def _instance(module: str, name: str) -> Callable[[Any], bool]:
-    """Return a test for instances of a class. The test does not import the class's module, which may be slow."""
+    """Return a function that tests if a value is an instance of a class, without importing the class's module."""
     return lambda value: module in sys.modules and isinstance(value, getattr(sys.modules[module], name))
 
 

@@ -62,7 +62,7 @@ class Record:
         self.process = os.getpid()
         self.folder: Path | None = None  # folder of the trace, if one is written
         self.position = 0  # number of the last step in the trace, which never decreases
-        self.offset = 0  # position minus the model's own step count, which an earlier checkpoint sets back
+        self.offset = 0  # position minus the model's step count; above 0 after an earlier checkpoint was loaded
         self.loaded: int | None = None  # step of a loaded checkpoint, until the trace mentions it
         self.begun = False  # True once the model has made a step in this process
         self.leads = False  # True in rank 0, which writes and logs; set at the first step
@@ -73,7 +73,7 @@ class Record:
         self.finished = False
         self.written = 0  # position of the last line in the trace
         self.lines = 0  # number of lines in the trace
-        self.every = 1  # of the steps that are due for a line, every so many get one: the trace was thinned
+        self.every = 1  # only one of this many due lines is written; doubled each time the trace is thinned
         self.observed: Observed | None = None  # loss, gradient and learning rates of the last step
         self.silent: Tensor | None = None  # True for sites whose gamma had no gradient yet in this process, [sites]
 
@@ -172,7 +172,7 @@ class Record:
         return judge(self.config, self.sites, line | line.get("test", {}), ended=not self.interrupted)
 
     def _find_unused(self) -> dict[str, list[int]]:
-        """Return the indices of the sites whose gamma never had a gradient, also not before this process."""
+        """Return the sites whose gamma has never had a gradient, also before a resume: {"unused": indices} or {}."""
         if self.silent is None or self.steps < FEWEST:
             return {}
         silent = self.silent

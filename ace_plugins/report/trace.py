@@ -52,7 +52,7 @@ def hide_from_git(folder: Path) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise an AceError if ``.ace`` or a folder in it is a link. A clone may have links to files of its user."""
+    """Raise an AceError if ``.ace`` or a folder in it is a link. Links in a stranger's clone may point to any file."""
     path = folder.absolute()
     inside = [path, *path.parents][: [*reversed(path.parts)].index(HOME) + 1] if HOME in path.parts else []
     if link := next((each for each in inside if each.is_symlink()), None):
@@ -100,12 +100,12 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Returns:
         One dict per line, with ``step``, ``seconds`` since the start, and ``gamma``, ``lambda`` and ``u``: one number
         per site, in the order of ``sites`` in ``run.json``, or None if the number is not finite. ``landed`` lists the
-        indices of the landed sites, and ``unused`` those that never had a gradient. ``expected`` is the length of the
-        run in steps, and ``budget`` the same if it is known, else None. Lines may also have ``loss``, ``gradient`` (of
-        the loss at gamma, per site), ``lr`` (per parameter group), ``error`` (equivariance error), ``test`` (mode
-        auto), ``diverged`` (if the last gradients were not finite), ``loaded`` (step of an earlier checkpoint that the
-        model has) and ``event`` (a message). The last line has ``finished``, or ``interrupted`` if a signal or an error
-        ended the run before its budget.
+        indices of the landed sites, and ``unused`` those that never had a gradient. ``budget`` is the length of the run
+        in steps, or None if it is unknown. ``expected`` is the same, or an assumed length if it is unknown. Lines may
+        also have ``loss``, ``gradient`` (of the loss at gamma, per site), ``lr`` (per parameter group), ``error``
+        (equivariance error), ``test`` (mode auto), ``diverged`` (if the last gradients were not finite), ``loaded``
+        (step of an earlier checkpoint that the model has) and ``event`` (a message). The last line has ``finished``, or
+        ``interrupted`` if a signal or an error ended the run before its budget.
 
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.
@@ -132,7 +132,7 @@ def _read_lines(folder: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def thin_trace(folder: Path) -> int:
-    """Remove every second line of a trace, but no event and no line after which sites landed. Return the lines left."""
+    """Remove every second line of a trace, except events and landings. Return the number of lines that are left."""
     kept: list[bytes] = []
     before: Any = []
     for number, text in enumerate((folder / LINES).read_bytes().splitlines(keepends=True)):
@@ -320,7 +320,7 @@ def find_run(where: Path | None) -> Path:
     found = find_newest(folder) or find_newest(folder / RUNS)
     if found is None:
         expected = f"expected folders with {ABOUT} and {LINES}"
-        raise AceError(f"no runs in {folder}: {expected}; train with ACE here first, or name a run")
+        raise AceError(f"no runs in {folder}: {expected}; train with ACE here first, or give the folder of a run")
     return found
 
 

@@ -274,7 +274,7 @@ def audit_example(
     """Audit an adapter's example, with the weights of a checkpoint if one is given.
 
     A checkpoint can hold a whole pickled model, which is loaded only with ``trust``; that model is audited on a batch
-    that the adapter makes for it. With ``average``, the mean output over that many random frames is measured too.
+    that the adapter makes for it. ``average=n`` also measures the error of the output averaged over n random frames.
     """
     if trust:
         REPAIRS.make_importable()

@@ -197,7 +197,7 @@ def check_eval_keeps_the_branches(kit: Kit) -> None:
 
 
 def check_off_is_upstream(kit: Kit) -> None:
-    """In mode off the model has the losses and the state_dict keys and shapes of plain upstream."""
+    """In mode off, training gives the same losses as upstream, and the state_dict has upstream's keys and shapes."""
     plain, off = kit.plain(), kit.plain()
     expected = kit.train(plain)  # before attach, because hooks could change upstream's class
     attach(off, kit.plugin.name, mode="off")
@@ -356,7 +356,7 @@ def check_upstream_is_symmetric(kit: Kit) -> None:
 
 
 def check_frames_leave_upstream(kit: Kit) -> None:
-    """Random frames do not change the model without branches: they transform its input, and its output back."""
+    """Random frames leave the model without branches unchanged: input and output are transformed consistently."""
     kit.needs_action()
     model = kit.attached(gamma=0.0, mode="strict", frames="on")
     expected, found = (model.ace.action.tensors_to_compare(kit.call(each.train())) for each in (kit.plain(), model))

@@ -100,7 +100,7 @@ def parametrize_with_checks(
     seed: int = 0,
     checkout: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Make one test of every check of an adapter. The test function gets the check as its argument ``check``.
+    """Turn each check of an adapter into one pytest test. The test function gets the check as its argument ``check``.
 
     The name of the check is the id of its test:
 

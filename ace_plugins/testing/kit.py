@@ -212,7 +212,7 @@ def make_importable(plugin: Plugin, checkout: str | os.PathLike[str] | None = No
 
 
 def convert_to_double(model: nn.Module, batch: Any, *, copied: bool) -> tuple[nn.Module, Any, str]:
-    """Return model (a copy if ``copied``) and batch in float64, and ""; on failure the originals, and the reason."""
+    """Return model (or a copy), batch and "" after conversion to float64; if it fails, the originals and the reason."""
     try:
         judged = copy.deepcopy(model).double() if copied else model
         for original, twin in zip(find_aces(model), find_aces(judged), strict=True):

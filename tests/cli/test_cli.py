@@ -213,7 +213,7 @@ def test_audit(folder: Path, call: Any) -> None:
     (blamed,) = [line for line in table.stdout.splitlines() if "error starts here" in line]
     assert "interactions.0 " in blamed
     assert "in float64): broken" in table.stdout
-    assert "mean over 4 random frames: " in table.stdout
+    assert "averaged over 4 random frames: " in table.stdout
     assert " are hidden: --all shows them" in table.stdout
     assert "interactions.0.mlp.0" not in table.stdout
     assert "interactions.0.mlp.0" in call("audit", "schnet", "--all").stdout
