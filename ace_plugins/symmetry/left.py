@@ -30,11 +30,11 @@ from .subgroups import name_axis, perpendicular, reflect, rotate, shift, spread_
 FEWEST = 4  # smallest number of batches
 KEPT = 0.25  # a subgroup with a smaller error, in units of that under the whole group, is kept
 NOISE = 1e-4  # a smaller relative error under the whole group is rounding in single precision
-DIRECTIONS = 150  # number of axes on the half sphere from which the search starts, about 12 degrees apart
-STEPS = (6.0, 3.0, 1.5, 0.7)  # degrees: distances from the best axis at which the search tries 8 others each
-DRAWN = 12  # number of elements of an infinite group that are tried per batch
+DIRECTIONS = 100  # number of axes on the half sphere from which the search starts, about 15 degrees apart
+STEPS = (8.0, 4.0, 2.0, 1.0)  # degrees: distances from the best axis at which the search tries six others each
+DRAWN = 8  # number of elements of an infinite group that are tried per batch
 FOLDS = {4: (90, 180), 3: (120,), 2: (180,)}  # angles of the finite rotation groups that are tried about each axis
-ANGLES = (90, 180, 120, 57, 126)  # angles that the search tries, the last two in no small finite group
+ANGLES = (180, 120, 57)  # angles in degrees of the rotations that the search tries about each axis
 
 Vector = tuple[float, ...]
 Draw = Callable[[], Sequence[Rigid]]  # returns elements to try; called once for each batch
@@ -220,10 +220,10 @@ def _try_space(tool: _Measurement, group: Euclidean) -> list[tuple[Vector, float
 
     def mean_error(angles: Sequence[int], axis: Vector) -> float:
         """Return the mean squared error of rotations about an axis on the first batch."""
-        if axis not in known:
-            found = tool.errors([rotate(axis, math.radians(angle)) for angle in ANGLES])
-            known[axis] = dict(zip(ANGLES, found, strict=True))
-        return sum(known[axis][angle] for angle in angles) / len(angles)
+        found = known.setdefault(axis, {})
+        new = [angle for angle in angles if angle not in found]
+        found |= zip(new, tool.errors([rotate(axis, math.radians(angle)) for angle in new]), strict=True)
+        return sum(found[angle] for angle in angles) / len(angles)
 
     spins = tool.judge("all rotations", lambda: tool.sample(SO3))
     axis, tried = _search(partial(mean_error, ANGLES))
@@ -271,10 +271,10 @@ def _search(error: Callable[[Vector], float]) -> tuple[Vector, list[tuple[Vector
 
 
 def _ring(axis: Vector, angle: float) -> Iterator[Vector]:
-    """Yield eight unit vectors at an angle to an axis."""
+    """Yield six unit vectors at an angle to an axis."""
     one, two = perpendicular(axis)
-    for k in range(8):
-        u, v = math.sin(angle) * math.cos(math.pi * k / 4), math.sin(angle) * math.sin(math.pi * k / 4)
+    for k in range(6):
+        u, v = math.sin(angle) * math.cos(math.pi * k / 3), math.sin(angle) * math.sin(math.pi * k / 3)
         yield tuple(math.cos(angle) * a + u * b + v * c for a, b, c in zip(axis, one, two, strict=True))
 
 

@@ -50,7 +50,7 @@ class SO2About:
         return Rigid(self.sample_many(1, generator).matrix[0], make_tensor([0, 0, 0]))
 
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
-        """Return ``count`` independent elements, distributed as in `sample`."""
+        """Return ``count`` independent elements, drawn with ``generator``; ``scale`` has no effect."""
         drawn = torch.rand(2, count, generator=generator, dtype=torch.float64, device=generator.device).cpu()
         matrix = _turn(make_tensor(self.axis), 2 * math.pi * drawn[0])
         if self.mirrors:
@@ -77,7 +77,7 @@ class Subgroup:
         return self.elements[int(drawn)]
 
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
-        """Return ``count`` independent elements, distributed as in `sample`."""
+        """Return ``count`` independent elements, drawn with ``generator``; ``scale`` has no effect."""
         drawn = torch.randint(len(self.elements), (count,), generator=generator, device=generator.device).cpu()
         matrix, shift = (
             torch.stack([getattr(each, name) for each in self.elements]) for name in ("matrix", "translation")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..contract.sites import Site, Tap
 from ..contract.upstreams import class_path
 from ..engine.checkpoint import read_checkpoint
-from ..engine.measure import adapter_of, averaged, hide_from_budget, use_branches
+from ..engine.measure import adapter_of, averaged, hide_from_budget, one_thread, use_branches
 from ..engine.state import Ace, find, unwrap
 from ..errors import AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
@@ -30,7 +30,7 @@ from ..symmetry.parts import find_argument, iterate_tensors, positional_names, s
 from .kit import Kit, convert_to_double, hide_warnings
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative error due to rounding; 0.1 for other types
-EXAMPLES = 8  # number of batches on which `audit_example` looks for subgroups
+EXAMPLES = 6  # number of batches on which `audit_example` looks for subgroups
 SINGLE = 1e-4  # largest relative error that float32 constants or casts inside a float64 model can cause
 
 
@@ -292,7 +292,7 @@ def audit_example(
             _load_weights(model, checkpoint, content)
     model.eval()
     ace, mean, sites = find(model), None, kit.plugin.call("ace_layers", model=model)
-    with nullcontext() if branches_on is None else use_branches(model, branches_on):
+    with one_thread(), nullcontext() if branches_on is None else use_branches(model, branches_on):
         found = audit(model, batch)
         if average is not None:
             smooth = averaged(model, average)

@@ -1,0 +1,73 @@
+"""How often `symmetry_left` is right, on models trained on constructed data whose symmetry is known.
+
+    python benchmarks/left.py --seeds 10
+
+The point clouds of tests/clouds.py are symmetric under O(3), or a function is added to the target that leaves the
+rotations about a random axis (and the mirrors that contain it), one mirror in a random plane, or nothing. An answer is
+right if it names these subgroups and no others, with an axis within 5 degrees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from clouds import KINDS, CloudAdapter, break_symmetry, start
+
+from ace_plugins import symmetry_left
+from ace_plugins.plugins.registry import registry
+from ace_plugins.symmetry.left import SymmetryLeft
+from ace_plugins.symmetry.subgroups import angle_between
+
+NAMES = {
+    "none": [],
+    "axis": ["rotations about", "reflections in planes that contain it"],
+    "mirror": ["the reflection in the plane"],
+    "nothing": [],
+}
+
+
+def is_right(left: SymmetryLeft, kind: str, axis: list[float]) -> bool:
+    """Return whether the answer names the subgroups that the data keep, and no others."""
+    kept = left.kept
+    named = len(kept) == len(NAMES[kind]) and all(map(str.startswith, [each.name for each in kept], NAMES[kind]))
+    whole = (not left.subgroups) == (kind == "none")
+    return named and whole and all(angle_between(each.axis, axis) < 5 for each in kept if each.axis)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--first", type=int, default=100, help="first seed")
+    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--mode", default="auto")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    registry().add(CloudAdapter(), "cloud")
+    print("| data keep | right | largest angle to the true axis | seconds per answer |\n|---|---|---|---|")
+    for kind in KINDS:
+        right, angles, seconds = 0, [0.0], 0.0
+        for seed in range(options.first, options.first + options.seeds):
+            run = start(options.samples, 0.0, seed, 1000, mode=options.mode)
+            run.task, axis = break_symmetry(run.task, kind, seed)
+            run.train()
+            begun = time.process_time()
+            left = symmetry_left(run.model, [(x,) for x in run.task.x_test[:512].split(64)])
+            seconds += time.process_time() - begun
+            good = is_right(left, kind, axis.tolist())
+            right += good
+            angles += [angle_between(each.axis, axis.tolist()) for each in left.kept if each.axis]
+            if not good:
+                print(f"seed {seed}, {kind}: {left.sentence}", file=sys.stderr)
+        row = [kind, f"{right} of {options.seeds}", f"{max(angles):.1f} degrees" if max(angles) else ""]
+        print(f"| {' | '.join([*row, f'{seconds / options.seeds:.1f}'])} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
