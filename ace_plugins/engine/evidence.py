@@ -2,8 +2,8 @@
 
 The judges are the training samples that do not train the branches (see `holdout`). From time to time a step is a probe:
 the judges then see the model without its undecided branches, and the other samples see it with them. Let g0 be the
-gradient of the loss with respect to gamma in a probe, where the branch is switched off for the judges, and g1 its mean
-over the steps since the previous probe, with the branch on. By the trapezoidal rule
+gradient of the loss with respect to gamma in a probe, where the judges do not see the branch. Let g1 be the mean of
+this gradient over the steps since the previous probe, where they see it. By the trapezoidal rule
 
     b = -gamma (g0 + g1) / 2
 
@@ -43,7 +43,7 @@ LIMIT = 4.0  # limit of |x|, so that a single outlier decides nothing
 
 
 class Evidence(nn.Module):
-    """The evidence on every site, in buffers of shape [sites]."""
+    """Evidence that each site's branch lowers the held-out loss, as running sums in buffers of shape [sites]."""
 
     cycle_sum: Tensor  # sum of -gamma times its gradient over the steps since the last probe
     cycle_steps: Tensor  # number of steps since the last probe
@@ -101,13 +101,13 @@ class Evidence(nn.Module):
             # The judges' loss without branches is their loss with branches plus the benefit of the branches.
             without = self.holdout * loss.to(b).abs() + together.clamp_min(0)
             self.joint_loss.lerp_(without, weight)
-            # Divided by a mean, since a division by the loss of the same step would weigh negative values more.
+            # Divided by the mean loss. Division by the loss of the same step would give negative values more weight.
             self.benefit.add_((b / self.joint_loss).nan_to_num(0.0, 0.0, 0.0))
         self.cycle_sum.add_(lowered).mul_(1 - probe)
         self.cycle_steps.add_(1).mul_(1 - probe)
 
     def plan(self, count: int, explores: bool, horizon: float | None, landed: Tensor) -> None:
-        """Decide, after ``count`` steps, whether the next step is a probe and whether its whole batch judges."""
+        """Choose if the step after ``count`` steps is a probe, and draw its batch's role if samples are unknown."""
         steps = 2 if count < 2 * FIRST else 0 if horizon is None else cycle(horizon)
         probe = explores and steps > 0 and (count + 1) % steps == 0
         self.probing.copy_((1 - self.kept) * (1 - landed) if probe else torch.zeros_like(self.kept))
@@ -122,7 +122,7 @@ class Evidence(nn.Module):
 
     @torch.no_grad()
     def decide(self) -> bool:
-        """Keep the sites that have enough evidence now. Returns whether there are new ones. Waits for the device."""
+        """Mark sites with enough evidence as kept. Returns True if any was not kept before. Waits for the device."""
         found = torch.where(self.kept > 0, torch.inf, self.log_e_values())
         values = sorted(found.tolist(), reverse=True)
         passed = [value for rank, value in enumerate(values, 1) if value >= math.log(len(values) / (rank * LEVEL))]
@@ -145,7 +145,8 @@ class Evidence(nn.Module):
     def limits(self) -> Tensor:
         """Return the upper confidence limit of the benefit of all undecided branches together, [sites].
 
-        It is in units of the loss, about the last probes, and NaN at sites with too few probes since the last decision.
+        The limit has the unit of the loss and covers the most recent probes. It is NaN for sites with too few probes
+        since the last decision.
         """
         # A running mean with weight 1 / n is as precise as a plain mean of 2 n - 1 values.
         count = self.joint_probes.clamp_max(2 * RECENT - 1)

@@ -6,13 +6,13 @@ the gradient's running root mean square, and H the horizon: the steps within whi
 
     lambda / s += GROWTH * slack / H                         slack: gamma (strict), |gamma| - bound (other modes)
     gamma      -= SPEED * clip((m + lambda) / s, -1, 1) / H
-    u          += GROWTH * (lambda / rho - u) / H            in resilient mode only
+    u          += GROWTH * (lambda / rho - u) / H            in modes resilient and auto only
 
 So the result depends neither on the loss's scale nor on the optimizer, its learning rate or schedule. |m| is at most s,
 so lambda exceeds the gradient of any branch after a sixth of the horizon. In strict mode gamma is measured in units of
 its initial value. It reaches 0 after 0.8 to 1 horizons, later if its branch is useful, and stays at 0. In the other
-modes DAMPING * slack is added to lambda / s, and lambda is constant while gamma moves at full speed, so that gamma
-comes to rest at its bound instead of oscillating about it.
+modes DAMPING * slack is added to lambda / s, and lambda is constant while the clip limits the step of gamma, so that
+gamma comes to rest at its bound instead of oscillating about it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
         slack = duals.slack(gamma)
         hold = push + DAMPING * slack
         force = drive + hold * gamma.sign()
-        # lambda is constant while gamma moves at full speed; otherwise gamma would overshoot.
+        # lambda is constant while the clip limits the step of gamma; otherwise gamma would overshoot.
         push = torch.where(force.abs() >= 1, push, push + GROWTH / horizon * slack).clamp(0, MOST)
         # gamma leaves 0 only if the gradient of the loss exceeds lambda (the subgradient of lambda |gamma| at 0).
         away = drive.sign() * (drive.abs() - hold.clamp_min(0)).clamp_min(0)
@@ -93,9 +93,9 @@ def advance(duals: Duals, gamma: Tensor, gradient: Tensor, horizon: float | None
 
 @torch.no_grad()
 def explore(duals: Duals, horizon: float | None) -> bool:
-    """Keep sites with evidence, land all others in the end, and plan the next step (mode auto).
+    """Keep sites with enough evidence, land the others when the horizon ends, and plan the next step (mode auto).
 
-    The end is that of the horizon, or earlier if the undecided branches raise the loss of the judges.
+    The others land earlier if the undecided branches raise the loss of the judges.
     Returns whether sites were kept or have landed in this step.
     """
     evidence, changed, undecided = duals.evidence, False, duals.undecided

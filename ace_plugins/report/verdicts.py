@@ -41,7 +41,7 @@ _UNUSED_IN_AUTO = (
 
 
 def explain(verdict: str, mode: str) -> str:
-    """Explain a verdict in a sentence that says what to do. Returns "" for unknown verdicts, of other versions."""
+    """Explain a verdict in a sentence that says what to do. Returns "" for a verdict of another version."""
     return _UNUSED_IN_AUTO if (verdict, mode) == (UNUSED, "auto") else _MEANINGS.get(verdict, "")
 
 
