@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 from ..statistics import t_interval
-from .actions import GroupAction
+from .actions import GroupAction, Positions
 from .groups import SO2, SO3, Cyclic, Dihedral, Euclidean, Rigid
-from .measure import as_call, as_double, compare_orders, evaluate, preserve_state
+from .measure import as_call, as_double, compare_orders, evaluate, forward_names, preserve_state
+from .parts import bind_arguments, find_at
 from .subgroups import name_axis, perpendicular, reflect, rotate, shift, spread_axes
 
 FEWEST = 4  # smallest number of batches
@@ -47,7 +48,8 @@ class SubgroupError:
     name: str
     """Description, such as "rotations about the z-axis"."""
     error: float
-    """Equivariance error under this subgroup divided by that under the whole group; geometric mean over batches."""
+    """Equivariance error under this subgroup divided by that under the whole group; geometric mean over batches.
+    Rotations and reflections are compared with all rotations and reflections, translations with all translations."""
     low: float
     """Lower end of the 95 % interval of ``error``."""
     high: float
@@ -115,21 +117,23 @@ class _Measurement:
         self.generator = torch.Generator().manual_seed(seed)
         self.found: list[SubgroupError] = []
         group, every = action.group, range(len(batches))
-        self.whole = [self.mean(_list_elements(group) or self.sample(group), batch) for batch in every]
-        if getattr(group, "translations", False):
-            self.whole = [max(size, self.mean(self.shifts(group), n)) for n, size in enumerate(self.whole)]
-        self.size = sum(float(y.square().sum()) for output in self.outputs for y in self._tensors(output).values())
-
-    def _tensors(self, output: Any) -> dict[str, Tensor]:
-        return {name: as_double(y) for name, y in self.action.tensors_to_compare(output).items()}
+        self.distance = _measure_spread(action, forward_names(model), *self.calls[0])
+        # Squared errors by batch: under random rotations and reflections, under translations, and the larger one.
+        self.turns = [self.mean(_list_elements(group) or self.sample(group), batch) for batch in every]
+        moves = getattr(group, "translations", False)
+        self.shifts = [self.mean(self.sample_shifts(group), batch) if moves else 0.0 for batch in every]
+        self.whole = [max(pair) for pair in zip(self.turns, self.shifts, strict=True)]
+        tensors = (y for output in self.outputs for y in action.tensors_to_compare(output).values())
+        self.size = sum(float(as_double(y).square().sum()) for y in tensors)
 
     def sample(self, group: Any) -> list[Rigid]:
         """Draw rotations, and reflections if the group has them."""
         return [group.sample(self.generator, scale=0.0) for _ in range(DRAWN)]
 
-    def shifts(self, group: Any) -> list[Rigid]:
+    def sample_shifts(self, group: Any) -> list[Rigid]:
         """Draw translations in all directions."""
-        return [shift(group.sample(self.generator).translation.tolist()) for _ in range(DRAWN)]
+        scale = self.distance
+        return [shift(group.sample(self.generator, scale=scale).translation.tolist()) for _ in range(DRAWN)]
 
     def uniform(self) -> list[float]:
         return torch.rand(DRAWN, generator=self.generator).tolist()
@@ -144,9 +148,13 @@ class _Measurement:
     def mean(self, elements: Sequence[Rigid], batch: int = 0) -> float:
         return sum(self.errors(elements, batch)) / len(elements)
 
-    def judge(self, name: str, draw: Draw, axis: Sequence[float] = ()) -> bool:
-        """Measure a candidate on all batches but the first, and list it. Returns whether it is kept."""
-        squares = [self.mean(draw(), batch) / self.whole[batch] for batch in range(1, len(self.calls))]
+    def judge(self, name: str, draw: Draw, axis: Sequence[float] = (), unit: Sequence[float] = ()) -> bool:
+        """Measure a candidate on all batches but the first, and list it. Returns whether it is kept.
+
+        ``unit`` is the squared error by batch to divide by. Default: that under rotations and reflections.
+        """
+        units = [max(size, 1e-300) for size in unit or self.turns]
+        squares = [self.mean(draw(), batch) / units[batch] for batch in range(1, len(self.calls))]
         logs = [math.log(max(square, 1e-18)) / 2 for square in squares]
         low, high = t_interval(logs)
         error = sum(logs) / len(logs)
@@ -175,6 +183,14 @@ def find_left(model: nn.Module, action: GroupAction, batches: Sequence[Any], *, 
     return SymmetryLeft(group.name, relative, tuple(tool.found), tuple(axes))
 
 
+def _measure_spread(action: GroupAction, names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Return the standard deviation of the coordinates of all positions in a batch; 1 without positions."""
+    given = bind_arguments(names, args, kwargs)
+    moved = [path.removesuffix("?") for path, each in action.inputs.items() if isinstance(each, Positions)]
+    found = [as_double(x) for path in moved if isinstance(x := find_at(given, path), Tensor) and len(x) > 1]
+    return float(torch.cat([(x - x.mean(0)).flatten() for x in found]).square().mean().sqrt()) if found else 1.0
+
+
 def _list_elements(group: Any) -> list[Rigid]:
     """Return the elements of a finite group except the identity; an empty list for other groups."""
     if not isinstance(group, Cyclic):
@@ -199,7 +215,7 @@ def _try_finite(tool: _Measurement, group: Cyclic) -> None:
 
 def _try_plane(tool: _Measurement, group: Euclidean) -> None:
     """Judge subgroups of the rotations, reflections and translations of the plane."""
-    if not tool.judge("all rotations", lambda: tool.sample(SO2)):
+    if not tool.judge("all rotations", lambda: tool.sample(SO2), unit=tool.whole):
         for order in (6, 4, 3, 2):
             turns = [Cyclic(order).rotation(k) for k in range(1, order)]
             if tool.judge(f"rotations by {360 // order} degrees", partial(list, turns)):
@@ -209,9 +225,11 @@ def _try_plane(tool: _Measurement, group: Euclidean) -> None:
         best = min(normals, key=lambda normal: tool.mean([reflect(normal)]))
         line = (math.degrees(math.atan2(best[1], best[0])) + 90) % 180
         tool.judge(f"the reflection in the line at {line:.0f} degrees", lambda: [reflect(best)], best)
-    if group.translations and not tool.judge("all translations", partial(tool.shifts, group)):
+    if group.translations and not tool.judge("all translations", partial(tool.sample_shifts, group), unit=tool.whole):
         for name, axis in (("x", (1.0, 0.0)), ("y", (0.0, 1.0))):
-            tool.judge(f"translations along {name}", partial(_shift_along, tool, partial(_repeat, axis)), axis)
+            tool.judge(
+                f"translations along {name}", partial(_shift_along, tool, partial(_repeat, axis)), axis, tool.shifts
+            )
 
 
 def _try_space(tool: _Measurement, group: Euclidean) -> list[tuple[Vector, float]]:
@@ -225,7 +243,7 @@ def _try_space(tool: _Measurement, group: Euclidean) -> list[tuple[Vector, float
         found |= zip(new, tool.errors([rotate(axis, math.radians(angle)) for angle in new]), strict=True)
         return sum(found[angle] for angle in angles) / len(angles)
 
-    spins = tool.judge("all rotations", lambda: tool.sample(SO3))
+    spins = tool.judge("all rotations", lambda: tool.sample(SO3), unit=tool.whole)
     axis, tried = _search(partial(mean_error, ANGLES))
     one, two = perpendicular(axis)
 
@@ -240,9 +258,11 @@ def _try_space(tool: _Measurement, group: Euclidean) -> list[tuple[Vector, float
         if group.reflections:
             tool.judge("reflections in planes that contain it", lambda: [reflect(n) for n in across()], axis)
             tool.judge("the reflection in the plane perpendicular to it", lambda: [reflect(axis)], axis)
-        if group.translations:
-            tool.judge("translations along it", partial(_shift_along, tool, partial(_repeat, axis)), axis)
-            tool.judge("translations perpendicular to it", partial(_shift_along, tool, across), axis)
+        if group.translations and not tool.judge(
+            "all translations", partial(tool.sample_shifts, group), unit=tool.whole
+        ):
+            tool.judge("translations along it", partial(_shift_along, tool, partial(_repeat, axis)), axis, tool.shifts)
+            tool.judge("translations perpendicular to it", partial(_shift_along, tool, across), axis, tool.shifts)
     else:
         for order, angles in FOLDS.items() if not spins else ():
             best, _ = _search(partial(mean_error, angles))
@@ -250,13 +270,15 @@ def _try_space(tool: _Measurement, group: Euclidean) -> list[tuple[Vector, float
             if tool.judge(f"rotations by {360 // order} degrees about {name_axis(best)}", partial(list, turns), best):
                 break
         if group.reflections:
-            tool.judge("the inversion", lambda: [Rigid(-group.identity().matrix, group.identity().translation)])
+            inversion = Rigid(-group.identity().matrix, group.identity().translation)
+            tool.judge("the inversion", lambda: [inversion], unit=tool.whole if spins else ())
+        if group.reflections and not spins:
             normal, _ = _search(lambda n: tool.mean([reflect(n)]))
             tool.judge(
                 f"the reflection in the plane perpendicular to {name_axis(normal)}", lambda: [reflect(normal)], normal
             )
         if group.translations:
-            tool.judge("all translations", partial(tool.shifts, group))
+            tool.judge("all translations", partial(tool.sample_shifts, group), unit=tool.whole)
     return [(each, math.sqrt(square / tool.whole[0])) for each, square in tried]
 
 
@@ -280,7 +302,7 @@ def _ring(axis: Vector, angle: float) -> Iterator[Vector]:
 
 def _shift_along(tool: _Measurement, directions: Callable[[], Sequence[Vector]]) -> list[Rigid]:
     """Draw translations by random distances along these directions."""
-    sizes = torch.randn(DRAWN, generator=tool.generator).tolist()
+    sizes = (tool.distance * torch.randn(DRAWN, generator=tool.generator)).tolist()
     return [shift([size * part for part in each]) for size, each in zip(sizes, directions(), strict=True)]
 
 

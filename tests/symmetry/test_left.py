@@ -45,14 +45,11 @@ class Function(nn.Module):
         return self.function(x)
 
 
-def find(
-    function: Callable[[Tensor], Tensor], group: Any = O3, *, action: Any = None, batches: int = 5
-) -> SymmetryLeft:
+def find(function: Callable[[Tensor], Tensor], group: Any = O3, *, batches: int = 5, size: float = 1.0) -> SymmetryLeft:
     generator = torch.Generator().manual_seed(3)
-    data = [torch.randn(40, 4, 3, generator=generator, dtype=torch.float64) for _ in range(batches)]
+    data = [size * torch.randn(40, 4, 3, generator=generator, dtype=torch.float64) for _ in range(batches)]
     kind = Positions() if getattr(group, "translations", False) else Vectors()
-    whole = action or GroupAction(group, {"x": kind}, Invariant())
-    return find_left(Function(function), whole, [(x,) for x in data])
+    return find_left(Function(function), GroupAction(group, {"x": kind}, Invariant()), [(x,) for x in data])
 
 
 def kept(left: SymmetryLeft) -> list[str]:
@@ -93,7 +90,14 @@ def test_gravity_and_a_floor_leave_what_is_horizontal() -> None:
         "translations perpendicular to it",
     ]
     weight = find(lambda x: distances(x) + torch.tanh(x[:, 0, 2] - x[:, 1, 2]), SE3)  # gravity without a floor
-    assert kept(weight) == ["rotations about the z-axis", "translations along it", "translations perpendicular to it"]
+    assert kept(weight) == ["rotations about the z-axis", "all translations"]
+    for size in (1e-3, 1e3):  # the unit of length does not matter
+        scaled = find(lambda x, size=size: torch.tanh(x[:, :, 2] / size).sum(1), E3, size=size)
+        assert kept(scaled) == kept(left)
+    assert kept(find(lambda x: distances(x) + torch.tanh(x.norm(dim=-1)).sum(1), E3)) == [
+        "all rotations",
+        "the inversion",
+    ]
 
 
 def test_a_mirror_and_finite_rotations_are_found() -> None:
