@@ -10,7 +10,7 @@ import click
 
 from ..errors import AceError
 from ..output import printable
-from ..report.tables import TableData
+from ..report.tables import TableData, build_left_table
 from ..report.terminal import open_console, render_table
 from ..settings.config import FIT
 from .options import PATH, adapters, as_json, print_json, show
@@ -125,9 +125,7 @@ def _print_audit(example: ExampleAudit, *, every: bool) -> None:
     whole = _format_error(found.error, f", in {found.precision}")
     click.echo(f"equivariance error under {found.error.group}: {whole}: {found.verdict}")
     if example.left is not None:
-        parts = example.left.subgroups
-        cells = [[p.name, f"{p.error:.2f}", f"{p.low:.2f} to {p.high:.2f}", p.verdict] for p in parts]
-        table = TableData(["subgroup", "error", "95 %", ""], cells, numbers=["error"])
+        table = build_left_table([(p.name, p.error, p.low, p.high, p.verdict) for p in example.left.subgroups])
         open_console().print(render_table(table), soft_wrap=False)
         click.echo(example.left.sentence)
     if example.averaged is not None:

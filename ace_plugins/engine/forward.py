@@ -202,9 +202,9 @@ def _turn_back(action: Any, frame: Any, output: Any) -> Any:
 
 @outside_graphs(NO_BATCH)
 def _keep_batch(ace: Ace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Copy the batch if the equivariance error is due after this step; by then the script may have overwritten it."""
+    """Copy the batch if it is needed after this step; by then the script may have overwritten it."""
     due = ace.learning and not ace.landed and ace.gamma.requires_grad and torch.is_grad_enabled()
-    if due and ace.config.measures(ace.duals.count + 1):
+    if due and ace.config.copies(ace.duals.count + 1):
         try:
             ace.passes.batch = Call(clone(args), clone(kwargs))
         except Exception as error:
@@ -236,7 +236,7 @@ def open_forward(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         # next optimizer step checks hooks that are not verified.
         if not compiling and (hooks.state != hooks.describe(ace) or (active and not hooks.verified)):
             hooks.sync(ace)
-        if ace.config.error_every:
+        if ace.config.error_every or ace.config.symmetry_left:
             _keep_batch(ace, args, kwargs)
         if ace.learning and not compiling:
             ace.budget.note_batch(args, kwargs)

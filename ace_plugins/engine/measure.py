@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,9 @@ from ..errors import AttachError, ConfigError
 from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..symmetry import measure as measuring
+from ..symmetry.actions import GroupAction
 from ..symmetry.groups import Group
+from ..symmetry.left import SymmetryLeft, find_left
 from ..symmetry.measure import Averaged, EquivarianceError
 from .state import NAME, Ace, find, unwrap
 
@@ -128,6 +130,53 @@ def equivariance_error(
     forced = branches_on is not None and find(model) is not None
     with use_branches(model, bool(branches_on)) if forced else nullcontext(), hide_from_budget(model):
         return measuring.measure(model, action, batch, samples=samples, seed=seed)
+
+
+def symmetry_left(
+    model: nn.Module,
+    batches: Sequence[Any],
+    action: GroupAction | None = None,
+    *,
+    branches_on: bool | None = None,
+    seed: int = 0,
+) -> SymmetryLeft:
+    """Find which subgroup of its symmetry group a trained model has left, such as the rotations about one axis.
+
+        left = symmetry_left(model, [(z, pos, batch) for z, pos, batch in loader])
+        print(left.sentence)    # The model keeps rotations about the z-axis; it breaks the rest of E(3).
+
+    A model that was trained with branches has learned what breaks the symmetry in its data, so the answer describes the
+    data as well, as far as the model has learned them. Use batches of the test set.
+
+    Args:
+        model: A trained model that is attached or that an adapter supports. It is evaluated in eval mode.
+        batches: At least four batches, each a tuple of positional arguments, a dict of keyword arguments, or a single
+            argument. The first one is used to search for axes, the others to measure. More batches give narrower
+            intervals.
+        action: Action of the group on arguments and outputs. Default: that of the adapter.
+        branches_on: For an attached model, use f_eq + gamma f_neq (True) or f_eq alone (False). Default: the one that
+            ``model.eval()`` computes in the model's mode.
+        seed: Seed of the group elements and of every forward pass.
+
+    Returns:
+        The errors under the subgroups that were tried, with a verdict for each, and the answer as a sentence.
+
+    Raises:
+        ConfigError: There are fewer than four batches, or the group has other elements than rotations, reflections and
+            translations.
+        AttachError: ``branches_on`` is set for a model without ACE.
+        AdapterError: No adapter supports the model and ``action`` is missing.
+    """
+    model = unwrap(model)
+    action, ace = action or adapter_of(model).action(model), find(model)
+    with nullcontext() if branches_on is None else use_branches(model, branches_on), hide_from_budget(model):
+        found = find_left(model, action, batches, seed=seed)
+    if ace is None or (ace.in_eval and not ace.landed if branches_on is None else branches_on):
+        return found
+    why = (
+        "it has no branches in eval mode, so it cannot show what the data keep (modes auto and resilient keep branches)"
+    )
+    return replace(found, note=why)
 
 
 @contextmanager

@@ -238,6 +238,28 @@ def draw_heat_map(title: str, names: Sequence[str], steps: Sequence[int], values
     return _wrap(title, math.ceil(bottom + 24), parts)
 
 
+def draw_sphere(title: str, points: Sequence[tuple[Sequence[float], float]]) -> Markup:
+    """Return a map of the half sphere z >= 0, seen along z, with a dot for each unit vector, shaded by its value.
+
+    The projection keeps areas (Lambert's azimuthal projection), so evenly spread vectors give evenly spread dots.
+    """
+    centre, radius = WIDTH / 2, 95.0
+    most = max((value for _, value in points if math.isfinite(value)), default=0.0)
+    least = min(points, key=lambda point: point[1], default=None)
+    size = 0.85 * radius / math.sqrt(max(1, len(points)))
+    dots = [f'<circle class="rim" cx="{centre:g}" cy="112" r="{radius + size:.1f}"/>']
+    for point in points:
+        (x, y, z), value = point
+        scale = radius / math.sqrt(1 + abs(z))
+        place = f'cx="{centre + scale * x:.1f}" cy="{112 - scale * y:.1f}"'
+        tip = f"<title>({x:.2f}, {y:.2f}, {z:.2f}): {format_number(value, 3)}</title>"
+        dots.append(f'<circle class="{_find_shade(value, most)}" {place} r="{size:.1f}">{tip}</circle>')
+        if point is least:
+            dots.append(f'<circle class="best" {place} r="{size + 2:.1f}"/>')
+    labels = _text(centre + radius + 16, 116, "x") + _text(centre - 3, 6, "y")
+    return _wrap(title, 226, [f'<g class="heat sphere">{"".join(dots)}</g>', labels, _draw_legend(False, most)])
+
+
 def _find_shade(value: float, most: float) -> str:
     if not math.isfinite(value):
         return "x"

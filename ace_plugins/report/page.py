@@ -19,8 +19,8 @@ from markupsafe import Markup
 from .. import __version__
 from ..output import publish
 from ..settings.config import LEVEL, SETTINGS
-from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, is_drawable
-from .tables import TableData, build_site_table, format_duration, format_number
+from .charts import LINES_AT_MOST, Series, draw_heat_map, draw_lines, draw_sphere, is_drawable
+from .tables import TableData, build_left_table, build_site_table, format_duration, format_number
 from .trace import (
     Curve,
     SavedRun,
@@ -130,6 +130,8 @@ def _render_run(run: SavedRun, *, alone: bool) -> Markup:
         charts=_draw_charts(run),
         events=[f"step {step:,}: {event}" for step, event in run.events],
         table=build_site_table(outcome, run) if run.lines and run.sites else None,
+        left=run.symmetry.get("sentence"),
+        subgroups=build_left_table(run.symmetry["rows"]) if run.symmetry.get("rows") else None,
         properties=_list_properties(run),
     )
 
@@ -180,6 +182,9 @@ def _draw_charts(run: SavedRun) -> list[Chart]:
     groups = list(zip(*(row for _, row in rates), strict=False))
     names, steps = [f"group {number}" for number in range(len(groups))], [step for step, _ in rates]
     charts.append(_draw_values("learning rate", "of the script's optimizer", names, (steps, groups), events))
+    if points := run.symmetry.get("points"):
+        remark = "of rotations about each axis, in units of that of all rotations; the ring marks the smallest"
+        charts.append(Chart("equivariance error", remark, draw_sphere("equivariance error by axis", points)))
     return [chart for chart in charts if chart is not None]
 
 
@@ -269,6 +274,7 @@ def describe_run(run: SavedRun) -> dict[str, Any]:
             "missing": run.missing,
             "verdict": outcome.advice,
             "sites": [{**site.to_dict(), "meaning": outcome.meanings.get(site.verdict, "")} for site in outcome.sites],
+            "symmetry_left": run.symmetry.get("sentence"),
             "events": [{"step": step, "event": event} for step, event in run.events],
         }
     )

@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -24,10 +25,12 @@ from packaging.requirements import Requirement
 from .. import __version__
 from ..contract.hookspecs import hookimpl
 from ..errors import AceError, AceWarning
+from ..output import publish, say
 from ..plugins.registry import registry
 from ..settings.config import NONE
 from .trace import (
     ABOUT,
+    LEFT,
     LINES,
     MOST_LINES,
     QUANTITIES,
@@ -75,6 +78,7 @@ class Record:
         self.lines = 0  # number of lines in the trace
         self.every = 1  # only one of this many due lines is written; doubled each time the trace is thinned
         self.observed: Observed | None = None  # loss, gradient and learning rates of the last step
+        self.batches: deque[Call] = deque(maxlen=6)  # training batches to find the symmetry that is left
         self.silent: Tensor | None = None  # True for sites whose gamma had no gradient yet in this process, [sites]
 
     @property
@@ -248,16 +252,21 @@ class Recorder:
         batch, ace.passes.batch = ace.passes.batch, None
         if record.finished or (record.folder is None and (not record.leads or ace.config.log == NONE)):
             return  # neither a trace nor a logger would use a measurement
-        error = {} if batch is None or not record.measurable else _measure_error(model, record, batch)
+        if ace.config.symmetry_left and batch is not None and not isinstance(batch, Exception):
+            record.batches.append(batch)
+        measured = batch if ace.config.measures(step) and record.measurable else None
+        error = {} if measured is None else _measure_error(model, record, measured)
         # A landing is written at once, so that its step is known.
         new = record.landed != record.duals.landed_sites
         due = ace.config.may_wait(step) and step // ace.config.trace_every % record.every == 0
-        if record.folder is not None and (batch is not None or due or new):
+        if record.folder is not None and (measured is not None or due or new):
             record.write(**_read_observed(record.observed), **error)
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
         if record := self.records.pop(model, None):
+            if record.batches and not record.interrupted:
+                _find_left(model, record)
             record.finish()
 
 
@@ -292,6 +301,21 @@ def _measure_error(model: nn.Module, record: Record, batch: Call | Exception) ->
         return {}
     record.errors[1:] = [to_json({"step": record.steps, **values})]
     return {"error": values}
+
+
+def _find_left(model: nn.Module, record: Record) -> None:
+    """Find the subgroup that the model keeps, print it and write it into the folder of the run."""
+    from ..engine.measure import one_thread, symmetry_left
+
+    try:
+        with one_thread():
+            left = symmetry_left(model, [*record.batches])
+        if record.config.tell:
+            say(left.sentence)
+        if record.folder is not None:
+            publish(record.folder / LEFT, json.dumps(to_json(left.to_dict()), indent=1).encode())
+    except Exception as error:
+        warn(f"the symmetry that is left in {record.model} cannot be found: {error}")
 
 
 RECORDER = Recorder()

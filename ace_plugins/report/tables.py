@@ -105,5 +105,11 @@ def build_site_table(outcome: RunOutcome, run: SavedRun | None = None) -> TableD
     return TableData(list(columns), rows, ("gamma", "benefit", "p", "lambda", "u"), optional=["over time"])
 
 
+def build_left_table(rows: Sequence[tuple[str, float, float, float, str]]) -> TableData:
+    """Return the table of subgroups with name, error, both ends of its interval, and verdict."""
+    cells = [[name, f"{error:.2f}", f"{low:.2f} to {high:.2f}", verdict] for name, error, low, high, verdict in rows]
+    return TableData(["subgroup", "error", "95 %", "verdict"], cells, numbers=["error"], optional=["95 %"])
+
+
 def _format_percent(share: float) -> str:
     return f"{round(100 * share, 1) + 0.0:.1f} %".replace("-", MINUS)  # adding 0.0 turns -0.0 into 0

@@ -102,7 +102,8 @@ def draw_run(run: SavedRun) -> list[str | Table]:
     parts += [f"step {step:,}: {escape(event)}" for step, event in run.events]
     if run.changed:
         parts.append(f"settings: {escape(', '.join(f'{key} {value}' for key, value in run.changed.items()))}")
-    return [*parts, *_describe_outcome(outcome, run)]
+    left = [escape(run.symmetry["sentence"])] if run.symmetry else []
+    return [*parts, *_describe_outcome(outcome, run), *left]
 
 
 def _describe_outcome(outcome: RunOutcome, run: SavedRun | None = None) -> list[str | Table]:

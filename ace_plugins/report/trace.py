@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from ..plugins.plugin import one_line
 from ..settings.config import SETTINGS, Config
 from ..settings.sources import HOME, RUNS
 
-ABOUT, LINES = "run.json", "trace.jsonl"
+ABOUT, LINES, LEFT = "run.json", "trace.jsonl", "left.json"
 QUANTITIES = ("gamma", "lambda", "u")  # every line of a trace has each of these, with one value per site
 MOST_LINES = 10_000  # of a trace, which then loses every second line; even, so that the last line stays
 Curve = list[tuple[int, float]]
@@ -155,6 +155,7 @@ class SavedRun:
     label: str  # name of the run within a comparison, otherwise empty
     lines: list[dict[str, Any]]  # lines of the trace that have the step, and gamma, lambda and u of every site
     skipped: int  # number of other lines
+    symmetry: Mapping[str, Any] = field(default_factory=dict)  # content of left.json; empty without this file
 
     @property
     def mode(self) -> str:
@@ -294,7 +295,7 @@ def read_run(folder: Path, label: str = "") -> SavedRun:
         expected = "expected the sites and settings of a run, as this version of ace-plugins writes them"
         raise AceError(f"{path} cannot be read ({one_line(error)}): {expected}") from None
     lines, skipped = _read_lines(folder)
-    run = SavedRun(folder, about, config, sites, label, [], skipped)
+    run = SavedRun(folder, about, config, sites, label, [], skipped, _read_left(folder))
     for line in lines:
         step, measured, test = to_number(line.get("step")), line.pop("error", None), line.pop("test", None)
         if math.isnan(step) or any(len(to_numbers(line.get(name))) != len(sites) for name in QUANTITIES):
@@ -305,6 +306,20 @@ def read_run(folder: Path, label: str = "") -> SavedRun:
             line |= {"error": measured.get("relative"), "group": measured.get("group")}
         run.lines.append({**line, "step": int(step)})
     return run
+
+
+def _read_left(folder: Path) -> dict[str, Any]:
+    """Return the content of left.json: the sentence, rows of the table and points of the map; empty without it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads((folder / LEFT).read_text(encoding="utf-8"))
+        rows = [
+            (str(s["name"]), *(to_number(s[key]) for key in ("error", "low", "high")), str(s["verdict"]))
+            for s in found["subgroups"]
+        ]
+        points = [(to_numbers(axis), to_number(error)) for axis, error in found["axes"]]
+        points = [point for point in points if len(point[0]) == 3]
+        return {"sentence": str(found["sentence"]), "rows": rows, "points": points}
+    return {}
 
 
 def default_runs(home: Path = Path()) -> Path:

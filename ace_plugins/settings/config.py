@@ -124,6 +124,12 @@ class Config:
     error_every: int = _setting(
         0, COUNT, "steps between two measurements of the equivariance error (for trace and log); 0: never measure"
     )
+    symmetry_left: bool = _setting(
+        False,
+        Flag(),
+        "at the end of the run, find the subgroup that the model keeps, such as rotations about one axis, on training "
+        "batches (in the report); takes about 1,000 forward passes",
+    )
     log: str = _setting(
         NONE,
         Choice((NONE, *LOGGERS)),
@@ -162,6 +168,10 @@ class Config:
         """Return whether the equivariance error is measured after this step."""
         every = self.error_every
         return (self.trace or self.log != NONE) and every > 0 and (step == 1 or step % every == 0)
+
+    def copies(self, step: int) -> bool:
+        """Return whether the batch of this step is copied, for measurements after the step or at the end of the run."""
+        return self.measures(step) or (self.symmetry_left and self.may_wait(step))
 
     @property
     def paced(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..contract.sites import Site, Tap
 from ..contract.upstreams import class_path
 from ..engine.checkpoint import read_checkpoint
-from ..engine.measure import adapter_of, averaged, hide_from_budget, one_thread, use_branches
+from ..engine.measure import adapter_of, averaged, hide_from_budget, one_thread, symmetry_left, use_branches
 from ..engine.state import Ace, find, unwrap
 from ..errors import AdapterError, CheckpointError, ConfigError
 from ..patch.shims import REPAIRS
@@ -24,7 +24,7 @@ from ..plugins.registry import registry
 from ..report.trace import to_json
 from ..symmetry.actions import GroupAction
 from ..symmetry.layers import Features, LayerSymmetry, measure_layers
-from ..symmetry.left import SymmetryLeft, find_left
+from ..symmetry.left import SymmetryLeft
 from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
 from ..symmetry.parts import find_argument, iterate_tensors, positional_names, select_output
 from .kit import Kit, convert_to_double, hide_warnings
@@ -142,52 +142,6 @@ def audit(
                 blamed = _blame(measured, error.relative, floor)
     uncovered = tuple(_find_uncovered(judged, action, batch))
     return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, blamed, floor)
-
-
-def symmetry_left(
-    model: nn.Module,
-    batches: Sequence[Any],
-    action: GroupAction | None = None,
-    *,
-    branches_on: bool | None = None,
-    seed: int = 0,
-) -> SymmetryLeft:
-    """Find which subgroup of its symmetry group a trained model has left, such as the rotations about one axis.
-
-        left = symmetry_left(model, [(z, pos, batch) for z, pos, batch in loader])
-        print(left.sentence)    # The model keeps rotations about the z-axis; it breaks the rest of E(3).
-
-    A model that was trained with branches has learned what breaks the symmetry in its data, so the answer describes the
-    data as well, as far as the model has learned them. Use batches of the test set.
-
-    Args:
-        model: A trained model that is attached or that an adapter supports. It is evaluated in eval mode.
-        batches: At least four batches, each as in `audit`. The first one is used to search for axes, the others to
-            measure. More batches give narrower intervals.
-        action: Action of the group on arguments and outputs. Default: that of the adapter.
-        branches_on: For an attached model, use f_eq + gamma f_neq (True) or f_eq alone (False). Default: the one that
-            ``model.eval()`` computes in the model's mode.
-        seed: Seed of the group elements and of every forward pass.
-
-    Returns:
-        The errors under the subgroups that were tried, with a verdict for each, and the answer as a sentence.
-
-    Raises:
-        ConfigError: There are fewer than four batches, or the group has other elements than rotations, reflections and
-            translations.
-        AttachError: ``branches_on`` is set for a model without ACE.
-        AdapterError: No adapter supports the model and ``action`` is missing.
-    """
-    model = unwrap(model)
-    action, ace = action or adapter_of(model).action(model), find(model)
-    with nullcontext() if branches_on is None else use_branches(model, branches_on), hide_from_budget(model):
-        found = find_left(model, action, batches, seed=seed)
-    if ace is None or (ace.in_eval and not ace.landed if branches_on is None else branches_on):
-        return found
-    why = (
-        "it has no branches in eval mode, so it cannot show what the data keep (modes auto and resilient keep branches)"
-    )
-    return replace(found, note=why)
 
 
 def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) -> torch.dtype:
