@@ -254,8 +254,8 @@ class Recorder:
             return  # neither a trace nor a logger would use a measurement
         if ace.config.symmetry_left and batch is not None and not isinstance(batch, Exception):
             record.batches.append(batch)
-        measured = batch if ace.config.measures(step) and record.measurable else None
-        error = {} if measured is None else _measure_error(model, record, measured)
+        measured = batch if ace.config.measures(step) else None
+        error = {} if measured is None or not record.measurable else _measure_error(model, record, measured)
         # A landing is written at once, so that its step is known.
         new = record.landed != record.duals.landed_sites
         due = ace.config.may_wait(step) and step // ace.config.trace_every % record.every == 0
