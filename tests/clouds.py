@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from ace_plugins import attach
 from ace_plugins.adapter import (
+    E3,
     O3,
     Example,
     GroupAction,
     Invariant,
     Node,
+    Positions,
     Site,
     Tap,
     Upstream,
@@ -31,10 +33,11 @@ POINTS, NOISE, BATCH = 4, 0.1, 32
 
 
 class Cloud(nn.Module):
-    """Invariants of four points, x [n, 4, 3] -> [n], through residual layers."""
+    """Invariants of four points, x [n, 4, 3] -> [n], through residual layers. With ``centred``, those under E(3)."""
 
-    def __init__(self, width: int = 16, layers: int = 3) -> None:
+    def __init__(self, width: int = 16, layers: int = 3, *, centred: bool = False) -> None:
         super().__init__()
+        self.centred = centred
         self.lift = nn.Linear(POINTS**2, width)
         self.layers = nn.ModuleList(
             nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width)) for _ in range(layers)
@@ -42,11 +45,17 @@ class Cloud(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.lift((x @ x.mT).flatten(1))
+        inner = centre(x) if self.centred else x
+        h = self.lift((inner @ inner.mT).flatten(1))
         for layer in self.layers:
             h = h + layer(h)
         out: Tensor = self.head(h)[:, 0]
         return out
+
+
+def centre(x: Tensor) -> Tensor:
+    """Return the points of every cloud relative to their mean."""
+    return x - x.mean(1, keepdim=True)
 
 
 class CloudAdapter:
@@ -63,7 +72,9 @@ class CloudAdapter:
         ]
 
     @hookimpl
-    def ace_group_action(self) -> GroupAction:
+    def ace_group_action(self, model: Any) -> GroupAction:
+        if model.centred:
+            return GroupAction(E3, {"x": Positions()}, outputs=Invariant())
         return GroupAction(O3, {"x": Vectors()}, outputs=Invariant())
 
     @hookimpl
@@ -82,24 +93,27 @@ class Task:
     y_test: Tensor
 
 
-def draw_task(samples: int, strength: float, seed: int) -> Task:
-    """Draw a task. With ``strength`` 0 the target is invariant; else a function of the z-coordinates is added."""
+def draw_task(samples: int, strength: float, seed: int, *, centred: bool = False) -> Task:
+    """Draw a task. With ``strength`` 0 the target is invariant; else a function of the z-coordinates is added.
+
+    With ``centred`` the clouds have different centres, on which the invariant part does not depend.
+    """
     fixed = torch.Generator().manual_seed(777)
     weight, readout = torch.randn(POINTS**2, 8, generator=fixed) / 3, torch.randn(8, generator=fixed)
     generator = torch.Generator().manual_seed(seed + 5000)
     x = torch.randn(samples + 1000, POINTS, 3, generator=generator)
-    y = torch.tanh((x @ x.mT).flatten(1) @ weight) @ readout / 2
+    inner = centre(x) if centred else x
+    y = torch.tanh((inner @ inner.mT).flatten(1) @ weight) @ readout / 2
     y = y + strength * 1.3 * torch.tanh(x[:, 0, 2] + 0.5 * x[:, 1, 2])
     y = y + NOISE * torch.randn(samples + 1000, generator=generator)
+    if centred:
+        x = inner + torch.randn(samples + 1000, 1, 3, generator=generator)
     return Task(x[:samples], y[:samples], x[samples:], y[samples:])
 
 
-KINDS = (
-    "none",
-    "axis",
-    "mirror",
-    "nothing",
-)  # what `break_symmetry` leaves of O(3): all of it, SO(2), a mirror, nothing
+# What `break_symmetry` leaves: all of O(3); the rotations about an axis; one mirror; nothing; of E(3), what gravity and
+# a floor leave: the rotations about the vertical and the horizontal translations.
+KINDS = ("none", "axis", "mirror", "nothing", "floor")
 
 
 def break_symmetry(task: Task, kind: str, seed: int) -> tuple[Task, Tensor]:
@@ -118,6 +132,7 @@ def break_symmetry(task: Task, kind: str, seed: int) -> tuple[Task, Tensor]:
             "axis": p @ axis + 0.5 * q @ axis,
             "mirror": p @ across + 0.6 * q @ third + 0.8 * (p @ third) * (q @ across),
             "nothing": p @ v + 0.7 * ((p @ m) * q).sum(1) + 0.5 * q @ w,
+            "floor": (p - q) @ axis + x.mean(1) @ axis,
         }
         return 1.3 * torch.tanh(inside[kind])
 
@@ -159,12 +174,14 @@ class Run:
         return float((self.model.eval()(self.task.x_test) - self.task.y_test).square().mean())
 
 
-def start(samples: int, strength: float, seed: int, steps: int = 1000, **settings: Any) -> Run:
+def start(
+    samples: int, strength: float, seed: int, steps: int = 1000, *, centred: bool = False, **settings: Any
+) -> Run:
     """Build a run of the cloud network; without settings it is plain. The adapter must be registered as "cloud"."""
     torch.manual_seed(seed)
-    model = Cloud()
+    model = Cloud(centred=centred)
     if settings:
         attach(model, adapter="cloud", **{"budget": steps, "trace": False, "tell": False, **settings})
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    return Run(draw_task(samples, strength, seed), seed, steps, model, optimizer, schedule)
+    return Run(draw_task(samples, strength, seed, centred=centred), seed, steps, model, optimizer, schedule)
