@@ -261,11 +261,14 @@ class Recorder:
         due = ace.config.may_wait(step) and step // ace.config.trace_every % record.every == 0
         if record.folder is not None and (measured is not None or due or new):
             record.write(**_read_observed(record.observed), **error)
+        # Often the script's model no longer exists when the script ends.
+        if record.steps == record.budget.total:
+            _find_left(model, record)
 
     @hookimpl
     def ace_finished(self, model: nn.Module) -> None:
         if record := self.records.pop(model, None):
-            if record.batches and not record.interrupted:
+            if not record.interrupted:
                 _find_left(model, record)
             record.finish()
 
@@ -304,9 +307,11 @@ def _measure_error(model: nn.Module, record: Record, batch: Call | Exception) ->
 
 
 def _find_left(model: nn.Module, record: Record) -> None:
-    """Find the subgroup that the model keeps, print it and write it into the folder of the run."""
+    """Find the subgroup that the model keeps, print it and write it into the folder of the run, once per run."""
     from ..engine.measure import one_thread, symmetry_left
 
+    if not record.batches:
+        return
     try:
         with one_thread():
             left = symmetry_left(model, [*record.batches])
@@ -316,6 +321,8 @@ def _find_left(model: nn.Module, record: Record) -> None:
             publish(record.folder / LEFT, json.dumps(to_json(left.to_dict()), indent=1).encode())
     except Exception as error:
         warn(f"the symmetry that is left in {record.model} cannot be found: {error}")
+    finally:
+        record.batches = deque(maxlen=0)  # stays empty
 
 
 RECORDER = Recorder()

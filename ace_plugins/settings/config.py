@@ -127,8 +127,8 @@ class Config:
     symmetry_left: bool = _setting(
         False,
         Flag(),
-        "at the end of the run, find the subgroup that the model keeps, such as rotations about one axis, on training "
-        "batches (in the report); takes about 1,000 forward passes",
+        "after the last step of the budget, find the subgroup that the model keeps, such as rotations about one axis, "
+        "on training batches (for the report); takes about 1,000 forward passes",
     )
     log: str = _setting(
         NONE,

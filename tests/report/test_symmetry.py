@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,28 @@ def test_a_run_ends_with_the_symmetry_that_is_left(capsys: pytest.CaptureFixture
     assert page.count(found["sentence"]) == 1
     assert "Symmetry that is left" in page
     assert "all rotations" in page
+
+
+def test_it_is_found_before_the_script_deletes_its_model() -> None:
+    run = start(400, 0.0, 3, 60, trace=True, symmetry_left=True, mode="resilient").train()
+    folder = find_newest(Path("runs"))
+    assert folder is not None
+    del run
+    gc.collect()
+    assert json.loads((folder / LEFT).read_text())["sentence"]
+
+
+def test_it_is_found_once_and_does_not_change_the_training(capsys: pytest.CaptureFixture[str]) -> None:
+    weights = []
+    for left in (False, True):
+        run = start(400, 0.0, 3, 60, mode="resilient", trace=True, tell=True, symmetry_left=left).train()
+        run.steps = 90
+        run.train()
+        weights.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
+        with pytest.warns(AceWarning, match="changes its output"):
+            project(run.model)
+    assert torch.equal(*weights)
+    assert capsys.readouterr().err.count("The model keeps") == 1
 
 
 def test_nothing_is_written_unless_the_setting_is_on(capsys: pytest.CaptureFixture[str]) -> None:
