@@ -24,6 +24,7 @@ from ..symmetry.parts import iterate_tensors
 
 ASSUMED = 2000  # number of steps assumed for a run of unknown length
 LONG = 1000  # number of steps after which the length is estimated even if the first epoch has not ended
+LIGHTNING = frozenset({"lightning.pytorch", "pytorch_lightning"})  # names of Lightning's package
 LOOKED = 5  # number of steps after which ACE checks if schedulers advance in every optimizer step or once per epoch
 
 
@@ -134,15 +135,15 @@ class Budget:
         if self.steps is not None:
             return
         made = 1 if self.begun is None else count - self.begun  # steps made in this process
-        if made == 1 and not sys.modules.keys().isdisjoint({"lightning.pytorch", "pytorch_lightning"}):
+        if made == 1 and not sys.modules.keys().isdisjoint(LIGHTNING):
             self._read_lightning(model)
         if self.steps is None and self.epochs is None and (made in (1, LOOKED) or count == LOOKED):
             self._read_schedulers(optimizer, made, count)
 
     def _read_lightning(self, model: nn.Module | None) -> None:
         """Read the length and the steps per epoch from Lightning, whose calls of ``train()`` do not show epochs."""
-        modules: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
-        for task in modules:
+        packages = [sys.modules[name] for name in LIGHTNING if name in sys.modules]
+        for task in find_instances(*(package.LightningModule for package in packages)):
             trainer = vars(task).get("_trainer")  # the last one that has trained this LightningModule
             if trainer is not None and any(part is model for part in task.modules()):
                 steps = getattr(trainer, "estimated_stepping_batches", math.inf)  # may set up the data first
@@ -185,9 +186,21 @@ class Budget:
         return f"{total:,} steps ({self.source})"
 
 
+def find_instances(*kinds: type) -> list[Any]:
+    """Return all objects of these classes and their subclasses. Slow, since it visits all objects.
+
+    An instance refers to its class. ``gc.get_objects`` would also return tuples that other threads are still building,
+    which then fail.
+    """
+    classes = list(kinds)
+    for each in classes:  # grows
+        classes += type.__subclasses__(each)
+    return [thing for thing in gc.get_referrers(*classes) if issubclass(type(thing), kinds)]
+
+
 def _find_schedulers(optimizer: Optimizer) -> Iterator[tuple[Any, int]]:
     """Yield an optimizer's schedulers with their lengths, except parts of a SequentialLR and unknown lengths."""
-    found: list[Any] = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
+    found = find_instances(LRScheduler)
     parts = {id(part) for each in found if isinstance(each, SequentialLR) for part in each._schedulers}
     for scheduler in found:
         before, last = 0, scheduler

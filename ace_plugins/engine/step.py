@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import gc
 import inspect
 import os
 import sys
@@ -31,6 +30,7 @@ from torch.optim import optimizer as optimizers
 from ..errors import AceWarning, AttachError, StepError
 from ..plugins.registry import notify
 from .branches import Norm
+from .budget import find_instances
 from .distributed import SHARD, Ranks, find_shards
 from .loop import LOSSES, Loop, Losses, is_finite, skip_unless_finite, warn_of_skipped
 from .paced_loop import PacedLoop
@@ -394,8 +394,7 @@ def _find_weights(ace: Ace, places: Set[int] | None = None) -> list[nn.Parameter
 
 def _find_owned(besides: Sequence[Optimizer] = ()) -> set[int]:
     """Return the ids of the parameters of all other optimizers. Slow, since it visits all objects."""
-    optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
-    others = [each for each in optimizers if not any(each is one for one in besides)]
+    others = [each for each in find_instances(Optimizer) if not any(each is one for one in besides)]
     return {id(p) for each in others for group in getattr(each, "param_groups", ()) for p in group["params"]}
 
 

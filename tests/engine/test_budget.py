@@ -250,14 +250,16 @@ class Trainer:
     """As Lightning's, with the module that contains the model."""
 
     def __init__(self, model: nn.Module, **values: Any) -> None:
-        self.lightning_module = nn.Module()
+        self.lightning_module = sys.modules[type(self).__module__.partition(".trainer")[0]].LightningModule()
         self.lightning_module.net = model
         self.lightning_module._trainer = self
         vars(self).update(values)
 
 
 def of_lightning(monkeypatch: pytest.MonkeyPatch, package: str = "lightning.pytorch") -> type[Trainer]:
-    monkeypatch.setitem(sys.modules, package, ModuleType(package))
+    module = ModuleType(package)
+    module.LightningModule = type("LightningModule", (nn.Module,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, package, module)
     return type("Trainer", (Trainer,), {"__module__": f"{package}.trainer.trainer"})
 
 
