@@ -100,7 +100,7 @@ def audit(adapter: str, branches: str | None, every: bool, as_json: bool, **opti
 
 
 def _print_audit(example: ExampleAudit, *, every: bool) -> None:
-    """Print the layers down to the depth of the sites, and all layers in which the error starts; or ``every`` layer."""
+    """Print the layers down to the depth of the sites and those where the error starts; with ``every``, all layers."""
     found = example.found
     weights = f"weights of {example.checkpoint}" if example.checkpoint else "initial weights"
     branches = "with branches" if example.branches else "without branches"

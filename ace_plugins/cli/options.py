@@ -32,7 +32,7 @@ class Commands(click.Group):
         return super().parse_args(ctx, args or ([] if alone else ["--help"]))
 
     def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Return the name and the first sentence of each command, by the title of their section in the help."""
+        """Return the sections of the help by title, each with the names and first sentences of its commands."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return {"Commands": [(name, command.get_short_help_str(300)) for name, command in found if command]}
 

@@ -177,7 +177,7 @@ class Comparison(Experiment):
         return self.points[run][1] if run in self.points else {}
 
     def describe_grid(self) -> Iterator[str]:
-        """Yield for each key of the grid what it changes."""
+        """Yield a line about each key of the grid: its values, and the option or setting that they change."""
         for key, values in self.grid.items():
             old, name = set_option(self.words, key, "")[1], find_setting(key, self.words)
             change = f"replaces {old} in the command" if old else f"--{key}=VALUE is added to the command"

@@ -194,7 +194,7 @@ class Progress:
             say(f"{event.trial}: {text} ({self.summary()})", anyway=True)
 
     def _line(self, event: Event) -> str:
-        """Return the text to print about an event that is not a failure; empty if nothing is to be printed now."""
+        """Return the text to print about an event that is not a failure; empty to print nothing."""
         if event.result is not None:
             notes = "".join(f", {note}" for note in event.result.notes)
             return f"{self._value(event.result.metrics)}after {format_duration(event.result.seconds)}{notes}"

@@ -1,9 +1,9 @@
 """Evidence that a branch lowers the loss on samples that did not train it, and the test that decides on each site.
 
-The judges are the training samples that do not train the branches (see `holdout`). From time to time a step is a probe:
-the judges then see the model without its undecided branches, and the other samples see it with them. Let g0 be the
-gradient of the loss with respect to gamma in a probe, where the judges do not see the branch. Let g1 be the mean of
-this gradient over the steps since the previous probe, where they see it. By the trapezoidal rule
+The judges are the training samples that do not train the branches (see `holdout`). Some steps are probes: there the
+model leaves out its undecided branches for the judges, but not for the other samples. Let g0 be the gradient of the
+judges' loss with respect to gamma in a probe, without the branch. Let g1 be the mean of this gradient over the steps
+since the previous probe, with the branch. By the trapezoidal rule
 
     b = -gamma (g0 + g1) / 2
 
@@ -58,7 +58,7 @@ class Evidence(nn.Module):
     joint_probes: Tensor  # number of probes in these means
     kept: Tensor  # 1 for sites that the test has decided to keep, else 0
     settled: Tensor  # 1 for kept sites with constant statistics in batch normalisation; see `Ace.set_statistics`
-    probing: Tensor  # 1 for sites whose branch the judges do not see in the next step, else 0
+    probing: Tensor  # 1 for sites that leave out their branch for the judges in the next step, else 0
     batch_draw: Tensor  # decides whether the next batch judges or trains as a whole, if samples are unknown; a scalar
 
     SUMS = (

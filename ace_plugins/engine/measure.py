@@ -140,13 +140,13 @@ def symmetry_left(
     branches_on: bool | None = None,
     seed: int = 0,
 ) -> SymmetryLeft:
-    """Find which subgroup of its symmetry group a trained model has left, such as the rotations about one axis.
+    """Find the subgroup of its symmetry group that a trained model keeps, such as the rotations about one axis.
 
         left = symmetry_left(model, [(z, pos, batch) for z, pos, batch in loader])
         print(left.sentence)    # The model keeps rotations about the z-axis; it breaks the rest of E(3).
 
-    A model that was trained with branches has learned what breaks the symmetry in its data, so the answer describes the
-    data as well, as far as the model has learned them. Use batches of the test set.
+    A model keeps a subgroup if it is equivariant under it. A model that was trained with branches has learned from its
+    data what breaks the symmetry, so the result describes the data too. Use batches of the test set.
 
     Args:
         model: A trained model that is attached or that an adapter supports. It is evaluated in eval mode.

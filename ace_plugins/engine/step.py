@@ -358,7 +358,7 @@ def _remove(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
 
 
 def _add_group(add: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Wrap ``Optimizer.add_param_group`` for groups with parameters that `adopt` has added to another group."""
+    """Wrap ``Optimizer.add_param_group``: `adopt` may already have added parameters of the new group to another one."""
     adopted = {id(p): p for ace in list(LIVE.aces) for ref, ps in ace.session.adopted if ref() is optimizer for p in ps}
     if adopted and isinstance(group.get("params"), Iterable) and not isinstance(group["params"], (Tensor, set)):
         given = [(part, part[1] if isinstance(part, tuple) else part) for part in group["params"]]

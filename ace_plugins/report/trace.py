@@ -104,8 +104,8 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         in steps, or None if it is unknown. ``expected`` is the same, or an assumed length if it is unknown. Lines may
         also have ``loss``, ``gradient`` (of the loss at gamma, per site), ``lr`` (per parameter group), ``error``
         (equivariance error), ``test`` (mode auto), ``diverged`` (if the last gradients were not finite), ``loaded``
-        (step of an earlier checkpoint that the model has) and ``event`` (a message). The last line has ``finished``, or
-        ``interrupted`` if a signal or an error ended the run before its budget.
+        (step of the earlier checkpoint that was loaded last) and ``event`` (a message). The last line has ``finished``,
+        or ``interrupted`` if a signal or an error ended the run before its budget.
 
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.

@@ -41,7 +41,7 @@ _UNUSED_IN_AUTO = (
 
 
 def explain(verdict: str, mode: str) -> str:
-    """Explain a verdict in a sentence that says what to do. Returns "" for a verdict of another version."""
+    """Return an explanation of a verdict, with advice; "" for a verdict of another version."""
     return _UNUSED_IN_AUTO if (verdict, mode) == (UNUSED, "auto") else _MEANINGS.get(verdict, "")
 
 
@@ -71,7 +71,7 @@ class RunOutcome:
 
     mode: str
     sites: Sequence[SiteOutcome]
-    advice: str = ""  # a sentence about the whole run that says what to do; may be empty
+    advice: str = ""  # advice about the whole run, one sentence; may be empty
     exploring: bool = False  # mode auto: True if the run has not decided yet
     ended: bool = True  # False for a run that is in progress or was interrupted
 

@@ -214,12 +214,12 @@ class Config:
 
     @property
     def turns(self) -> bool:
-        """True if training batches are transformed by random frames, which hide a break of the group of the frames."""
+        """True if training batches are transformed by random frames, which hide breaks of the symmetry."""
         return self.paced and self.lands if self.frames == "auto" else self.frames != "off"
 
     @property
     def gamma_start(self) -> float:
-        """Initial gamma. It is small where the optimizer does not move it, so that new branches do not dominate."""
+        """Initial gamma; by default 1 if the script's optimizer updates it, else 0.1 to keep new branches small."""
         if self.mode == "scheduled":
             return 0.0
         if self.gamma_init != "auto":
