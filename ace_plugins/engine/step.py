@@ -276,7 +276,7 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
         if isinstance(loop, PaperLoop) and loop.changes(optimizer) and (listed := _lists_per_group(optimizer)):
             raise StepError(
                 f"{type(optimizer).__name__} has a list with a value per parameter group ({listed[0]}), so gamma "
-                "cannot have a group for itself: set gamma_weight_decay = true and gamma_lr = 1, or preset 'fit'"
+                "cannot have a separate group: set gamma_weight_decay = true and gamma_lr = 1, or preset 'fit'"
             )
         find_shards(loop.ace)
         owned = {*places, *map(id, loop.ace.freed)}

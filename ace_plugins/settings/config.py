@@ -75,8 +75,8 @@ class Config:
     frames: str = _setting(
         "auto",
         ChoiceOrAxis(SWITCH.choices, hint="or an axis: x, y, z or three numbers, as in '0, 0.6, 0.8'"),
-        "transform batches by random group elements; auto: in strict mode (paced) and scheduled mode; an axis (x, y, z or "
-        "three numbers): rotations about it only, for data that are symmetric under these",
+        "transform batches by random group elements; auto: in strict mode (paced) and scheduled mode; an axis (x, y, z "
+        "or three numbers): rotations about it only, for data that are symmetric under these",
     )
     dual_optimizer: str = _paper_setting(
         "sgd",
