@@ -26,7 +26,7 @@ FITS, BREAKS, UNDECIDED = "fits", "breaks", "undecided"  # outcomes of the test 
 LANDED, MOVING, KEPT = "landed", "moving", "kept"  # states of a branch in the other modes
 UNUSED, DIVERGED = "unused", "diverged"
 
-_TESTS = "(mode auto tests if the data breaks the symmetry)"
+_TESTS = "(mode auto tests whether the data break the symmetry)"
 _MEANINGS = {
     LANDED: f"gamma stays 0, and the model no longer computes the branch {_TESTS}",
     MOVING: "gamma has not landed at 0: train longer, or set a budget that matches the run",

@@ -64,7 +64,7 @@ class Config:
         "auto",
         Number(positive=True, high=1.0, auto=True),
         "paced: share of the budget after which gamma has its final value and mode auto has decided; auto: 0.75 in "
-        "mode auto, 0.25 in other modes (in strict mode at most 100 epochs)",
+        "mode auto, 0.25 in other modes (in strict mode at most 100 epochs or 1,000 steps)",
     )
     holdout: float | str = _setting(
         "auto",

@@ -1,7 +1,7 @@
 """The command ``ace-patch demo c4``: turn a square into a square, a rectangle and a shape without symmetry.
 
 A C_4-equivariant network can only learn the first. Under ACE in resilient mode it learns all three, and its gammas stay
-away from 0 only where the data breaks the symmetry.
+away from 0 only where the data break the symmetry.
 """
 
 from __future__ import annotations
