@@ -229,7 +229,7 @@ class Store:
         self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{_hash(dict(comparison.inputs))}").absolute()
 
     def trial_folder(self, trial: Trial) -> Path:
-        """Return the folder of a trial. Its name has a hash of all that the result depends on."""
+        """Return the folder of a trial. Its name has a hash of everything that the result depends on."""
         settings, options = self.comparison.runs[trial.run], self.comparison.options(trial.run)
         key = _hash([settings, dict(self.comparison.inputs), *sorted(options.items())])[:6]
         return self.folder / f"{re.sub(NOT_IN_NAMES, '_', trial.run)}-{key}" / f"seed-{trial.seed}"

@@ -209,7 +209,7 @@ class Progress:
         return f"{self.metric} {metrics[self.metric]:.4g} " if math.isfinite(metrics.get(self.metric, math.nan)) else ""
 
     def is_hopeless(self, trial: Trial, reader: MetricReader) -> bool:
-        """Return whether a trial of the grid, half-way, is far behind the best finished point of the same run."""
+        """Return whether a half-finished trial of the grid is much worse than the best finished point of its run."""
         metric = self.comparison.metrics[0]
         best = find_best([*self.done.values()], metric).get(find_arm(trial.run))
         half = len(best.curves.get(metric.name, ())) // 2 if best else 0

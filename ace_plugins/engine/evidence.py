@@ -107,7 +107,7 @@ class Evidence(nn.Module):
         self.cycle_steps.add_(1).mul_(1 - probe)
 
     def plan(self, count: int, explores: bool, horizon: float | None, landed: Tensor) -> None:
-        """Choose if the step after ``count`` steps is a probe, and draw its batch's role if samples are unknown."""
+        """Decide whether the next step is a probe, after ``count`` steps. If samples are unknown, draw its batch's role."""
         steps = 2 if count < 2 * FIRST else 0 if horizon is None else cycle(horizon)
         probe = explores and steps > 0 and (count + 1) % steps == 0
         self.probing.copy_((1 - self.kept) * (1 - landed) if probe else torch.zeros_like(self.kept))

@@ -228,7 +228,7 @@ class Parts:
         return self._selected[count]
 
     def rows_that_fit(self, name: str, count: int) -> Tensor:
-        """Return 1 for each of ``count`` rows that trains the branch of a site or stem, else 0, [count, 1]."""
+        """Return for each of ``count`` rows 1 if it trains the branch of a site or stem, else 0, as [count, 1]."""
         fit, _ = self.select(count)
         # A stem that several sites share is trained by rows that judge none of them.
         return fit[self.columns[name]] if name in self.columns else torch.cat(fit, 1).amin(1, keepdim=True)

@@ -160,7 +160,7 @@ class Ace(nn.Module):
         return self.duals.landed
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Detect from its arguments if the model is evaluated, and report a change to the budget."""
+        """Detect from the model's arguments whether it is evaluated, and pass changes on to the budget."""
         marks = [argument.pick(args, kwargs) == value for argument, value in self.evaluating]
         evaluates = bool(marks) and all(marks)
         if evaluates != self.passes.evaluates:

@@ -25,7 +25,7 @@ from ..settings.sources import HOME, RUNS
 
 ABOUT, LINES, LEFT = "run.json", "trace.jsonl", "left.json"
 QUANTITIES = ("gamma", "lambda", "u")  # every line of a trace has each of these, with one value per site
-MOST_LINES = 10_000  # of a trace, which then loses every second line; even, so that the last line stays
+MOST_LINES = 10_000  # a longer trace loses every second line; even, so that the last line stays
 Curve = list[tuple[int, float]]
 
 
