@@ -38,7 +38,7 @@ def say(text: str, *, anyway: bool = False) -> None:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which could rewrite what the terminal shows, except tabs and ends of lines.
+    """Escape control characters, which could rewrite the terminal's content, except tabs and ends of lines.
 
     Args:
         text: Text that may come from another person's file, such as a name in the record of a run.

@@ -77,7 +77,7 @@ class Upstream:
     """Model classes as "module:Class". The module may define the class, or only export it."""
     checkout: Checkout | None = None
     """Layout of the clone, if users clone this upstream. In ``models``, write the path of a class's file with dots:
-    "models.net:Net" for models/net.py. Classes are matched by file, whatever name the file is imported under."""
+    "models.net:Net" for models/net.py. Classes are matched by file, not by the name under which it is imported."""
     recognises: Callable[[nn.Module], bool] | None = None
     """Returns whether a model belongs to this upstream. Called only if no adapter lists the model's class."""
     evaluating: Mapping[str, Any] = field(default_factory=dict)

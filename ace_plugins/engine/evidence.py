@@ -107,7 +107,7 @@ class Evidence(nn.Module):
         self.cycle_steps.add_(1).mul_(1 - probe)
 
     def plan(self, count: int, explores: bool, horizon: float | None, landed: Tensor) -> None:
-        """Decide whether the next step is a probe, after ``count`` steps. If samples are unknown, draw its batch's role."""
+        """Decide whether step ``count`` + 1 is a probe. If samples are unknown, also draw the role of its batch."""
         steps = 2 if count < 2 * FIRST else 0 if horizon is None else cycle(horizon)
         probe = explores and steps > 0 and (count + 1) % steps == 0
         self.probing.copy_((1 - self.kept) * (1 - landed) if probe else torch.zeros_like(self.kept))
@@ -183,7 +183,7 @@ class Evidence(nn.Module):
             self._changes = _count_changes(self.kept)
 
     def notice_changes(self) -> None:
-        """Update ``kept_sites`` if the buffer was changed in place by others, such as AveragedModel in each update."""
+        """Update ``kept_sites`` if other code has changed the buffer in place, as AveragedModel does in each update."""
         if _count_changes(self.kept) != self._changes:
             self.read_buffers()
 

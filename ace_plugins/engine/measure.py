@@ -173,9 +173,7 @@ def symmetry_left(
         found = find_left(model, action, batches, seed=seed)
     if ace is None or (ace.in_eval and not ace.landed if branches_on is None else branches_on):
         return found
-    why = (
-        "it has no branches in eval mode, so it cannot show what the data keep (modes auto and resilient keep branches)"
-    )
+    why = "it has no branches in eval mode, so the result is not about the data (use mode auto or resilient)"
     return replace(found, note=why)
 
 

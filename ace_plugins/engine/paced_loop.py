@@ -114,7 +114,7 @@ def explore(duals: Duals, horizon: float | None) -> bool:
 
 @torch.no_grad()
 def land(duals: Duals, horizon: float) -> bool:
-    """Mark the sites at which gamma has stayed at 0 long enough as landed. Returns whether there are any.
+    """Mark sites as landed if their gamma has stayed at 0 long enough. Returns whether there are any.
 
     Their lambda is set to minus the mean gradient at gamma = 0, so that it balances the loss.
     """

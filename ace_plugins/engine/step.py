@@ -153,7 +153,7 @@ class Steps:
         self.wrap_fsdp()
 
     def wrap_fsdp(self, *imported: Any) -> None:
-        """Make FSDP1 refuse models with ACE. Called again when the script imports FSDP1: an import here is slow."""
+        """Make FSDP1 refuse models with ACE. Called again when the script imports FSDP1: importing it is slow."""
         if self.undo and FSDP in sys.modules:
             self.undo.append(wrap(sys.modules[FSDP].FullyShardedDataParallel, "__init__", _refuse_fsdp))
 
@@ -424,7 +424,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
 
 
 def _wrap_everywhere(owner: ModuleType, name: str, around: Callable[..., Any]) -> list[Callable[[], object]]:
-    """Replace calls of a function as `wrap` does, also in modules that imported it by name. Returns the undo."""
+    """Replace calls of a function as `wrap` does, also in modules that imported it by name. Return an undo function."""
     original = vars(owner)[name]
     undo = wrap(owner, name, around)
     ours = vars(owner)[name]
@@ -439,7 +439,7 @@ def _wrap_everywhere(owner: ModuleType, name: str, around: Callable[..., Any]) -
 
 
 def _clip_separately(clip: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrap ``clip_grad_norm_`` to clip ACE's parameters on their own, so that they do not shrink upstream's step."""
+    """Wrap ``clip_grad_norm_`` to clip ACE's gradients separately, so that they do not shrink upstream's step."""
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     added = {id(p) for ace in list(LIVE.aces) for p in ace.parameters()}
     ours = [p for p in parameters if id(p) in added]

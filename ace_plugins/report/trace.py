@@ -240,7 +240,7 @@ class SavedRun:
 
     @property
     def missing(self) -> list[str]:
-        """Notes on what could not be read."""
+        """Notes on parts that could not be read."""
         notes = [f"lines of {LINES} that cannot be read and are left out: {self.skipped}"] if self.skipped else []
         if not self.lines:
             notes.append(f"{LINES} has no lines")
@@ -265,7 +265,7 @@ class SavedRun:
 
 
 def describe_progress(steps: int, budget: int | None, landed_at: int | None, *, now: bool = False) -> str:
-    """Describe how far a run is, as in ``landed at step 37, now 120 of 400 steps``."""
+    """Describe the progress of a run, as in ``landed at step 37, now 120 of 400 steps``."""
     of = f" of {budget:,}" if budget is not None and budget >= steps else ""
     made = f"{steps:,}{of} steps"
     if landed_at is None:

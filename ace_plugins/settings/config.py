@@ -94,15 +94,17 @@ class Config:
     rho: float | str = _setting(
         "1x",
         PRICE,
-        "resilient, auto: weight of the penalty rho / 2 |u|^2; 1x: size of the loss's gradient with respect to gamma",
+        "resilient, auto: weight of the penalty rho / 2 |u|^2; '1x' is the size of the gradient of the loss at gamma",
     )
     u_init: float = _paper_setting(0.0, Number(low=0), "resilient: initial bound u of every site")
     epsilon: float = _setting(0.1, Number(positive=True), "bounded: the bound on |gamma|")
     augmented: float = _paper_setting(
         0.0, Number(low=0), "weight c of the penalty c v^2 on a constraint's violation v, to damp oscillations"
     )
-    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the mean constraint")
-    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: decay rate of the mean squared constraint")
+    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the constraint's running mean")
+    adam_beta2: float = _paper_setting(
+        0.999, Number(low=0, high=1), "adam: decay rate of the constraint's running mean square"
+    )
     land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
         "auto",
@@ -127,8 +129,8 @@ class Config:
     symmetry_left: bool = _setting(
         False,
         Flag(),
-        "after the last step of the budget, find the subgroup that the model keeps, such as rotations about one axis, "
-        "on training batches (for the report); takes about 1,000 forward passes",
+        "after the last step of the budget, find the subgroup that the model keeps, such as rotations about one axis, for "
+        "the report; takes about 1,000 forward passes on training batches",
     )
     log: str = _setting(
         NONE,
@@ -161,7 +163,7 @@ class Config:
         return self.mode == "strict" and 0 < self.land_at <= steps
 
     def may_wait(self, step: int) -> bool:
-        """Return whether this step is traced and logged. In other steps the process must not wait for the GPU."""
+        """Return whether the process may wait for the GPU in this step: only if the step is traced and logged."""
         return step == 1 or step % self.trace_every == 0
 
     def measures(self, step: int) -> bool:

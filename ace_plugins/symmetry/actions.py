@@ -351,7 +351,7 @@ class GroupAction:
 
 
 def _find_paths(actions: Mapping[str, Action | None], values: Mapping[str, Any]) -> list[tuple[str, Action]]:
-    """Return the paths with their actions, without question marks and without optional parts that are missing."""
+    """Return the paths with their actions. Missing optional paths are left out, others lose their question marks."""
     found = []
     for pattern, action in actions.items():
         path = pattern.removesuffix("?")

@@ -151,7 +151,7 @@ class _Measurement:
     def judge(self, name: str, draw: Draw, axis: Sequence[float] = (), unit: Sequence[float] = ()) -> bool:
         """Measure a candidate on all batches but the first, and list it. Returns whether it is kept.
 
-        ``unit`` is the squared error by batch to divide by. Default: that under rotations and reflections.
+        ``unit`` has the squared errors to divide by, one per batch. Default: those under rotations and reflections.
         """
         units = [max(size, 1e-300) for size in unit or self.turns]
         squares = [self.mean(draw(), batch) / units[batch] for batch in range(1, len(self.calls))]

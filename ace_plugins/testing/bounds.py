@@ -40,7 +40,7 @@ def theorem_2(gammas: Sequence[float], B: float, M: float, norm: float) -> float
     """Return the bound on the equivariance error ||rho_Y(g) f(x) - f(rho_X(g) x)||, with ``norm`` = ||x||.
 
     The group must not change the norm of features, which is true for rotations and reflections. The paper multiplies
-    the bound by B once more, as a bound on the norm of the group's action. That is not a bound if B < 1.
+    by B once more, to bound the norm of the group's action. The product is not a bound if B < 1.
     """
     total = 0.0
     for k, gamma in enumerate(gammas):

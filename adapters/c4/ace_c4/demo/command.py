@@ -137,7 +137,7 @@ def make_table(results: Mapping[str, Sequence[tuple[Result, Result]]]) -> Table:
 
 
 def conclude(results: Mapping[str, Sequence[tuple[Result, Result]]], epochs: int) -> list[str]:
-    """Return what the numbers show, one paragraph per target."""
+    """Return the conclusions, one paragraph per target."""
     conclusions = [_conclude_target(target, pairs) for target, pairs in results.items()]
     if epochs < ENOUGH:
         conclusions.append(f"After {epochs} epoch{'s' * (epochs > 1)} the comparison is not meaningful.")

@@ -217,7 +217,7 @@ def _percent(share: float) -> str:
 
 
 def conclude(tasks: Tasks) -> list[str]:
-    """Return what the numbers show: one paragraph per task, and what one seed cannot show."""
+    """Return the conclusions: one paragraph per task, and a note on the limits of one seed."""
     first = next(iter(tasks.values()))[0]
     tested = first.molecules[2]
     if first.steps < ENOUGH_STEPS or tested < ENOUGH_TESTED:

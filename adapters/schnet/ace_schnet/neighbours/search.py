@@ -178,7 +178,7 @@ def _lookup(table: Tensor, key: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nearest(pos: Tensor, edges: Tensor, most: int) -> Tensor:
-    """Keep the ``most`` nearest sources of each target, of edges sorted by (target, source)."""
+    """Keep the ``most`` nearest sources of each target. The edges are sorted by (target, source)."""
     source, target = edges.unbind(0)
     start = torch.searchsorted(target.contiguous(), torch.arange(pos.shape[0], device=pos.device))
     by_distance = _square_distances(pos, source, target).argsort(stable=True)  # stable: ties stay ordered by source
