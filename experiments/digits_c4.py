@@ -1,4 +1,4 @@
-"""Train a C_4-equivariant network on scikit-learn's handwritten digits, images that have an up.
+"""Train a C_4-equivariant network on scikit-learn's handwritten digits, which have an orientation.
 
     ace-patch compare c4 --metric 'test=its test error {number}' -- experiments/digits_c4.py
 

@@ -129,8 +129,8 @@ class Config:
     symmetry_left: bool = _setting(
         False,
         Flag(),
-        "after the last step of the budget, find the subgroup that the model keeps, such as rotations about one axis, for "
-        "the report; takes about 1,000 forward passes on training batches",
+        "after the last step of the budget, find the subgroup that the model keeps, such as rotations about one axis, "
+        "for the report; takes about 1,000 forward passes on training batches",
     )
     log: str = _setting(
         NONE,

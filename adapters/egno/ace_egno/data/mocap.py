@@ -103,7 +103,11 @@ def load(folder: Path, trials: Sequence[str], fewest: int) -> tuple[list[list[in
     help="Folder for the file, created if missing; upstream reads motion/dataset in its checkout.",
 )
 @click.option(
-    "--case", type=click.Choice(list(CASES)), default="walk", show_default=True, help="--case of upstream's script."
+    "--case",
+    type=click.Choice(list(CASES)),
+    default="walk",
+    show_default=True,
+    help="Data set, as in upstream's option --case.",
 )
 @click.option(
     "--trials", help="Other recordings, separated by commas: 16_35,16_36,... Their number must be that of the case."
