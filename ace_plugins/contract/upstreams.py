@@ -26,7 +26,7 @@ def check_field(owner: Any, field_name: str, valid: bool, expected: str) -> None
 
 
 def check_types(owner: Any, **types: Any) -> None:
-    """Raise a ValueError unless every named field has this type, or one type of this union."""
+    """Raise a ValueError unless every named field is an instance of a type or union of types."""
     for field_name, kind in types.items():
         names = (each.__name__.removesuffix("Type") for each in get_args(kind) or [kind])
         check_field(owner, field_name, isinstance(getattr(owner, field_name), kind), " or ".join(names))

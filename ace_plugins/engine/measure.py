@@ -87,8 +87,8 @@ def averaged(model: nn.Module, samples: int = 8, *, group: Group | None = None, 
     Args:
         model: A model that is attached or that an adapter supports. It is shared, not copied.
         samples: Number of random group elements, which is also the number of forward passes per call.
-        group: Group to draw them from, for data that keep only a subgroup: ``SO2About((0, 0, 1))`` for rotations about
-            z. Default: the group of the adapter's action.
+        group: Group to draw them from, for data with the symmetry of a subgroup only: ``SO2About((0, 0, 1))`` for
+            rotations about z. Default: the group of the adapter's action.
         seed: Seed of the group elements, the same in every call.
 
     Returns:
