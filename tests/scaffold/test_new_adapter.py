@@ -110,7 +110,7 @@ def test_it_installs_and_passes_its_own_tests_untouched(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     tests = python(folder, "-m", "pytest", "-q", "-W", "error", PYTHONPATH=str(site))
     assert tests.returncode == 0, tests.stdout
-    assert "25 passed" in tests.stdout
+    assert "26 passed" in tests.stdout
 
 
 def test_the_wheel_has_the_templates(tmp_path: Path) -> None:
