@@ -101,10 +101,8 @@ class Config:
     augmented: float = _paper_setting(
         0.0, Number(low=0), "weight c of the penalty c v^2 on a constraint's violation v, to damp oscillations"
     )
-    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the constraint's running mean")
-    adam_beta2: float = _paper_setting(
-        0.999, Number(low=0, high=1), "adam: decay rate of the constraint's running mean square"
-    )
+    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the constraint's mean")
+    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: decay rate of the constraint's mean square")
     land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
         "auto",
