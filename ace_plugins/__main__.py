@@ -3,7 +3,7 @@
 import sys
 
 if not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # the current folder, which may be anybody's clone: no module of it is imported, as by ace-patch
+    del sys.path[0]  # do not import modules of the current folder, as ace-patch does not: it may be a stranger's clone
 
 from .cli.main import main
 

@@ -38,10 +38,10 @@ def say(text: str, *, anyway: bool = False) -> None:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which could rewrite what the terminal shows, except tabs and ends of lines.
+    """Escape control characters, which could rewrite the terminal's content, except tabs and ends of lines.
 
     Args:
-        text: Text that may come from a file that somebody else wrote, such as a name in the record of a run.
+        text: Text that may come from another person's file, such as a name in the record of a run.
 
     Returns:
         The text with escapes such as ``\\x1b`` in place of these characters.

@@ -1,4 +1,4 @@
-"""How often mode auto decides wrongly, on constructed data whose truth is known.
+"""Measure how often mode auto decides wrongly, on synthetic data that are known to be symmetric or broken.
 
     python benchmarks/decisions.py --seeds 20
 

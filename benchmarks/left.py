@@ -1,12 +1,12 @@
-"""How often `symmetry_left` is right, on models trained on constructed data whose symmetry is known.
+"""Measure how often `symmetry_left` is right, with models trained on synthetic data of known symmetry.
 
     python benchmarks/left.py --seeds 10
 
-The point clouds of tests/clouds.py are symmetric under O(3), or a function is added to the target that leaves the
-rotations about a random axis (and the mirrors that contain it), one mirror in a random plane, or nothing. Clouds that
-are symmetric under E(3) get gravity and a floor, perpendicular to a random axis. C4Net turns images of squares into
-rectangles, which leaves half turns. An answer is right if it names these subgroups and no others, with an axis within 5
-degrees.
+The point clouds of tests/clouds.py are symmetric under O(3). A function added to the target reduces the symmetry to the
+rotations about a random axis (and the mirrors that contain it), to one mirror in a random plane, or to nothing. Clouds
+that are symmetric under E(3) get gravity and a floor, perpendicular to a random axis. C4Net turns images of squares
+into rectangles, which leaves half turns. An answer is right if it names these subgroups and no others, with an axis
+within 5 degrees.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ NAMES = {
 
 
 def is_right(left: SymmetryLeft, kind: str, axis: list[float]) -> bool:
-    """Return whether the answer names the subgroups that the data keep, and no others."""
+    """Return whether the answer names the subgroups under which the data are symmetric, and no others."""
     kept = left.kept
     named = len(kept) == len(NAMES[kind]) and all(map(str.startswith, [each.name for each in kept], NAMES[kind]))
     whole = (not left.subgroups) == (kind == "none")

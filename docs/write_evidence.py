@@ -5,8 +5,8 @@
 
 The second command first writes docs/evidence/NAME.json from a folder of results of ``ace-patch compare``. Each file
 holds one comparison: its ``title``, the ``truth`` about the data (symmetric or broken), the ``command``, the ``metric``
-in the table, and the ``results`` of every run and seed. A ``note`` says what the command needs besides a clone, and
-``paper`` is the ratio that the paper reports for this task, at its own length of training.
+in the table, and the ``results`` of every run and seed. A ``note`` lists requirements of the command besides a clone,
+and ``paper`` is the ratio that the paper reports for this task, at its own length of training.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def interval(values: list[float]) -> str:
 
 
 def kept(comparison: dict[str, Any]) -> str:
-    """Return how many branches each seed of mode auto keeps, such as "10, 9 of 12"."""
+    """Return the number of branches that mode auto keeps with each seed, such as "10, 9 of 12"."""
     verdicts = [result["verdicts"] for result in comparison["results"] if "verdicts" in result]
     if not verdicts:
         return ""

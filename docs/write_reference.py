@@ -10,7 +10,7 @@ import click
 
 from ace_plugins.cli.main import COMMANDS, cli
 from ace_plugins.settings.config import KINDS, PAPER_ONLY, SETTINGS
-from ace_plugins.settings.fields import Choice, Flag
+from ace_plugins.settings.fields import Choice, ChoiceOrAxis, Flag
 from ace_plugins.settings.sources import option, resolve, variable
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +79,7 @@ def _setting(name: str) -> str:
     field, kind = SETTINGS[name], KINDS[name]
     if isinstance(kind, Choice):
         values = ", ".join(f"`{choice}`" for choice in kind.choices)
+        values += ", or an axis" if isinstance(kind, ChoiceOrAxis) else ""
     else:
         values = kind.expected
     flag = f"{option(name)}`, `--no-{option(name)[2:]}" if isinstance(kind, Flag) else option(name)

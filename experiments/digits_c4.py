@@ -1,9 +1,9 @@
-"""Train a C_4-equivariant network on scikit-learn's handwritten digits, images that have an up.
+"""Train a C_4-equivariant network on scikit-learn's handwritten digits, which have an orientation.
 
     ace-patch compare c4 --metric 'test=its test error {number}' -- experiments/digits_c4.py
 
 A plain script that does not use ACE itself. ``pip install scikit-learn`` brings the data: 1,797 images of 8 x 8 pixels.
-A network that is invariant under quarter turns cannot tell a 6 that stands on its head from a 9. ``--turned`` turns
+A network that is invariant under quarter turns cannot distinguish an upside-down 6 from a 9. ``--turned`` turns
 every image by a random number of quarter turns, so that the data have the symmetry of the network.
 
 Prints the validation error (mean cross entropy) after every epoch, and the test error of the best epoch so far.

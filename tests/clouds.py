@@ -1,7 +1,7 @@
-"""A regression on point clouds whose truth is known: symmetric under rotations, or not, by as much as asked for.
+"""Synthetic regression on point clouds: symmetric under rotations, or broken with a given strength.
 
-A run takes a few seconds. The branches are MLPs that see the whole cloud, so with few samples they can learn each of
-them by heart.
+A run takes a few seconds. The branches are MLPs that read the whole cloud, so with few samples they can memorise
+them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The primal-dual loop in plain Python floats: what the torch implementation is compared with.
+"""The primal-dual loop in plain Python floats, as the reference for the torch implementation.
 
 Nothing here imports torch or the package under test. Every parameter, multiplier and slack is one Python
 float (IEEE double) with an optimizer object of its own, moved in a loop over layers; NumPy only carries the

@@ -46,7 +46,7 @@ def test_the_lowest_the_highest_and_some_between(requirement: str, known: str, p
     assert support.pick_versions(Requirement(requirement), {"a": known}) == picked.split()
 
 
-def test_versions_that_nobody_knows() -> None:
+def test_unknown_versions() -> None:
     with pytest.raises(SystemExit, match="support.json has no versions of A_b: .* --ask"):
         support.pick_versions(Requirement("A_b>=1"), {})
     with pytest.raises(SystemExit, match="no version of a>=3 is known: .* --ask"):
@@ -116,7 +116,7 @@ def test_an_adapter_that_waits_until_it_is_asked_for(with_another: dict[str, Any
     )
 
 
-def test_the_page_says_how_runs_went(with_another: dict[str, Any]) -> None:
+def test_the_page_shows_how_runs_ended(with_another: dict[str, Any]) -> None:
     def row(**about: Any) -> str:
         run = {
             "versions": {"Some_net": "1.2", "helper": "7"},

@@ -100,7 +100,7 @@ def audit(adapter: str, branches: str | None, every: bool, as_json: bool, **opti
 
 
 def _print_audit(example: ExampleAudit, *, every: bool) -> None:
-    """Print the layers down to the depth of the sites, and all layers in which the error starts; or ``every`` layer."""
+    """Print the layers down to the depth of the sites and those where the error starts; with ``every``, all layers."""
     found = example.found
     weights = f"weights of {example.checkpoint}" if example.checkpoint else "initial weights"
     branches = "with branches" if example.branches else "without branches"
@@ -118,15 +118,16 @@ def _print_audit(example: ExampleAudit, *, every: bool) -> None:
     if len(shown) < len(found.layers):
         click.echo(f"{len(found.layers) - len(shown)} deeper submodules are hidden: --all shows them")
     for name in found.uncovered:
-        unknown = f"input {name}: the adapter does not say how the group acts on it, so audit leaves it unchanged"
+        unknown = f"input {name}: the adapter defines no action on it, so audit leaves it unchanged"
         click.echo(f"{unknown}; this is correct only if {name} is invariant")
     if found.as_given:
         click.echo(f"computed in {found.precision}: {found.as_given}")
     whole = _format_error(found.error, f", in {found.precision}")
     click.echo(f"equivariance error under {found.error.group}: {whole}: {found.verdict}")
     if example.left is not None:
-        table = build_left_table([(p.name, p.error, p.low, p.high, p.verdict) for p in example.left.subgroups])
-        open_console().print(render_table(table), soft_wrap=False)
+        if tried := example.left.subgroups:
+            table = build_left_table([(p.name, p.error, p.low, p.high, p.verdict) for p in tried])
+            open_console().print(render_table(table), soft_wrap=False)
         click.echo(example.left.sentence)
     if example.averaged is not None:
         frames, mean = example.averaged

@@ -32,7 +32,7 @@ class Commands(click.Group):
         return super().parse_args(ctx, args or ([] if alone else ["--help"]))
 
     def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Return the name and the first sentence of each command, by the title of their section in the help."""
+        """Return the sections of the help by title, each with the names and first sentences of its commands."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return {"Commands": [(name, command.get_short_help_str(300)) for name, command in found if command]}
 
@@ -124,7 +124,7 @@ class SettingType(click.ParamType):  # type: ignore[type-arg]
 
 
 def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for every setting, without defaults: the preset has them."""
+    """Add an option for every setting, without a default: presets define the defaults."""
     for field in reversed(SETTINGS.values()):
         kind, name, text = KINDS[field.name], option(field.name), field.metadata["help"]
         if isinstance(kind, Flag):
@@ -137,6 +137,6 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def collect_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given, as settings."""
+    """Return the given options as settings."""
     given = {name: value for name, value in options.items() if value is not None}
     return given | {"device": "cpu"} if given.pop("cpu", False) else given

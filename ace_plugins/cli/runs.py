@@ -139,7 +139,7 @@ def compare(
 
 
 def _with_budget(runs: Mapping[str, Mapping[str, Any]], budget: int | str) -> dict[str, Mapping[str, Any]]:
-    """Add a budget to the settings of the runs with ACE that have none."""
+    """Add a budget to every run with ACE that does not set one."""
     return {name: s if s.get("mode") == "off" else {"budget": budget, **s} for name, s in runs.items()}
 
 

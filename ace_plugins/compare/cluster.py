@@ -77,7 +77,7 @@ def _connect(address: str, processors: int) -> Any:
 
 
 def pack(contents: Contents) -> tuple[bytes, dict[str, str]]:
-    """Return an archive of the code and small data, and a mapping from names of data files to link to their paths."""
+    """Return an archive of the code and small data, and the paths of the data files to link, by name."""
     links = {name: str((contents.root / name).resolve()) for name in contents.linked}
     if sum(os.stat(path).st_size for path in links.values()) <= SMALL:
         links = {}

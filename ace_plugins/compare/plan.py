@@ -177,7 +177,7 @@ class Comparison(Experiment):
         return self.points[run][1] if run in self.points else {}
 
     def describe_grid(self) -> Iterator[str]:
-        """Yield for each key of the grid what it changes."""
+        """Yield a line about each key of the grid: its values, and the option or setting that they change."""
         for key, values in self.grid.items():
             old, name = set_option(self.words, key, "")[1], find_setting(key, self.words)
             change = f"replaces {old} in the command" if old else f"--{key}=VALUE is added to the command"
@@ -229,7 +229,7 @@ class Store:
         self.folder = Path(folder or FOLDER / f"{comparison.adapter}-{_hash(dict(comparison.inputs))}").absolute()
 
     def trial_folder(self, trial: Trial) -> Path:
-        """Return the folder of a trial. Its name has a hash of all that the result depends on."""
+        """Return the folder of a trial. Its name has a hash of everything that the result depends on."""
         settings, options = self.comparison.runs[trial.run], self.comparison.options(trial.run)
         key = _hash([settings, dict(self.comparison.inputs), *sorted(options.items())])[:6]
         return self.folder / f"{re.sub(NOT_IN_NAMES, '_', trial.run)}-{key}" / f"seed-{trial.seed}"

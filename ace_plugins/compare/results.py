@@ -194,7 +194,7 @@ class Progress:
             say(f"{event.trial}: {text} ({self.summary()})", anyway=True)
 
     def _line(self, event: Event) -> str:
-        """Return the text to print about an event that is not a failure; empty if nothing is to be printed now."""
+        """Return the text to print about an event that is not a failure; empty to print nothing."""
         if event.result is not None:
             notes = "".join(f", {note}" for note in event.result.notes)
             return f"{self._value(event.result.metrics)}after {format_duration(event.result.seconds)}{notes}"
@@ -209,7 +209,7 @@ class Progress:
         return f"{self.metric} {metrics[self.metric]:.4g} " if math.isfinite(metrics.get(self.metric, math.nan)) else ""
 
     def is_hopeless(self, trial: Trial, reader: MetricReader) -> bool:
-        """Return whether a trial of the grid, half-way, is far behind the best finished point of the same run."""
+        """Return whether a half-finished trial of the grid is much worse than the best finished point of its run."""
         metric = self.comparison.metrics[0]
         best = find_best([*self.done.values()], metric).get(find_arm(trial.run))
         half = len(best.curves.get(metric.name, ())) // 2 if best else 0

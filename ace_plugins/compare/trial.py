@@ -174,7 +174,7 @@ def perform(
 
 
 def list_notes(run: SavedRun) -> Iterator[str]:
-    """Yield the limits of a run's result: strict mode did not land, or the run did not make all its steps."""
+    """Yield the caveats on a run's result: strict mode did not land, or the run did not make all its steps."""
     if run.config.lands and run.lines and run.landed_at is None:
         largest = max(map(abs, run.last("gamma")), default=0.0)
         if run.config.paced or not largest <= NEAR:  # in the paper's loop gamma stays near 0 without landing

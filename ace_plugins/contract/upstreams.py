@@ -26,7 +26,7 @@ def check_field(owner: Any, field_name: str, valid: bool, expected: str) -> None
 
 
 def check_types(owner: Any, **types: Any) -> None:
-    """Raise a ValueError unless every named field has this type, or one type of this union."""
+    """Raise a ValueError unless every named field is an instance of a type or union of types."""
     for field_name, kind in types.items():
         names = (each.__name__.removesuffix("Type") for each in get_args(kind) or [kind])
         check_field(owner, field_name, isinstance(getattr(owner, field_name), kind), " or ".join(names))
@@ -77,7 +77,7 @@ class Upstream:
     """Model classes as "module:Class". The module may define the class, or only export it."""
     checkout: Checkout | None = None
     """Layout of the clone, if users clone this upstream. In ``models``, write the path of a class's file with dots:
-    "models.net:Net" for models/net.py. Classes are matched by file, whatever name the file is imported under."""
+    "models.net:Net" for models/net.py. Classes are matched by file, not by the name under which it is imported."""
     recognises: Callable[[nn.Module], bool] | None = None
     """Returns whether a model belongs to this upstream. Called only if no adapter lists the model's class."""
     evaluating: Mapping[str, Any] = field(default_factory=dict)

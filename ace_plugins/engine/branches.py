@@ -123,7 +123,7 @@ def norm_linear(node: Node) -> nn.Module:
 
 @contextmanager
 def fork_random_stream() -> Iterator[None]:
-    """In a ``with`` block, use a random stream derived from the script's. The script's stream stays unchanged."""
+    """Use a random stream seeded from the script's inside a ``with`` block. The script's stream stays unchanged."""
     state = torch.random.get_rng_state()
     seed = int.from_bytes(hashlib.sha256(state.numpy().tobytes()).digest()[:8], "little") >> 1
     with torch.random.fork_rng(devices=[]):

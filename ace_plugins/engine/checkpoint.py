@@ -243,10 +243,10 @@ def read_checkpoint(path: Path, *, trust: bool = False) -> Any:
 
 
 def numpy_numbers() -> list[Any]:
-    """Return what ``torch.serialization.safe_globals`` must allow so that pickled NumPy numbers can be read.
+    """Return the functions and types that ``torch.serialization.safe_globals`` must allow to load NumPy numbers.
 
     Returns:
-        Functions and types that ``torch.load(..., weights_only=True)`` may call; empty if NumPy is not installed.
+        A list for ``safe_globals``, used with ``torch.load(..., weights_only=True)``; empty without NumPy.
     """
     try:
         import numpy

@@ -54,8 +54,10 @@ class Ranks:
         if wrapper is None and not self.sharded:
             return
         if wrapper is not None and wrapper._join_config.enable:
-            unequal = "torch.distributed's Join lets ranks make different numbers of steps, so gamma would differ"
-            raise StepError(f"{unequal}; give all ranks equally many batches (DistributedSampler does)")
+            unequal = (
+                "torch.distributed's Join lets ranks make different numbers of steps, so their gammas would differ"
+            )
+            raise StepError(f"{unequal}; give all ranks the same number of batches (DistributedSampler does)")
         if ace.config.may_wait(self.steps):
             self.agree(ace)
         self.steps += 1

@@ -26,7 +26,7 @@ DIVERGED_AFTER = 3  # number of steps in a row, with a non-finite gradient, afte
 
 
 class Duals(nn.Module):
-    """lambda and u of every site, and averages and counters for updates: buffers [sites], the same in all modes."""
+    """lambda and u of every site, with averages and counters for updates, as buffers of shape [sites] in all modes."""
 
     lambda_: Tensor
     u: Tensor

@@ -1,9 +1,9 @@
 """Evidence that a branch lowers the loss on samples that did not train it, and the test that decides on each site.
 
-The judges are the training samples that do not train the branches (see `holdout`). From time to time a step is a probe:
-the judges then see the model without its undecided branches, and the other samples see it with them. Let g0 be the
-gradient of the loss with respect to gamma in a probe, where the judges do not see the branch. Let g1 be the mean of
-this gradient over the steps since the previous probe, where they see it. By the trapezoidal rule
+The judges are the training samples that do not train the branches (see `holdout`). Some steps are probes: there the
+model leaves out its undecided branches for the judges, but not for the other samples. Let g0 be the gradient of the
+judges' loss with respect to gamma in a probe, without the branch. Let g1 be the mean of this gradient over the steps
+since the previous probe, with the branch. By the trapezoidal rule
 
     b = -gamma (g0 + g1) / 2
 
@@ -58,7 +58,7 @@ class Evidence(nn.Module):
     joint_probes: Tensor  # number of probes in these means
     kept: Tensor  # 1 for sites that the test has decided to keep, else 0
     settled: Tensor  # 1 for kept sites with constant statistics in batch normalisation; see `Ace.set_statistics`
-    probing: Tensor  # 1 for sites whose branch the judges do not see in the next step, else 0
+    probing: Tensor  # 1 for sites that leave out their branch for the judges in the next step, else 0
     batch_draw: Tensor  # decides whether the next batch judges or trains as a whole, if samples are unknown; a scalar
 
     SUMS = (
@@ -107,7 +107,7 @@ class Evidence(nn.Module):
         self.cycle_steps.add_(1).mul_(1 - probe)
 
     def plan(self, count: int, explores: bool, horizon: float | None, landed: Tensor) -> None:
-        """Choose if the step after ``count`` steps is a probe, and draw its batch's role if samples are unknown."""
+        """Decide whether step ``count`` + 1 is a probe. If samples are unknown, also draw the role of its batch."""
         steps = 2 if count < 2 * FIRST else 0 if horizon is None else cycle(horizon)
         probe = explores and steps > 0 and (count + 1) % steps == 0
         self.probing.copy_((1 - self.kept) * (1 - landed) if probe else torch.zeros_like(self.kept))
@@ -183,7 +183,7 @@ class Evidence(nn.Module):
             self._changes = _count_changes(self.kept)
 
     def notice_changes(self) -> None:
-        """Update ``kept_sites`` if the buffer was changed in place by others, such as AveragedModel in each update."""
+        """Update ``kept_sites`` if other code has changed the buffer in place, as AveragedModel does in each update."""
         if _count_changes(self.kept) != self._changes:
             self.read_buffers()
 

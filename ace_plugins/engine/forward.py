@@ -300,7 +300,7 @@ class TapHook(BranchHook):
 
 
 class SiteHook(BranchHook):
-    """Forward hook of a site's module: adds ``gamma * branch`` to the output that the site names."""
+    """Forward hook of a site's module: adds ``gamma * branch`` to the output that `Site.output` selects."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not self.ace.active():

@@ -228,7 +228,7 @@ class Parts:
         return self._selected[count]
 
     def rows_that_fit(self, name: str, count: int) -> Tensor:
-        """Return 1 for each of ``count`` rows that trains the branch of a site or stem, else 0, [count, 1]."""
+        """Return for each of ``count`` rows 1 if it trains the branch of a site or stem, else 0, as [count, 1]."""
         fit, _ = self.select(count)
         # A stem that several sites share is trained by rows that judge none of them.
         return fit[self.columns[name]] if name in self.columns else torch.cat(fit, 1).amin(1, keepdim=True)
@@ -245,9 +245,9 @@ def warn_of_whole_batches(ace: Ace, reason: str) -> None:
     if not ace.passes.warned:
         ace.passes.warned = True
         warnings.warn(
-            f"ACE cannot tell which rows of a batch belong to which sample ({reason}), so it holds out whole batches "
+            f"it is unknown which rows of a batch belong to which sample ({reason}), so ACE holds out whole batches "
             "to test the branches; if the script shuffles its data, a sample is held out in some epochs only, and the "
-            "verdicts are less reliable; to avoid this, the adapter must say which rows form a sample (see 'Name the "
+            "verdicts are less reliable; to avoid this, the adapter must define the samples (see 'Name the "
             "samples' in docs/adapters.md)",
             AceWarning,
             stacklevel=4,
@@ -268,5 +268,5 @@ def split(ace: Ace, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping
     else:
         rows, tensors = ace.samples.find_samples(names, args, kwargs)
         if rows is None:
-            warn_of_whole_batches(ace, f"adapter {ace.adapter!r} does not say it for these inputs")
+            warn_of_whole_batches(ace, f"adapter {ace.adapter!r} does not define it for these inputs")
     return Parts(ace, rows, None if rows is None else draw(tensors, rows.nodes))

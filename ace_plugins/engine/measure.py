@@ -87,8 +87,8 @@ def averaged(model: nn.Module, samples: int = 8, *, group: Group | None = None, 
     Args:
         model: A model that is attached or that an adapter supports. It is shared, not copied.
         samples: Number of random group elements, which is also the number of forward passes per call.
-        group: Group to draw them from, for data that keep only a subgroup: ``SO2About((0, 0, 1))`` for rotations about
-            z. Default: the group of the adapter's action.
+        group: Group to draw them from, for data with the symmetry of a subgroup only: ``SO2About((0, 0, 1))`` for
+            rotations about z. Default: the group of the adapter's action.
         seed: Seed of the group elements, the same in every call.
 
     Returns:
@@ -140,13 +140,13 @@ def symmetry_left(
     branches_on: bool | None = None,
     seed: int = 0,
 ) -> SymmetryLeft:
-    """Find which subgroup of its symmetry group a trained model has left, such as the rotations about one axis.
+    """Find the subgroup of its symmetry group that a trained model keeps, such as the rotations about one axis.
 
         left = symmetry_left(model, [(z, pos, batch) for z, pos, batch in loader])
         print(left.sentence)    # The model keeps rotations about the z-axis; it breaks the rest of E(3).
 
-    A model that was trained with branches has learned what breaks the symmetry in its data, so the answer describes the
-    data as well, as far as the model has learned them. Use batches of the test set.
+    A model keeps a subgroup if it is equivariant under it. A model that was trained with branches has learned from its
+    data what breaks the symmetry, so the result describes the data too. Use batches of the test set.
 
     Args:
         model: A trained model that is attached or that an adapter supports. It is evaluated in eval mode.
@@ -173,9 +173,7 @@ def symmetry_left(
         found = find_left(model, action, batches, seed=seed)
     if ace is None or (ace.in_eval and not ace.landed if branches_on is None else branches_on):
         return found
-    why = (
-        "it has no branches in eval mode, so it cannot show what the data keep (modes auto and resilient keep branches)"
-    )
+    why = "it has no branches in eval mode, so the result is not about the data (use mode auto or resilient)"
     return replace(found, note=why)
 
 

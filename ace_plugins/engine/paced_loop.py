@@ -12,7 +12,7 @@ So the result depends neither on the loss's scale nor on the optimizer, its lear
 so lambda exceeds the gradient of any branch after a sixth of the horizon. In strict mode gamma is measured in units of
 its initial value. It reaches 0 after 0.8 to 1 horizons, later if its branch is useful, and stays at 0. In the other
 modes DAMPING * slack is added to lambda / s, and lambda is constant while the clip limits the step of gamma, so that
-gamma comes to rest at its bound instead of oscillating about it.
+gamma settles at its bound instead of oscillating about it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def explore(duals: Duals, horizon: float | None) -> bool:
 
 @torch.no_grad()
 def land(duals: Duals, horizon: float) -> bool:
-    """Mark the sites at which gamma has stayed at 0 long enough as landed. Returns whether there are any.
+    """Mark sites as landed if their gamma has stayed at 0 long enough. Returns whether there are any.
 
     Their lambda is set to minus the mean gradient at gamma = 0, so that it balances the loss.
     """

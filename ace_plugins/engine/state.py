@@ -160,7 +160,7 @@ class Ace(nn.Module):
         return self.duals.landed
 
     def read_mode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Detect from its arguments if the model is evaluated, and report a change to the budget."""
+        """Detect from the model's arguments whether it is evaluated, and pass changes on to the budget."""
         marks = [argument.pick(args, kwargs) == value for argument, value in self.evaluating]
         evaluates = bool(marks) and all(marks)
         if evaluates != self.passes.evaluates:
@@ -281,8 +281,8 @@ class Ace(nn.Module):
     def set_statistics(self) -> None:
         """Choose the statistics that batch normalisation in branches uses in training.
 
-        A kept branch is trained as it is evaluated, with constant statistics: those of the first training batch after
-        the decision. Running averages would lag behind the weights, an error that grows along a chain of branches.
+        In training, a kept branch uses constant statistics, as in evaluation: those of the first training batch after
+        the decision. Running averages would lag behind the weights; this error grows along a chain of branches.
         """
         kept = self.needed_by(self.sites[number] for number in self.duals.evidence.kept_sites)
         settled = self.needed_by(self.sites[number] for number in self.duals.evidence.settled_sites)

@@ -153,7 +153,7 @@ class Steps:
         self.wrap_fsdp()
 
     def wrap_fsdp(self, *imported: Any) -> None:
-        """Make FSDP1 refuse models with ACE. Called again when the script imports FSDP1: an import here is slow."""
+        """Make FSDP1 refuse models with ACE. Called again when the script imports FSDP1: importing it is slow."""
         if self.undo and FSDP in sys.modules:
             self.undo.append(wrap(sys.modules[FSDP].FullyShardedDataParallel, "__init__", _refuse_fsdp))
 
@@ -276,7 +276,7 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
         if isinstance(loop, PaperLoop) and loop.changes(optimizer) and (listed := _lists_per_group(optimizer)):
             raise StepError(
                 f"{type(optimizer).__name__} has a list with a value per parameter group ({listed[0]}), so gamma "
-                "cannot have a group for itself: set gamma_weight_decay = true and gamma_lr = 1, or preset 'fit'"
+                "cannot have a separate group: set gamma_weight_decay = true and gamma_lr = 1, or preset 'fit'"
             )
         find_shards(loop.ace)
         owned = {*places, *map(id, loop.ace.freed)}
@@ -358,7 +358,7 @@ def _remove(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
 
 
 def _add_group(add: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
-    """Wrap ``Optimizer.add_param_group`` for groups with parameters that `adopt` has added to another group."""
+    """Wrap ``Optimizer.add_param_group``: `adopt` may already have added parameters of the new group to another one."""
     adopted = {id(p): p for ace in list(LIVE.aces) for ref, ps in ace.session.adopted if ref() is optimizer for p in ps}
     if adopted and isinstance(group.get("params"), Iterable) and not isinstance(group["params"], (Tensor, set)):
         given = [(part, part[1] if isinstance(part, tuple) else part) for part in group["params"]]
@@ -423,7 +423,7 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> Callable[[], None
 
 
 def _wrap_everywhere(owner: ModuleType, name: str, around: Callable[..., Any]) -> list[Callable[[], object]]:
-    """Replace calls of a function as `wrap` does, also in modules that imported it by name. Returns the undo."""
+    """Replace calls of a function as `wrap` does, also in modules that imported it by name. Return an undo function."""
     original = vars(owner)[name]
     undo = wrap(owner, name, around)
     ours = vars(owner)[name]
@@ -438,7 +438,7 @@ def _wrap_everywhere(owner: ModuleType, name: str, around: Callable[..., Any]) -
 
 
 def _clip_separately(clip: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-    """Wrap ``clip_grad_norm_`` to clip ACE's parameters on their own, so that they do not shrink upstream's step."""
+    """Wrap ``clip_grad_norm_`` to clip ACE's gradients separately, so that they do not shrink upstream's step."""
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     added = {id(p) for ace in list(LIVE.aces) for p in ace.parameters()}
     ours = [p for p in parameters if id(p) in added]

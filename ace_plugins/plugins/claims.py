@@ -31,7 +31,7 @@ def class_in(module: ModuleType | None, path: str) -> type | None:
 
 
 def is_module_of(upstream: Upstream, module: ModuleType | None, path: str) -> bool:
-    """Return whether this module is the module in one of the upstream's model paths, "module:Class"."""
+    """Return whether a module is the one in ``path``, a model path "module:Class" of the upstream."""
     if upstream.checkout is None:
         return module is not None and module.__name__ == path.partition(":")[0]
     file = getattr(getattr(module, "__spec__", None), "origin", None)

@@ -109,7 +109,7 @@ class Plugin:
 
     @property
     def patches(self) -> Upstream:
-        """The upstream of a plugin that is known to be an adapter."""
+        """The upstream of this plugin, which must be an adapter."""
         assert self.upstream is not None
         return self.upstream
 

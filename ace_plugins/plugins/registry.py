@@ -133,7 +133,7 @@ class Registry:
         return replace(record, problem=problem)
 
     def _find_problem(self, plugin: object, hooks: Mapping[str, Any]) -> str:
-        """Return what is wrong with a plugin's hooks, in one line; empty if nothing is wrong."""
+        """Return the problem of a plugin's hooks, in one line; empty without a problem."""
         if isinstance(plugin, type):
             return f"is the class {plugin.__name__}, expected a module or an object; name an instance of it"
         lazy = {hook for hook, value in hooks.items() if isinstance(value, LazyHook)}
@@ -154,7 +154,7 @@ class Registry:
 
 
 def find_installable(name: str) -> str:
-    """Return how to install an adapter of this clone of ace-plugins; empty if the clone has no such adapter."""
+    """Return advice on installing an adapter of this clone of ace-plugins; empty if the clone has no such adapter."""
     for file in Path(__file__).parents[2].glob("adapters/*/pyproject.toml"):
         if file.parent.name == name.replace("-", "_"):
             extra = "[upstream]" if "\nupstream =" in file.read_text(encoding="utf-8") else ""

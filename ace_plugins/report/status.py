@@ -42,7 +42,7 @@ class Status:
     """Number of parameters that several branches share; ``ace_parameters`` includes them."""
     sites: tuple[SiteStatus, ...]
     verdict: str = ""
-    """A sentence about the whole run that says what to do; empty if there is nothing to say."""
+    """Advice about the whole run, one sentence; empty without advice."""
     branches_in_eval: bool = False
     """True if branches stay active after ``model.eval()``, and so are part of the deployed model."""
 

@@ -20,7 +20,7 @@ from .verdicts import RunOutcome, judge_saved
 
 WIDTH = 500  # characters per line without a terminal: no name is broken, so a search finds every name
 SECONDS = 1.0  # default time between two updates of the live view
-QUIET = 60.0  # seconds without a new line of the trace after which the live view says so
+QUIET = 60.0  # after this many seconds without a new line of the trace, the live view shows a note
 
 
 def escape(text: str) -> str:

@@ -25,7 +25,7 @@ from ..settings.sources import HOME, RUNS
 
 ABOUT, LINES, LEFT = "run.json", "trace.jsonl", "left.json"
 QUANTITIES = ("gamma", "lambda", "u")  # every line of a trace has each of these, with one value per site
-MOST_LINES = 10_000  # of a trace, which then loses every second line; even, so that the last line stays
+MOST_LINES = 10_000  # a longer trace loses every second line; even, so that the last line stays
 Curve = list[tuple[int, float]]
 
 
@@ -104,8 +104,8 @@ def read_trace(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         in steps, or None if it is unknown. ``expected`` is the same, or an assumed length if it is unknown. Lines may
         also have ``loss``, ``gradient`` (of the loss at gamma, per site), ``lr`` (per parameter group), ``error``
         (equivariance error), ``test`` (mode auto), ``diverged`` (if the last gradients were not finite), ``loaded``
-        (step of an earlier checkpoint that the model has) and ``event`` (a message). The last line has ``finished``, or
-        ``interrupted`` if a signal or an error ended the run before its budget.
+        (step of the earlier checkpoint that was loaded last) and ``event`` (a message). The last line has ``finished``,
+        or ``interrupted`` if a signal or an error ended the run before its budget.
 
     Raises:
         AceError: If the folder has no trace, or the trace cannot be read.
@@ -240,7 +240,7 @@ class SavedRun:
 
     @property
     def missing(self) -> list[str]:
-        """Notes on what could not be read."""
+        """Notes on parts that could not be read."""
         notes = [f"lines of {LINES} that cannot be read and are left out: {self.skipped}"] if self.skipped else []
         if not self.lines:
             notes.append(f"{LINES} has no lines")
@@ -265,7 +265,7 @@ class SavedRun:
 
 
 def describe_progress(steps: int, budget: int | None, landed_at: int | None, *, now: bool = False) -> str:
-    """Describe how far a run is, as in ``landed at step 37, now 120 of 400 steps``."""
+    """Describe the progress of a run, as in ``landed at step 37, now 120 of 400 steps``."""
     of = f" of {budget:,}" if budget is not None and budget >= steps else ""
     made = f"{steps:,}{of} steps"
     if landed_at is None:

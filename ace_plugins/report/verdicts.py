@@ -26,7 +26,7 @@ FITS, BREAKS, UNDECIDED = "fits", "breaks", "undecided"  # outcomes of the test 
 LANDED, MOVING, KEPT = "landed", "moving", "kept"  # states of a branch in the other modes
 UNUSED, DIVERGED = "unused", "diverged"
 
-_TESTS = "(mode auto tests if the data breaks the symmetry)"
+_TESTS = "(mode auto tests whether the data break the symmetry)"
 _MEANINGS = {
     LANDED: f"gamma stays 0, and the model no longer computes the branch {_TESTS}",
     MOVING: "gamma has not landed at 0: train longer, or set a budget that matches the run",
@@ -41,7 +41,7 @@ _UNUSED_IN_AUTO = (
 
 
 def explain(verdict: str, mode: str) -> str:
-    """Explain a verdict in a sentence that says what to do. Returns "" for a verdict of another version."""
+    """Return an explanation of a verdict, with advice; "" for a verdict of another version."""
     return _UNUSED_IN_AUTO if (verdict, mode) == (UNUSED, "auto") else _MEANINGS.get(verdict, "")
 
 
@@ -71,7 +71,7 @@ class RunOutcome:
 
     mode: str
     sites: Sequence[SiteOutcome]
-    advice: str = ""  # a sentence about the whole run that says what to do; may be empty
+    advice: str = ""  # advice about the whole run, one sentence; may be empty
     exploring: bool = False  # mode auto: True if the run has not decided yet
     ended: bool = True  # False for a run that is in progress or was interrupted
 

@@ -22,7 +22,7 @@ def make_adapter(name: str, into: Path, taken: dict[str, str]) -> tuple[Path, li
     Args:
         name: Name of the adapter.
         into: Existing parent folder.
-        taken: Mapping from the names that an adapter cannot have to the reason.
+        taken: Mapping from each name that is not available to the reason.
 
     Returns:
         The folder of the package, and the paths of its files relative to that folder.

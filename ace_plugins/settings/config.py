@@ -64,7 +64,7 @@ class Config:
         "auto",
         Number(positive=True, high=1.0, auto=True),
         "paced: share of the budget after which gamma has its final value and mode auto has decided; auto: 0.75 in "
-        "mode auto, 0.25 in other modes (in strict mode at most 100 epochs)",
+        "mode auto, 0.25 in other modes (in strict mode at most 100 epochs or 1,000 steps)",
     )
     holdout: float | str = _setting(
         "auto",
@@ -75,8 +75,8 @@ class Config:
     frames: str = _setting(
         "auto",
         ChoiceOrAxis(SWITCH.choices, hint="or an axis: x, y, z or three numbers, as in '0, 0.6, 0.8'"),
-        "transform batches by random group elements; auto: in strict mode (paced) and scheduled mode; x, y, z, or "
-        "three numbers: only by rotations about this axis, for data that keep these",
+        "transform batches by random group elements; auto: in strict mode (paced) and scheduled mode; an axis (x, y, z "
+        "or three numbers): rotations about it only, for data that are symmetric under these",
     )
     dual_optimizer: str = _paper_setting(
         "sgd",
@@ -94,15 +94,15 @@ class Config:
     rho: float | str = _setting(
         "1x",
         PRICE,
-        "resilient, auto: weight of the penalty rho / 2 |u|^2; 1x: size of the loss's gradient with respect to gamma",
+        "resilient, auto: weight of the penalty rho / 2 |u|^2; '1x' is the size of the gradient of the loss at gamma",
     )
     u_init: float = _paper_setting(0.0, Number(low=0), "resilient: initial bound u of every site")
     epsilon: float = _setting(0.1, Number(positive=True), "bounded: the bound on |gamma|")
     augmented: float = _paper_setting(
         0.0, Number(low=0), "weight c of the penalty c v^2 on a constraint's violation v, to damp oscillations"
     )
-    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the mean constraint")
-    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: decay rate of the mean squared constraint")
+    adam_beta1: float = _paper_setting(0.9, Number(low=0, high=1), "adam: decay rate of the constraint's mean")
+    adam_beta2: float = _paper_setting(0.999, Number(low=0, high=1), "adam: decay rate of the constraint's mean square")
     land_at: int = _paper_setting(0, COUNT, "strict: step after which gamma stays 0; 0: never")
     spectral_norm: bool | str = _setting(
         "auto",
@@ -128,7 +128,7 @@ class Config:
         False,
         Flag(),
         "after the last step of the budget, find the subgroup that the model keeps, such as rotations about one axis, "
-        "on training batches (for the report); takes about 1,000 forward passes",
+        "for the report; takes about 1,000 forward passes on training batches",
     )
     log: str = _setting(
         NONE,
@@ -161,7 +161,7 @@ class Config:
         return self.mode == "strict" and 0 < self.land_at <= steps
 
     def may_wait(self, step: int) -> bool:
-        """Return whether this step is traced and logged. In other steps the process must not wait for the GPU."""
+        """Return whether the process may wait for the GPU in this step: only if the step is traced and logged."""
         return step == 1 or step % self.trace_every == 0
 
     def measures(self, step: int) -> bool:
@@ -214,12 +214,12 @@ class Config:
 
     @property
     def turns(self) -> bool:
-        """True if training batches are transformed by random frames, which hide a break of the group of the frames."""
+        """True if training batches are transformed by random frames, which hide breaks of the symmetry."""
         return self.paced and self.lands if self.frames == "auto" else self.frames != "off"
 
     @property
     def gamma_start(self) -> float:
-        """Initial gamma. It is small where the optimizer does not move it, so that new branches do not dominate."""
+        """Initial gamma; by default 1 if the script's optimizer updates it, else 0.1 to keep new branches small."""
         if self.mode == "scheduled":
             return 0.0
         if self.gamma_init != "auto":

@@ -38,7 +38,7 @@ class Kind:
         return self.describe() + (", or 'auto'" if self.auto else "")
 
     def problem(self, name: str, value: Any) -> str | None:
-        """Return what is wrong with a value of the setting ``name``, in one line; None if it is valid."""
+        """Return the problem of a value of the setting ``name``, in one line; None if it is valid."""
         try:
             valid = (self.auto and value == "auto") or self.accepts(value)
         except ValueError:
@@ -164,7 +164,7 @@ class BudgetKind(Kind):
         return int(text) if text.strip().isdecimal() else text
 
     def split(self, value: Any) -> tuple[int | None, int | None]:
-        """Return (steps, epochs). The one that the value does not give is None; for "auto" both are None."""
+        """Return (steps, epochs). The value gives one of them; the other is None. For "auto", both are None."""
         count, _, unit = str(value).strip().lower().partition(" ")
         if count == "auto":
             return None, None

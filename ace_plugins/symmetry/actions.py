@@ -248,7 +248,7 @@ class GroupAction:
     """One action if the output is a tensor, a sequence of actions for a tuple, a mapping from paths to actions for a
     dict or object. None instead of an action excludes that output: it is neither transformed nor compared."""
     graphs: Graphs | None = None
-    """Which rows belong to which graph of a batch. If given, random frames use one element per graph, not per batch."""
+    """Mapping from rows to the graphs of a batch. If given, random frames use one element per graph, not per batch."""
     beside: Collection[str] = ()
     """Outputs that are compared only if the model returns no other output. An example is a total energy: it is so large
     that an error of the forces would not show next to it."""
@@ -351,7 +351,7 @@ class GroupAction:
 
 
 def _find_paths(actions: Mapping[str, Action | None], values: Mapping[str, Any]) -> list[tuple[str, Action]]:
-    """Return the paths with their actions, without question marks and without optional parts that are missing."""
+    """Return the paths with their actions. Missing optional paths are left out, others lose their question marks."""
     found = []
     for pattern, action in actions.items():
         path = pattern.removesuffix("?")

@@ -36,11 +36,11 @@ Change = tuple[float | None, str]  # relative error of tensors, None if they cou
 
 
 class Features(NamedTuple):
-    """The tensors of a submodule with a known action, each as the action and a function that returns the tensor."""
+    """Known actions on tensors of a submodule, each with a function that returns the tensor from a call."""
 
-    # inputs; the function gets the args and kwargs of a call
+    # actions on inputs; the function gets the args and kwargs of a call
     reads: list[tuple[Action, Callable[[tuple[Any, ...], Mapping[str, Any]], Any]]]
-    gives: list[tuple[Action, Callable[[Any], Any]]]  # outputs; the function gets the output of a call
+    gives: list[tuple[Action, Callable[[Any], Any]]]  # actions on outputs; the function gets the output
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class LayerSymmetry:
 
     name: str  # dotted path of the submodule, with ``#2`` for its second call in a forward pass; "" is the model itself
     kind: str  # class of the submodule
-    # How the output changes: "invariant" (not at all), "turns" (all rows by one orthogonal matrix, or by the site's
+    # Change of the output: "invariant" (not at all), "turns" (all rows by one orthogonal matrix, or by the site's
     # known action), "shifts" (all rows by one vector), "changes" (in another way) or "unknown".
     behaviour: str
     before: float | None  # largest relative error of the inputs; None if they could not be compared

@@ -1,10 +1,10 @@
-"""Finds which subgroup of its symmetry group a model has left, such as the rotations about one axis.
+"""Finds the subgroup of its symmetry group that a trained model keeps, such as the rotations about one axis.
 
-A model that was trained with branches has learned what breaks the symmetry in its data. Transforming its inputs by
-elements that the data keep changes its outputs as the symmetry says; other elements change them in another way. So each
-candidate subgroup is judged by its error: the equivariance error under its elements, divided by that under the whole
-group, on the same batch. The axis with the smallest error is searched on the first batch. All candidates are then
-measured on the other batches, which gives an interval for each error.
+A model keeps a subgroup if it is equivariant under it. A model that was trained with branches has learned what breaks
+the symmetry in its data, so it keeps about the same subgroup as the data. Each candidate subgroup is judged by its
+error: the equivariance error under its elements, divided by that under the whole group, on the same batch. The axis
+with the smallest error is searched on the first batch. All candidates are then measured on the other batches, which
+gives an interval for each error.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class SymmetryLeft:
     axes: tuple[tuple[Vector, float], ...] = ()
     """Every axis of the search on the sphere, with the error of rotations about it."""
     note: str = ""
-    """Why the model says nothing about its data; empty if it has branches that were trained without random frames."""
+    """Reason why the result is not about the data; empty if it has branches that were trained without random frames."""
 
     @property
     def kept(self) -> tuple[SubgroupError, ...]:
@@ -90,7 +90,7 @@ class SymmetryLeft:
         if not self.subgroups:
             return f"The model keeps all of {self.group}{f'; {self.note}' if self.note else ''}."
         doubtful = [each.name for each in self.subgroups if each.verdict == "cannot tell"]
-        unsure = f" It cannot be told whether the model keeps {_join(doubtful)}." if doubtful else ""
+        unsure = f" It is unclear whether the model keeps {_join(doubtful)}." if doubtful else ""
         if not self.kept:
             return f"The model keeps no subgroup of {self.group} that was tried.{unsure}"
         return (
@@ -151,7 +151,7 @@ class _Measurement:
     def judge(self, name: str, draw: Draw, axis: Sequence[float] = (), unit: Sequence[float] = ()) -> bool:
         """Measure a candidate on all batches but the first, and list it. Returns whether it is kept.
 
-        ``unit`` is the squared error by batch to divide by. Default: that under rotations and reflections.
+        ``unit`` has the squared errors to divide by, one per batch. Default: those under rotations and reflections.
         """
         units = [max(size, 1e-300) for size in unit or self.turns]
         squares = [self.mean(draw(), batch) / units[batch] for batch in range(1, len(self.calls))]

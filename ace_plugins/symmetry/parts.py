@@ -105,7 +105,9 @@ class Argument:
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         value = args[self.index] if 0 <= self.index < len(args) else kwargs.get(self.name, self.default)
         if value is inspect.Parameter.empty:
-            raise AdapterError(f"argument {self.name!r} was not given")
+            raise AdapterError(
+                f"argument {self.name!r} was not given to the forward pass of {self.module or 'the model'}"
+            )
         for attribute in self.attributes:
             value = get_part(value, attribute, f"argument {self.name!r}")
         return value

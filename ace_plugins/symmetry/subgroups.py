@@ -14,7 +14,7 @@ from ..errors import AdapterError
 from .groups import Rigid, Rigids, make_tensor
 
 AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
-NEAR = 5.0  # largest angle in degrees between an axis and x, y or z that gets the name of the latter
+NEAR = 5.0  # an axis at most this many degrees from x, y or z gets the name x, y or z
 
 
 @dataclass(frozen=True)

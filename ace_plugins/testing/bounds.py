@@ -40,7 +40,7 @@ def theorem_2(gammas: Sequence[float], B: float, M: float, norm: float) -> float
     """Return the bound on the equivariance error ||rho_Y(g) f(x) - f(rho_X(g) x)||, with ``norm`` = ||x||.
 
     The group must not change the norm of features, which is true for rotations and reflections. The paper multiplies
-    the bound by B once more, as a bound on the norm of the group's action. That is not a bound if B < 1.
+    by B once more, to bound the norm of the group's action. The product is not a bound if B < 1.
     """
     total = 0.0
     for k, gamma in enumerate(gammas):
@@ -84,11 +84,11 @@ class Bounds:
 def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> Bounds:
     """Compute the paper's bounds for an attached model with its branches on, and measure what they bound.
 
-    M is the largest of two kinds of measured lower bounds. For layer k = 0, ..., L - 1, the first is the (L - k)-th
-    root of a_k. Here a_k is the norm of the change of the model's output due to the layer's branch, divided by the norm
-    of what the branch adds. The second is the growth of the branches' inputs per layer, without the factors
-    1 + |gamma|. With this M, ``measured_1`` exceeds ``theorem_1`` at most by rounding. The true M may be larger, so
-    ``theorem_2`` is only an estimate. Everything after the last site counts as one more layer, with gamma = 0.
+    M is the largest of these measured values, two for each layer k = 0, ..., L - 1. The first is the (L - k)-th root of
+    a_k: the norm of the change that the layer's branch causes in the model's output, divided by the norm of what the
+    branch adds. The second is the mean growth per layer of the branches' inputs, without the factors 1 + |gamma|. With
+    this M, ``measured_1`` exceeds ``theorem_1`` at most by rounding. The true M may be larger, so ``theorem_2`` is only
+    an estimate. Everything after the last site counts as one more layer, with gamma = 0.
 
     Args:
         model: An attached model. A copy is evaluated, in float64 and eval mode where possible.

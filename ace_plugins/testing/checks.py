@@ -64,7 +64,7 @@ def check_importing_is_light(kit: Kit) -> None:
 
 
 def check_hooks_answer(kit: Kit) -> None:
-    """Optional hooks return what the contract says, and presets contain valid settings."""
+    """Optional hooks return valid results, and presets contain valid settings."""
     for hook in ("ace_demo", "ace_datasets", "ace_shims"):
         if kit.plugin.has(hook):
             kit.plugin.call(hook)
@@ -112,7 +112,7 @@ def check_sites_are_named_for_people(kit: Kit) -> None:
 
 
 def check_sites_fit_the_forward(kit: Kit) -> None:
-    """Every site's module is called in the forward pass, with the inputs, outputs and shapes that the site names."""
+    """Every site's module is called in the forward pass, with the inputs, outputs and shapes that the site declares."""
     model = kit.attached()
     seen = kit.site_outputs(model.train(), model.ace.sites)  # raises an error if inputs, outputs or shapes do not fit
     for site in model.ace.sites:

@@ -101,7 +101,7 @@ class Kit:
         return title if self.root is None or checkout is None else f"{title} {read_layout(self.root, checkout)}"
 
     def attached(self, *, gamma: float | None = None, **config: Any) -> Any:
-        """Return a fresh model to which ACE is attached with these settings, with its gammas set if given."""
+        """Return a fresh model with ACE attached, with these settings and, if given, this gamma at all sites."""
         plain = self.plain()
         torch.manual_seed(self.seed)
         model: Any = attach(plain, self.plugin.name, **{**PLAIN, **config})

@@ -151,7 +151,7 @@ def judged(plain: list[float], ours: list[float], floor: float = 0.0) -> list[tu
         ([1.0, 1.0], [0.1, float("nan")], "diverged"),
     ],
 )
-def test_the_demo_says_what_the_numbers_say(plain: list[float], ours: list[float], words: str) -> None:
+def test_the_demo_agrees_with_the_numbers(plain: list[float], ours: list[float], words: str) -> None:
     (told,) = command.conclude({"rectangle": judged(plain, ours, floor=0.5)}, epochs=6)
     assert words in told
     assert "gets below 0.5000" in told
@@ -170,7 +170,7 @@ def test_the_table_fits_a_terminal() -> None:
     assert "0.0100–0.0100" in text
 
 
-def test_mistakes_are_told_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_reported_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"x\.txt.*\.png"):
         check_picture(Path("x.txt"))
     with pytest.raises(ConfigError, match="folder"):
@@ -188,6 +188,6 @@ def test_help_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def test_attaching_says_nothing_of_unbounded_branches(recwarn: pytest.WarningsRecorder) -> None:
+def test_attaching_does_not_warn_of_unbounded_branches(recwarn: pytest.WarningsRecorder) -> None:
     attach(C4Net(), mode="resilient", trace=False, tell=False)
     assert not list(recwarn)

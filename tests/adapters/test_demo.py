@@ -182,7 +182,7 @@ def test_the_axis_that_is_left_is_found() -> None:
         (1.0, float("nan"), "undecided", ("a run diverged",)),
     ],
 )
-def test_the_conclusion_says_what_the_numbers_say(field: float, test: float, verdict: str, words: tuple[str]) -> None:
+def test_the_conclusion_agrees_with_the_numbers(field: float, test: float, verdict: str, words: tuple[str]) -> None:
     told, caution = command.conclude({field: [make_result(field, 0.8), make_result(field, test, verdict)]})
     assert all(word in told for word in words)
     assert "one seed" in caution
@@ -206,14 +206,14 @@ def test_short_runs_are_not_compared(few: dict[str, int]) -> None:
         (["--picture", "no/such/place/demo.png"], "folder"),
     ],
 )
-def test_mistakes_are_told_before_training(arguments: list[str], message: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported_before_training(arguments: list[str], message: str, tmp_path: Path) -> None:
     result = run(*arguments, folder=tmp_path)
     assert isinstance(result.exception, ConfigError)
     with pytest.raises(ConfigError, match=message):
         raise result.exception
 
 
-def test_what_is_missing_is_told_with_the_extra_that_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported_with_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"matplotlib.*adapters/schnet\[demo\]"):
         check_picture(Path("x.png"), qm9.INSTALL)

@@ -340,7 +340,7 @@ class Untold(nn.Module):
         return out
 
 
-def test_a_model_that_does_not_tell_its_irreps_is_told_how() -> None:
+def test_a_model_that_without_irreps_gets_advice() -> None:
     told = r"Untold: .*irreps_out.*model.ace_action = GroupAction"
     with pytest.warns(AceWarning, match=f"random frames.*{told}"):
         model = attach(Untold(), mode="strict", **SILENT)
@@ -369,7 +369,7 @@ def test_a_model_may_carry_its_action() -> None:
         equivariance_error(model, torch.randn(5, 8))
 
 
-def test_forwards_without_names_are_told_how() -> None:
+def test_forwards_without_names_get_advice() -> None:
     model = nn.Sequential(o3.Linear("1o", "1o"))
     model.irreps_out = "1o"
     model.forward = lambda *args: args[0]  # type: ignore[method-assign,assignment]

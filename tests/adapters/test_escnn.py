@@ -68,7 +68,7 @@ def test_the_hosts_action_is_escnns_own(make: Any, name: str) -> None:
         assert any(torch.allclose(matrix, drawn) for drawn in sampled), "the host's group has this element"
 
 
-def test_a_group_that_moves_no_pixels_is_told() -> None:
+def test_a_group_that_moves_no_pixels_is_reported() -> None:
     model = Network(gspaces.rot2dOnR2(3))
     with pytest.warns(ace_plugins.AceWarning, match="random frames.*pixels"):
         ace_plugins.attach(model, trace=False, tell=False)
@@ -167,7 +167,7 @@ def test_strict_lands_and_leaves_plain_escnn() -> None:
     assert list(ace_plugins.project(model).state_dict()) == keys
 
 
-def test_bounded_branches_are_told_as_bounded(recwarn: pytest.WarningsRecorder) -> None:
+def test_bounded_branches_are_reported_as_bounded(recwarn: pytest.WarningsRecorder) -> None:
     ace_plugins.attach(layers(gspaces.rot2dOnR2(4)), mode="resilient", trace=False, tell=False)
     assert not [warning for warning in recwarn if issubclass(warning.category, ace_plugins.AceWarning)]
 

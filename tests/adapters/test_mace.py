@@ -245,7 +245,7 @@ def test_the_end_of_training_takes_ace_off_unless_branches_are_deployed(capsys: 
         assert ("ACE is removed" in capsys.readouterr().err) is not stays
 
 
-def test_what_the_command_line_says(tmp_path: Path) -> None:
+def test_reading_the_command_line(tmp_path: Path) -> None:
     command = "/somewhere/bin/mace_run_train"
     config = tmp_path / "run.yaml"
     config.write_text("name: a\nmax_num_epochs: 30  # few\nlr: 0.01\n")

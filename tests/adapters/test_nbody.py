@@ -268,7 +268,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path)
         ({"suffix": "../small"}, "suffix '../small'"),
     ],
 )
-def test_bad_settings_are_told_before_anything_is_written(tmp_path: Path, bad: dict[str, Any], told: str) -> None:
+def test_bad_settings_are_reported_before_anything_is_written(tmp_path: Path, bad: dict[str, Any], told: str) -> None:
     with pytest.raises(AceError, match=told):
         nbody.generate(tmp_path / "new", **{**SHORT, **bad})
     assert list(tmp_path.iterdir()) == []
@@ -368,7 +368,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(nbody.nbody, list(arguments))
 
 
-def test_the_command_writes_the_data_set_and_says_so(tmp_path: Path) -> None:
+def test_the_command_writes_the_data_set_and_reports_it(tmp_path: Path) -> None:
     out = tmp_path / "data"
     result = run("--out", str(out), "--train", "3", "--valid", "2", "--test", "1", "--seed", "7", "--suffix", "tiny")
     assert result.exception is None

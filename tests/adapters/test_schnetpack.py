@@ -164,7 +164,7 @@ def test_dipoles_and_polarizabilities_turn_about_the_origin() -> None:
     assert equivariance_error(model, (data(),), branches_on=True).relative > 1e-4
 
 
-def test_outputs_that_nobody_told_about_are_trained_on_without_random_frames() -> None:
+def test_outputs_without_a_known_action_are_trained_on_without_random_frames() -> None:
     model = field_schnet("electric_field", "forces", "hessian")
     with pytest.warns(AceWarning, match="hessian"):
         attach(model, **QUIET)
@@ -183,7 +183,7 @@ def test_stress_changes_sign_with_the_volume() -> None:
     torch.testing.assert_close(Stress()(element, here), there, rtol=1e-9, atol=1e-12)
 
 
-def test_each_structure_of_a_batch_has_a_frame_of_its_own() -> None:
+def test_each_structure_of_a_batch_has_a_separate_frame() -> None:
     model, atoms = relaxed(), data()
     action = group_action(model)
     frame = action.sample_frame(torch.Generator().manual_seed(0), ["inputs"], (atoms,), {})
@@ -337,7 +337,7 @@ def test_the_scheduler_of_upstream_takes_verbose() -> None:
 # What spktrain says.
 
 
-def test_what_the_command_line_says() -> None:
+def test_reading_the_command_line() -> None:
     told = {
         ("/bin/spktrain", "trainer.max_epochs=7", "+seed=1"): (7, "spktrain trainer.max_epochs"),
         ("spktrain", "trainer.max_epochs=7", "++trainer.max_epochs=9"): (9, "spktrain trainer.max_epochs"),

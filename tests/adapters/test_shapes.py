@@ -322,7 +322,7 @@ def features(points: Array, normals: Array) -> Array:
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.85])
-def test_classes_can_be_told_apart_in_any_pose(tmp_path: Path, drop: float) -> None:
+def test_classes_can_be_distinguished_in_any_pose(tmp_path: Path, drop: float) -> None:
     every = len(solids.FAMILIES)
     shapes.generate(tmp_path, classes=every, train=20, test=10, points=512, drop=drop, noise=0.01)
     turn, _ = np.linalg.qr(generator(9).standard_normal((3, 3)))
@@ -355,7 +355,7 @@ def test_classes_can_be_told_apart_in_any_pose(tmp_path: Path, drop: float) -> N
         ({"seed": 2**32}, "seed 4294967296: expected 0 to"),
     ],
 )
-def test_bad_settings_are_told_before_anything_is_written(tmp_path: Path, bad: dict[str, Any], told: str) -> None:
+def test_bad_settings_are_reported_before_anything_is_written(tmp_path: Path, bad: dict[str, Any], told: str) -> None:
     out = tmp_path / "new" / "data"
     with pytest.raises(AceError) as caught:
         shapes.generate(out, **{**SMALL, **bad})
@@ -428,7 +428,7 @@ def test_its_own_folder_with_something_added_is_left_alone(tmp_path: Path, added
 
 
 @pytest.mark.parametrize("record", ["", "[]", "{}", '{"classes": ["../other"], "train": 1, "test": 1}'])
-def test_a_record_that_says_nothing_owns_nothing(tmp_path: Path, record: str) -> None:
+def test_an_empty_record_owns_nothing(tmp_path: Path, record: str) -> None:
     out = tmp_path / "data"
     shapes.generate(out, **SMALL)
     (tmp_path / "other").mkdir()
@@ -500,7 +500,7 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(shapes.shapes, list(arguments))
 
 
-def test_the_command_writes_the_data_set_and_says_so(tmp_path: Path) -> None:
+def test_the_command_writes_the_data_set_and_reports_it(tmp_path: Path) -> None:
     out = tmp_path / "data"
     sizes = ["--classes", "2", "--train", "3", "--test", "1", "--points", "100"]
     result = run("--out", str(out), *sizes, "--drop", "0.75", "--seed", "7", "--noise", "0.1")
@@ -510,7 +510,7 @@ def test_the_command_writes_the_data_set_and_says_so(tmp_path: Path) -> None:
     assert contents(out) == contents(tmp_path / "same")
 
 
-def test_too_few_points_for_upstreams_graphs_are_told(tmp_path: Path) -> None:
+def test_too_few_points_for_upstreams_graphs_are_reported(tmp_path: Path) -> None:
     options = ["--classes", "1", "--train", "1", "--test", "1", "--points", "100"]
     result = run("--out", str(tmp_path), *options, "--drop", "0.85", "--drop-split", "both")
     assert result.exception is None

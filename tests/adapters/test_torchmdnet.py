@@ -269,7 +269,7 @@ def test_periodic_systems_train_without_random_frames() -> None:
 # What torchmd-train says.
 
 
-def test_what_the_command_line_says(tmp_path: Path) -> None:
+def test_reading_the_command_line(tmp_path: Path) -> None:
     command = "/somewhere/bin/torchmd-train"
     config, silent = tmp_path / "run.yaml", tmp_path / "silent.yaml"
     config.write_text("model: tensornet\nnum_epochs: 30  # few\nlr: 0.01\n")

@@ -257,7 +257,7 @@ def test_types_and_devices_are_those_asked_for() -> None:
         ),
     ],
 )
-def test_mistakes_are_told_in_one_line(wrong: Any, argument: str, found: str) -> None:
+def test_mistakes_are_reported_in_one_line(wrong: Any, argument: str, found: str) -> None:
     with pytest.raises(TransformError) as caught:
         wrong()
     assert argument in str(caught.value)

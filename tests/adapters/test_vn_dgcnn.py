@@ -408,7 +408,9 @@ def test_without_being_asked_upstream_wants_its_gpu(mini: Path) -> None:
     assert asked.returncode == 0, asked.stderr
 
 
-def test_a_gpu_that_is_left_alone_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gpu_that_is_left_alone_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from ace_vn_dgcnn.shims import without_gpu
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

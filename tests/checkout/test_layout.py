@@ -43,7 +43,7 @@ def test_a_source_may_hold_more_than_its_stub() -> None:
     assert told(STUB.replace("\n", "\n    "), SOURCE) == [], "a stub may be indented like the code around it"
 
 
-def test_every_difference_is_told_in_the_order_of_the_stub() -> None:
+def test_every_difference_is_reported_in_the_order_of_the_stub() -> None:
     source = SOURCE.replace("nn.Module", "Base[int]").replace("self, x,", "self, y,").replace("gpu, model", "model")
     assert told(STUB, source) == [
         "class Net: expected (Module), found (Mixin, Base)",

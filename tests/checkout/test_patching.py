@@ -280,7 +280,7 @@ def test_links_that_lead_out_are_never_followed(root: Path, tmp_path: Path) -> N
 # Status
 
 
-def test_status_tells_whose_it_is_and_how(clone: Path, patched: tuple[Path, Result]) -> None:
+def test_status_shows_adapter_and_state(clone: Path, patched: tuple[Path, Result]) -> None:
     told = call("status", clone)
     assert told.exit_code == 0
     assert "main.py: not patched" in told.output
@@ -304,7 +304,7 @@ def test_status_of_what_was_edited(root: Path) -> None:
     assert "problem: ace.toml: missing, so patched scripts stop; 'ace-patch segnn' writes it again" in told.output
 
 
-def test_status_tells_of_the_environment(patched: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_shows_the_environment(patched: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACE_MODE", "off")
     assert "ACE_MODE=off in this shell overrides ace.toml" in call("status", patched[0]).output
     monkeypatch.setenv("ACE_RHO", "much")
@@ -351,7 +351,7 @@ def test_another_layout_is_refused_difference_by_difference(root: Path) -> None:
         ('preset = "papr"', "ace.toml line 2: unknown preset 'papr'"),
     ],
 )
-def test_bad_settings_are_told_with_their_line(root: Path, line: str, expected: str) -> None:
+def test_bad_settings_are_reported_with_their_line(root: Path, line: str, expected: str) -> None:
     (root / "ace.toml").write_text(f'adapter = "segnn"\n{line}\n')
     before = files(root)
     assert expected in refused("segnn", root)

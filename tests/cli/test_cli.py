@@ -102,7 +102,7 @@ def test_run_trains_an_unmodified_script(folder: Path, call: Any) -> None:
     SchNet(16, 16, 2, 10).load_state_dict(torch.load(folder / "plain.pt"), strict=True)
 
 
-def test_what_is_warned_of_is_told_once_in_a_line(call: Any, tmp_path: Path) -> None:
+def test_each_warning_is_printed_once_in_a_line(call: Any, tmp_path: Path) -> None:
     pytest.importorskip("ace_segnn")
     done = call("segnn", str(miniature("segnn", tmp_path / "clones")), "--loop", "fitted")
     assert done.returncode == 0
@@ -177,7 +177,7 @@ def test_the_scripts_own_options_are_its_own(folder: Path, call: Any, monkeypatc
         assert became[-1][-4:] == ["-m", "json.tool", "--mode", "x"]
 
 
-def test_run_says_when_nothing_came_of_it(folder: Path) -> None:
+def test_run_reports_if_nothing_was_trained(folder: Path) -> None:
     (folder / "idle.py").write_text("from torch_geometric.nn import SchNet\nmodel = SchNet(16, 16, 2, 10)\n")
     done = ace(folder, "run", "schnet", "--", "idle.py")
     assert "ace: attached to SchNet, but there was no training step: expected optimizer.step()" in done.stderr

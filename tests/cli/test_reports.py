@@ -124,7 +124,7 @@ def test_text_and_json_write_no_file(here: Path) -> None:
         (["watch", "nowhere"], "no runs in nowhere"),
     ],
 )
-def test_mistakes_are_told_in_one_line(here: Path, words: list[str], told: str) -> None:
+def test_mistakes_are_reported_in_one_line(here: Path, words: list[str], told: str) -> None:
     done = call(*words)
     assert done.exit_code == 2
     assert told in done.stderr

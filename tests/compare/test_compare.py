@@ -228,7 +228,7 @@ def test_a_result_that_is_not_finite_is_null_in_json(project: Path) -> None:
     assert told["differences"][0]["mean"] is None
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_is_reported_and_the_others_go_on(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAILS", "strict")
     told = answer("--runs", "off,strict", "--seeds", "2", code=1)
     assert [run["run"] for run in told["runs"]] == ["off"]
@@ -394,7 +394,7 @@ def test_killed_and_called_again_it_ends_in_the_same_table(
     assert values[0] == values[1]
 
 
-def test_one_run_killed_is_told_and_the_others_go_on(project: Path) -> None:
+def test_one_run_killed_is_reported_and_the_others_go_on(project: Path) -> None:
     (project / "train.py").write_text(
         SCRIPT.replace(
             "if mode == os.environ", "os.kill(os.getpid(), 9) if mode == 'strict' else None\n    if mode == os.environ"

@@ -69,7 +69,7 @@ def test_a_folder_that_is_broken_is_refused_in_one_line(tmp_path: Path) -> None:
             read_comparison(tmp_path)
 
 
-def test_a_comparison_without_results_says_so(tmp_path: Path) -> None:
+def test_a_comparison_without_results_is_reported(tmp_path: Path) -> None:
     comparison = Comparison("egno", ("m.py",), {"off": {}}, (1,), (Metric("test", ""),))
     Store(comparison, tmp_path).describe(threads=1)
     assert Trial("off", 1) not in Store(comparison, tmp_path).load()

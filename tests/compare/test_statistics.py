@@ -74,7 +74,7 @@ def test_without_the_first_run_there_is_nothing_to_compare_with() -> None:
 
 
 @pytest.mark.parametrize("pair", [(1.0, math.nan), (0.0, 1.0), (1.0, 0.0), (1.0, -1.0), (1.0, math.inf)])
-def test_results_without_a_ratio_are_told(pair: tuple[float, float]) -> None:
+def test_results_without_a_ratio_are_reported(pair: tuple[float, float]) -> None:
     (sentence,) = told(off=[pair[0], 1.0], strict=[pair[1], 0.5])
     expected = "strict: no conclusion, because the results of 1 of 2 seeds are not finite numbers above 0"
     assert sentence == expected
@@ -151,7 +151,7 @@ def test_time_is_a_ratio_of_gaps_between_evaluations() -> None:
     assert (off.equivariance_error, strict.equivariance_error) == (None, 0.25)
 
 
-def test_changes_are_told_as_the_metric_shows_them() -> None:
+def test_changes_have_the_sign_of_the_metric() -> None:
     (sentence,) = told(Metric("test", "(x)", higher=True), off=[0.5, 0.5, 0.5], strict=[0.55, 0.49, 0.52])
     assert sentence == (
         "strict and off cannot be told apart: mean change +3.9 % (95 % interval −10 % to +20 %; better in 2 of 3 seeds)"

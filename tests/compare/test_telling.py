@@ -79,7 +79,7 @@ def test_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str], mo
     ]
 
 
-def test_the_table_has_what_was_measured_and_what_the_paper_says(
+def test_the_table_has_what_was_measured_and_the_results_of_the_paper(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")

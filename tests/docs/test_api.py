@@ -109,7 +109,7 @@ def test_a_public_function_documents_arguments_result_and_exceptions(name: str, 
     assert not left, f"{name} does not document {', '.join(left)}"
 
 
-def test_every_public_class_has_a_docstring_of_its_own() -> None:
+def test_every_public_class_has_a_docstring() -> None:
     classes = [(home, name, getattr(module, name)) for home, (module, _) in PAGES.items() for name in module.__all__]
     found = [
         f"{home}.{name}" for home, name, value in classes if inspect.isclass(value) and not vars(value).get("__doc__")

@@ -22,7 +22,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_block_does_what_the_page_says(page: Path, made: dict[str, str], tmp_path: Path) -> None:
+def test_every_block_works_as_the_page_describes(page: Path, made: dict[str, str], tmp_path: Path) -> None:
     for module in needs(page) or ():
         pytest.importorskip(module, reason=f"needs {module}")
     folder = tmp_path / "reader"

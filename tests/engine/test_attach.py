@@ -21,7 +21,7 @@ from ace_plugins.plugins.registry import registry
 from ace_plugins.testing import AdapterCheckError, check_adapter
 
 
-def test_branch_reads_and_adds_where_the_site_says() -> None:
+def test_branch_reads_and_adds_where_the_site_declares() -> None:
     """Two outputs of one layer, a chain fed from a submodule's input, a stem fed from the model's own, and one that
     every layer goes through with its own input."""
     torch.manual_seed(1)
@@ -97,7 +97,7 @@ class Choosy(Layered):
         raise TypeError("only layers")
 
 
-def test_a_container_with_a_way_of_its_own_to_add_modules() -> None:
+def test_a_container_with_another_way_to_add_modules() -> None:
     assert "ace" in attach(Choosy(), trace=False, tell=False)._modules
 
 
@@ -110,7 +110,7 @@ def test_forward_that_raises_leaves_no_forward_open() -> None:
     assert forwards.OPEN.stack == []
 
 
-def test_submodule_called_alone_says_why_it_cannot() -> None:
+def test_submodule_called_alone_explains_the_error() -> None:
     model = attach(Layered())
     with pytest.raises(AceError, match="'stem' reads the model's own input.*activation checkpointing"):
         model.layers[0](torch.randn(4, 8))
@@ -158,7 +158,7 @@ def test_replaced_submodules_get_their_branch_too() -> None:
         model(x)
 
 
-def test_a_copied_layer_brings_no_branch_of_its_own() -> None:
+def test_a_copied_layer_brings_no_branch() -> None:
     model = attach(VectorMaps())
     x = torch.randn(5, 3, 4)
     model(x)

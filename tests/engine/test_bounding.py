@@ -198,7 +198,7 @@ def test_copies_and_pickles_in_the_middle_of_it() -> None:
         assert torch.equal(twin(x), model(x)), "bit for bit, not a better bounded one"
 
 
-def test_a_copy_of_weights_that_were_set_knows_that() -> None:
+def test_a_copy_of_weights_that_were_set_keeps_the_mark() -> None:
     (m,) = find_bounded(branch(4, 4))
     settle([m])
     nn.init.normal_(m.weight, std=7.0)

@@ -39,7 +39,7 @@ def epochs_of(made: Budget, steps: int, *, every_step: bool = False, evaluates: 
     return made
 
 
-def test_steps_are_as_the_user_says() -> None:
+def test_steps_given_by_the_user() -> None:
     made = budget(600)
     assert made.horizon(0) == 150
     assert str(made) == "600 steps (the setting budget)"
@@ -284,7 +284,7 @@ def test_only_the_trainer_of_the_model_counts(monkeypatch: pytest.MonkeyPatch) -
     assert train(model, lambda o: StepLR(o, 30), 2).total == 5000
 
 
-def test_a_run_that_goes_on_waits_for_its_scheduler_to_tell() -> None:
+def test_a_run_that_goes_on_waits_for_its_scheduler() -> None:
     resumed = trained(lambda o: StepLR(o, 30), 2, after=after_steps(3))
     assert (resumed.begun, resumed.is_settled(5), resumed.is_settled(8)) == (3, False, True)
 
@@ -295,7 +295,7 @@ def after_steps(count: int) -> dict[str, Any]:
     return model.state_dict()
 
 
-def test_lightning_knows_the_steps_of_an_epoch_which_it_begins_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_gives_the_steps_of_an_epoch_without_calls_of_train(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = of_lightning(monkeypatch, "pytorch_lightning")
     lengths = {"estimated_stepping_batches": 10**6, "num_training_batches": 45, "accumulate_grad_batches": 2}
     model, endless = attach(Layered(), **FIT, budget="10 epochs"), attach(Layered(), **FIT)
@@ -319,6 +319,6 @@ def test_lightning_knows_the_steps_of_an_epoch_which_it_begins_without_a_word(mo
         ([], None),
     ],
 )
-def test_what_a_command_line_says(argv: list[str], expected: Any) -> None:
+def test_epochs_of_a_command_line(argv: list[str], expected: Any) -> None:
     found = Script.with_option(argv, ["main.py", "sub/train.py"], "--epochs", default=50)
     assert (found and (found.epochs, found.source)) == expected

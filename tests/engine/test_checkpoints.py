@@ -107,7 +107,7 @@ def test_wrapped_attached_model_loads_with_and_without_ace() -> None:
     assert_same(inner.state_dict(), {**state, **plain})
 
 
-def test_export_says_what_it_leaves_out() -> None:
+def test_export_lists_what_it_leaves_out() -> None:
     with pytest.warns(AceWarning, match=r"export removes branches with \|gamma\| up to 1"):
         export(trained().state_dict())
     model = trained()
@@ -161,7 +161,7 @@ def test_parts_of_checkpoints_load_when_not_strict() -> None:
     assert model.ace.gamma.tolist() == [0, 0, 0]
 
 
-def test_resilient_says_that_eval_is_another_function() -> None:
+def test_resilient_warns_that_eval_is_another_function() -> None:
     with pytest.warns(AceWarning, match=r"model.eval\(\) differs"):
         trained(mode="resilient").load_state_dict(Layered().state_dict())
 
@@ -198,7 +198,7 @@ def test_export_keeps_the_kind_of_container_and_finds_lists() -> None:
     Layered().load_state_dict(kept["models"][0])
 
 
-def test_export_tells_of_optimizers_and_nan() -> None:
+def test_export_reports_optimizers_and_nan() -> None:
     model = trained(trace=False)
     optimizer = torch.optim.Adam(model.parameters())
     with torch.no_grad():

@@ -99,7 +99,7 @@ def test_a_whole_graph(mode: str) -> None:
 
 
 @pytest.mark.parametrize(("setting", "word"), [({"frames": "on"}, "frames"), ({"error_every": 5}, "error_every")])
-def test_what_breaks_a_whole_graph_is_told_in_one_line(setting: Any, word: str) -> None:
+def test_breaks_of_a_whole_graph_are_reported_in_one_line(setting: Any, word: str) -> None:
     model = attach(Layered().double(), "chained", **{**FIT, **setting}, budget=40)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with pytest.raises(Exception, match=f"fullgraph=True: set {word} = .*") as refused:

@@ -147,7 +147,7 @@ class Flagged(nn.Module):
         return out
 
 
-def test_a_forward_that_is_told_whether_it_trains() -> None:
+def test_a_forward_with_an_argument_for_training() -> None:
     x = torch.randn(5, 3)
     told = {"training": False, "force": True}
     action = ace.GroupAction(ace.O3, {"x": ace.Vectors()}, ace.Invariant())

@@ -106,7 +106,7 @@ def test_equals_the_reference_for_all_settings(
 @pytest.mark.parametrize(
     "make", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad, torch.optim.NAdam]
 )
-def test_gamma_steps_as_in_a_group_of_its_own(make: Any) -> None:
+def test_gamma_steps_as_in_a_separate_group(make: Any) -> None:
     """gamma_lr and weight decay: the same as a script that gave gamma its own group, for any optimizer."""
     one = built(PROBLEM, {"gamma_lr": 3.0, "dual_lr": 0.01})
     two = built(PROBLEM, {"dual_lr": 0.01})

@@ -163,7 +163,7 @@ def test_the_limit_is_about_recent_probes_and_begins_again_at_a_decision() -> No
     assert evidence.summarise()["limit"][1] == pytest.approx(0.002 / 1.002, rel=0.05)
 
 
-def test_the_limit_covers_the_true_benefit_as_often_as_it_says() -> None:
+def test_the_limit_covers_the_true_benefit_as_often_as_stated() -> None:
     runs, true = 2000, 0.01
     generator = torch.Generator().manual_seed(5)
     drawn = true + 0.05 * torch.randn(60, runs, generator=generator, dtype=torch.float64)

@@ -139,7 +139,7 @@ def test_a_run_that_stays_so_is_called_diverged(config: Any) -> None:
 
 
 @pytest.mark.parametrize("config", [FIT, AUTO])
-def test_good_steps_tell_nothing(config: Any) -> None:
+def test_good_steps_print_nothing(config: Any) -> None:
     model = model_of_gamma(**config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     with warnings.catch_warnings():

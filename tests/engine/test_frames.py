@@ -165,7 +165,7 @@ def test_modes_that_deploy_branches_have_frames_only_when_asked_and_adapters_wit
     assert attach(model, **{**ON, "frames": "auto"}).ace.action is None
 
 
-def test_an_adapter_that_cannot_tell_the_action_of_a_model_costs_its_frames_alone(
+def test_an_adapter_without_the_action_of_a_model_costs_its_frames_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def ask(error: Exception, **settings: Any) -> Any:

@@ -169,7 +169,7 @@ def test_draws_are_uniform_and_depend_on_every_bit() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(0, 2**30))
-def test_edges_tell_which_nodes_are_one_sample(sizes: list[int], seed: int) -> None:
+def test_edges_define_the_samples(sizes: list[int], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     edges, begin = [], 0
     for size in sizes:

@@ -57,7 +57,7 @@ def test_a_forward_without_gradients_is_recomputed_without_frame(loss: Loss) -> 
     assert torch.allclose(gradients(model, loss, True), gradients(plain, loss), rtol=1e-12)
 
 
-def test_forwards_with_and_without_frame_in_one_step_are_refused_if_they_cannot_be_told_apart() -> None:
+def test_forwards_with_and_without_frame_in_one_step_are_refused_if_their_frames_are_unknown() -> None:
     model = attach(VectorMaps().double(), **FRAMES, frames="on")
     plain = model(X.detach()).sum()
     with pytest.raises(StepError, match="cannot tell which random frame"):

@@ -75,7 +75,7 @@ def test_a_checkpoint_of_other_branches_is_refused() -> None:
         made(**{**settings, "mode": "bounded"}, budget=300).load_state_dict(state)
 
 
-def test_training_from_a_landed_checkpoint_says_so_once() -> None:
+def test_training_from_a_landed_checkpoint_warns_once() -> None:
     state = trained(300, **FIT, budget=300).state_dict()
     model = made(**FIT, budget=300)
     model.load_state_dict(state)

@@ -144,7 +144,7 @@ def test_settings_of_the_dual_loop_are_refused() -> None:
         attach(Layered(), mode="scheduled", dual_lr=0.1)
 
 
-def test_a_schedule_asks_nothing_of_the_data_and_says_when_it_was_cut() -> None:
+def test_a_schedule_ignores_the_data_and_reports_when_it_was_cut() -> None:
     config = attach(Layered(), **BY_SCHEDULE).ace.config
     found = judge(config, ["a"], {"step": 60, "gamma": [0.6], "lambda": [0.0], "u": [0.0], "expected": 200})
     assert [site.verdict for site in found.sites] == ["moving"]

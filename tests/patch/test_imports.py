@@ -113,7 +113,7 @@ def test_a_package_is_met_by_its_file(folder: Path) -> None:
     assert met == ["pack.sub"], "pack itself has no file"
 
 
-def test_several_are_told_in_their_order_and_one_may_watch_more(folder: Path) -> None:
+def test_several_are_called_in_order_and_one_may_watch_more(folder: Path) -> None:
     told = []
 
     def first(module: ModuleType) -> None:
@@ -460,7 +460,7 @@ def test_two_upstreams_may_miss_the_same_module(folder: Path, tmp_path: Path, st
     assert scopes[0]["scatter_lib"].who == "mine"
 
 
-def test_it_is_told_what_nobody_found(
+def test_it_gets_the_names_of_missing_modules(
     folder: Path, tmp_path: Path, stand_ins: StandIns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []

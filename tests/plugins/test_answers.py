@@ -73,7 +73,7 @@ def asked(hook: str, answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("hook", sorted(EXPECTED))
-def test_garbage_is_told_by_plugin_hook_expected_and_found(hook: str) -> None:
+def test_garbage_is_reported_with_plugin_hook_expected_and_found(hook: str) -> None:
     for answer in GARBAGE:
         if answer is None and hook in OPTIONAL:
             assert asked(hook, answer) is None
@@ -157,7 +157,7 @@ def test_no_hook_ends_the_process(error: BaseException) -> None:
         (lambda: Example(Layered), "Example: model: expected a torch.nn.Module, found <class 'toy.Layered'>"),
     ],
 )
-def test_fields_are_told_where_they_are_written(make: Callable[[], Any], told: str) -> None:
+def test_fields_are_checked_where_they_are_written(make: Callable[[], Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         make()
 

@@ -179,7 +179,7 @@ def test_observers_are_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         registry.adapter("watcher")
 
 
-def test_observers_are_told_in_the_order_they_ask_for() -> None:
+def test_observers_are_called_in_their_requested_order() -> None:
     told: list[str] = []
 
     def observer(name: str, **options: bool) -> object:
@@ -317,7 +317,7 @@ def test_help_and_list_do_not_import_torch(everything_broken: Path) -> None:
         subprocess.run([sys.executable, "-c", code, *arguments], env=env, check=True, capture_output=True, timeout=60)
 
 
-def test_presets_that_are_none_are_told() -> None:
+def test_presets_that_are_none_are_reported() -> None:
     class Odd(ADAPTERS["layered"]):  # type: ignore[misc]
         @hookimpl
         def ace_preset(self) -> Any:

@@ -62,7 +62,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def test_each_broken_one_is_told_by_name_and_reason_while_the_others_work(site: Path) -> None:
+def test_each_broken_one_is_reported_by_name_and_reason_while_the_others_work(site: Path) -> None:
     done = ace(site, "list", "--json", PYTHONPATH=str(site))
     assert done.returncode == 0, done.stderr
     found: dict[tuple[str, str], Any] = {(each["name"], each["distribution"]): each for each in json.loads(done.stdout)}

@@ -69,7 +69,7 @@ def test_a_benefit_that_rounds_to_0_has_no_sign() -> None:
     assert [row[2] for row in build_site_table(RunOutcome("auto", found)).rows] == ["0.0 %", "0.0 %", "−0.4 %"]
 
 
-def test_symmetric_data_leave_plain_upstream_and_the_page_says_how_much_is_possible(tmp_path: Path) -> None:
+def test_symmetric_data_leave_plain_upstream_and_the_page_shows_the_limit(tmp_path: Path) -> None:
     run, told = trained(tmp_path, 0.0)
     assert told["landed"]
     assert {site["verdict"] for site in told["sites"]} <= {"fits", "undecided"}

@@ -58,7 +58,7 @@ def test_a_strict_run_lands_and_claims_nothing_about_the_data(field: float) -> N
     for frames in ("off", "auto"):
         ended = trained(400, field, budget=400, frames=frames)
         assert (ended.words, ended.whole, ended.landed) == ({"landed"}, "", True)
-    assert "mode auto tests if the data breaks the symmetry" in explain("landed", "strict")
+    assert "mode auto tests whether the data break the symmetry" in explain("landed", "strict")
 
 
 def test_a_resilient_run_lowers_the_loss_where_the_symmetry_is_broken() -> None:

@@ -116,7 +116,7 @@ def test_of_processes_that_train_together_one_logs(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_a_forked_process_has_a_log_of_its_own_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
+def test_a_forked_process_has_a_separate_log_and_a_killed_one_loses_nothing(tmp_path: Path) -> None:
     """In a forked process the thread that writes its parent's log is not there."""
     needs("tensorboard")
     code = (
@@ -175,7 +175,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_wandb_gets_a_run_of_its_own(tmp_path: Path, wandb: Any) -> None:
+def test_wandb_gets_a_new_run(tmp_path: Path, wandb: Any) -> None:
     model = attach(Layered(), log="wandb", trace_every=4, error_every=6)
     train(model, 5)
     own = wandb.run
@@ -274,7 +274,7 @@ def tracked(tmp_path: Path, script: str) -> tuple[list[dict[str, Any]], subproce
     return found, done
 
 
-def test_trackio_gets_a_run_of_its_own(tmp_path: Path) -> None:
+def test_trackio_gets_a_new_run(tmp_path: Path) -> None:
     found, done = tracked(tmp_path, "none")
     assert done.stdout == "the script\n", "trackio tells of itself elsewhere"
     assert [(row["step"], row["ace/step"]) for row in found] == [(step, step) for step in (1, 4, 6, 8)]
@@ -294,7 +294,7 @@ def test_the_scripts_own_run_of_trackio_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("log", LOGGERS)
-def test_a_logger_that_is_not_installed_is_told_before_training(
+def test_a_logger_that_is_not_installed_is_reported_before_training(
     log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder of its name is none: wandb makes one."""
@@ -351,7 +351,7 @@ class Failing:
         ("close", ["open", "log 1", "log 2", "log 3", "close"]),
     ],
 )
-def test_a_logger_that_fails_is_told_once_and_costs_no_training(
+def test_a_logger_that_fails_is_reported_once_and_costs_no_training(
     where: str, calls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing = Failing(where)

@@ -317,7 +317,7 @@ def test_observers_wait_for_no_heavy_library() -> None:
     assert done.stdout.split() == []
 
 
-def test_maps_tell_signs_apart_and_show_what_is_not_finite() -> None:
+def test_maps_distinguish_signs_and_show_what_is_not_finite() -> None:
     nan = float("nan")
     drawn = draw_heat_map("t", ["a", "b", "c"], [1, 2, 3], [[1.0, 1.0, 1.0], [-1.0, -1.0, -1.0], [0.0, nan, 0.0]])
     for shade in ("p8", "n8", "z", "x"):

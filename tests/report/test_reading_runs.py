@@ -46,7 +46,7 @@ def test_a_killed_run_with_a_line_half_written(tmp_path: Path) -> None:
     assert "after step 200" in ended
 
 
-def test_garbage_in_the_middle_is_left_out_and_told(tmp_path: Path) -> None:
+def test_garbage_in_the_middle_is_left_out_and_reported(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", lines=20)
     path = folder / "trace.jsonl"
     before = path.read_bytes().splitlines(keepends=True)
@@ -79,7 +79,7 @@ def test_a_setting_that_is_newer_than_the_run_has_its_default(tmp_path: Path) ->
     assert read_run(write_run(tmp_path / "a", config={"mode": "strict"})).config == Config(mode="strict")
 
 
-def test_values_that_are_not_finite_are_told_and_judged(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_reported_and_judged(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", sites=2, lines=30)
     told = lines(folder)
     for line in told[20:]:
@@ -100,7 +100,7 @@ def test_lines_without_lambda_cannot_be_read(tmp_path: Path) -> None:
     assert "left out: 5" in run.missing[0]
 
 
-def test_an_empty_folder_of_a_run_says_so(tmp_path: Path) -> None:
+def test_an_empty_folder_of_a_run_is_reported(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     (folder / "trace.jsonl").write_text("")
     assert read_run(folder).missing == ["trace.jsonl has no lines"]
@@ -115,7 +115,7 @@ def test_a_run_that_has_not_ended_gets_no_advice(tmp_path: Path) -> None:
     assert found.advice == ""
 
 
-def test_a_real_run_is_read_as_it_was_told(tmp_path: Path) -> None:
+def test_a_real_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     import torch
     from toy import Layered
 

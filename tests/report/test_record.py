@@ -85,7 +85,7 @@ def test_status_has_the_verdicts_of_the_table() -> None:
     assert status(attach(Layered())).sites[0].verdict == ""
 
 
-def test_a_strict_run_that_did_not_converge_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_strict_run_that_did_not_converge_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     record = RECORDER.get_record(trained(15))
     told = record.to_dict()
     assert told["verdict"].startswith("|gamma| is still up to 0.9")
@@ -214,7 +214,7 @@ def test_a_site_without_a_gradient_is_unused_in_every_mode(settings: dict[str, A
     assert [site.verdict for site in judge_saved(read_run(record.folder)).sites][2] == "unused", "also of a killed run"
 
 
-def test_land_at_that_was_not_reached_is_told() -> None:
+def test_land_at_that_was_not_reached_is_reported() -> None:
     told = RECORDER.get_record(trained(14, land_at=100)).to_dict()
     assert told["verdict"].endswith("land_at = 100 was not reached in 14 steps")
 
@@ -231,7 +231,7 @@ def test_a_record_outlives_its_model_and_holds_no_model() -> None:
     assert record not in RECORDER.records.values()
 
 
-def test_a_projected_model_begins_a_record_of_its_own_when_attached_again() -> None:
+def test_a_projected_model_begins_a_new_record_when_attached_again() -> None:
     model = trained(2)
     first = RECORDER.get_record(model)
     project(model)
@@ -241,13 +241,13 @@ def test_a_projected_model_begins_a_record_of_its_own_when_attached_again() -> N
 
 
 @pytest.mark.parametrize(("mode", "slack"), [("strict", 0.0), ("resilient", 0.3), ("bounded", 0.1)])
-def test_slack_starts_where_it_is_told(mode: str, slack: float) -> None:
+def test_slack_starts_at_its_setting(mode: str, slack: float) -> None:
     config = Config(mode=mode, u_init=0.3, epsilon=0.1)
     duals = Duals(2, config, dtype=torch.float64, device=torch.device("cpu"))
     assert duals.bound.tolist() == [slack, slack]
 
 
-def test_attach_tells_what_the_command_tells_and_can_be_silenced(
+def test_attach_prints_what_the_command_prints_and_can_be_silenced(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ANNOUNCER, "silent", False)

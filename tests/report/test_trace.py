@@ -170,7 +170,7 @@ def test_a_frozen_gamma_keeps_no_batch() -> None:
         (Free(torch.ones(2), 1), "free", (torch.ones(4, 1),), "Free cannot be measured: "),
     ],
 )
-def test_an_error_that_cannot_be_measured_is_told_once(
+def test_an_error_that_cannot_be_measured_is_reported_once(
     tmp_path: Path, model: Any, adapter: str, args: Any, reason: str
 ) -> None:
     """A batch that cannot be copied, and an adapter that knows no group."""
@@ -348,7 +348,7 @@ def test_the_trace_never_runs_backwards() -> None:
     assert (last["step"], last["finished"], last["event"]) == (8, True, "a checkpoint of step 3 was loaded")
 
 
-def test_what_a_record_says_of_its_run() -> None:
+def test_contents_of_a_record() -> None:
     torch.manual_seed(123)
     model = attach(Layered())
     train(model, 1)

@@ -14,7 +14,7 @@ from ace_plugins.report.page import describe_run
 from ace_plugins.report.trace import read_run
 
 
-def test_what_is_told_and_where(clone: Clone) -> None:
+def test_messages_and_their_streams(clone: Clone) -> None:
     done = clone.python("train.py")
     assert trained(done)[0] == WITH_ACE, "stdout is the script's"
     banner = (
@@ -42,7 +42,7 @@ def test_settings_come_from_the_file_and_the_environment_goes_before_it(clone: C
     assert off.stderr == f"ace: loop 'fitted' is now called 'paced'; use the new name\n{told}"
 
 
-def test_tell_is_heeded(clone: Clone) -> None:
+def test_the_setting_tell(clone: Clone) -> None:
     quiet = clone.python("train.py", ACE_TELL="false")
     assert quiet.stderr == ""
     assert clone.run("--no-tell", "--", "train.py").stderr == ""
@@ -72,7 +72,7 @@ def test_the_marked_line_needs_no_torch(clone: Clone) -> None:
     assert (done.stdout, done.stderr) == ("['packaging', 'pluggy']\n", "")
 
 
-def test_another_import_hook_before_ours_is_told(clone: Clone) -> None:
+def test_another_import_hook_before_ours_is_reported(clone: Clone) -> None:
     hook = (
         "import sys\nfrom importlib.machinery import PathFinder\nclass Hook:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -110,7 +110,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("method", "target"), [("spawn", "build_and_train"), ("fork", "train, args=(Net(),)")])
-def test_processes_of_the_script_train_with_its_settings_and_tell_once(clone: Clone, method: str, target: str) -> None:
+def test_processes_of_the_script_train_with_its_settings_and_print_once(clone: Clone, method: str, target: str) -> None:
     edit = "    open('ace.toml', 'w').write('mode = broken')\n    torch.manual"
     clone.write(TRAIN + START.replace("    torch.manual", edit).format(method=method, target=target))
     clone.settings.write_text('adapter = "toy_net"\nmode = "resilient"\n')
@@ -125,7 +125,7 @@ def test_processes_of_the_script_train_with_its_settings_and_tell_once(clone: Cl
     assert not [each for each in temporary.iterdir() if each.name.startswith("ace-")]
 
 
-def test_a_script_that_a_script_starts_is_a_run_of_its_own(clone: Clone) -> None:
+def test_a_script_that_a_script_starts_is_a_separate_run(clone: Clone) -> None:
     again = (
         "if __name__ == '__main__' and len(sys.argv) == 1:\n    import os, subprocess\n    Net()\n"
         "    environment = {**os.environ, 'ACE_MODE': 'resilient'}\n"
@@ -138,7 +138,7 @@ def test_a_script_that_a_script_starts_is_a_run_of_its_own(clone: Clone) -> None
     assert "unknown variable" not in done.stderr
 
 
-def test_data_loader_workers_tell_nothing(clone: Clone) -> None:
+def test_data_loader_workers_print_nothing(clone: Clone) -> None:
     loader = "DataLoader(TensorDataset(torch.zeros(4, 4)), num_workers=1, multiprocessing_context={!r})"
     clone.write(
         TRAIN + "from torch.utils.data import DataLoader, TensorDataset\nif __name__ == '__main__':\n"

@@ -217,7 +217,7 @@ def test_the_users_own_sitecustomize_has_its_turn(clone: Clone, tmp_path: Path) 
     assert (done.stdout, done.stderr) == (f"True {own}\n", "")
 
 
-def test_a_sitecustomize_that_fails_is_told_as_python_tells_it(clone: Clone, tmp_path: Path) -> None:
+def test_a_sitecustomize_that_fails_is_reported_as_by_python(clone: Clone, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import missing_thing")
     plain = clone.python("-c", "print('went on')", PYTHONPATH=str(tmp_path))
     done = clone.python("-c", "print('went on')", PYTHONPATH=f"{STARTUP}:{tmp_path}")
@@ -242,7 +242,7 @@ def test_a_variable_that_ace_patch_did_not_write_is_ignored(clone: Clone) -> Non
 # The command trains.
 
 
-def test_run_of_a_marked_script_goes_by_the_command(clone: Clone) -> None:
+def test_run_of_a_marked_script_uses_the_settings_of_the_command(clone: Clone) -> None:
     clone.settings.write_text('adapter = "toy_net"\nmode = "resilient"\nrho = 2.5\n')
     done = clone.run("--mode", "strict", "--json", "--", "train.py")
     assert done.returncode == 0, done.stderr
@@ -255,7 +255,7 @@ def test_run_of_a_marked_script_goes_by_the_command(clone: Clone) -> None:
     assert about["config"]["rho"] == 2.5, "what the command does not set is as the checkout's file has it"
 
 
-def test_a_script_outside_of_the_checkout_and_of_many_workers_one_tells(clone: Clone, tmp_path: Path) -> None:
+def test_a_script_outside_of_the_checkout_and_one_of_many_workers_prints(clone: Clone, tmp_path: Path) -> None:
     script = tmp_path / "mine.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(clone.root)!r})\n{TRAIN}{MAIN}")
     done = clone.run("--json", "--", str(script), RANK="1")
@@ -301,7 +301,7 @@ def test_a_program_on_the_path(clone: Clone, tmp_path: Path) -> None:
     assert not list((tmp_path / "tmp").glob("ace-*"))
 
 
-def test_an_error_before_any_model_was_built_says_so(clone: Clone) -> None:
+def test_an_error_before_any_model_was_built_is_reported(clone: Clone) -> None:
     """As under the adapter of another upstream."""
     clone.write("raise ImportError('its own')", marked=False)
     done = clone.run("--", "train.py")
@@ -318,7 +318,7 @@ def test_json_of_a_script_that_builds_no_model(clone: Clone) -> None:
     assert json.loads(told) == {"adapter": "toy_net", "models_attached": 0, "spawned": False, "runs": []}
 
 
-def test_a_process_that_only_loads_a_model_tells_nothing_of_its_training(clone: Clone) -> None:
+def test_a_process_that_only_loads_a_model_prints_nothing_about_training(clone: Clone) -> None:
     """Commands that package a trained model print no second verdict."""
     clone.write(TRAIN + "torch.save(build_and_train().state_dict(), 'trained.pt')\n", marked=False)
     assert "ACE auto" in clone.run("--", "train.py").stderr
@@ -332,7 +332,7 @@ def test_a_process_that_only_loads_a_model_tells_nothing_of_its_training(clone: 
     assert "no training step" not in done.stderr
 
 
-def test_a_second_model_that_the_best_checkpoint_is_loaded_into_has_no_table_of_its_own(clone: Clone) -> None:
+def test_a_second_model_that_the_best_checkpoint_is_loaded_into_has_no_separate_table(clone: Clone) -> None:
     """Lightning scripts load the best checkpoint into a second model for testing; only the trained one has a table."""
     clone.write(
         TRAIN + "trained = build_and_train(); best = Net(); best.load_state_dict(trained.state_dict())\n", marked=False

@@ -262,5 +262,5 @@ def test_join_is_refused(tmp_path: Path) -> None:
     one, two = both(uneven, tmp_path)
     assert one == two
     assert "Join lets ranks make different numbers of steps" in one
-    assert "equally many batches" in one
+    assert "the same number of batches" in one
     assert "\n" not in one

@@ -41,7 +41,7 @@ def test_it_is_a_whole_package(tmp_path: Path) -> None:
     assert 'my_net = "ace_my_net.plugin"' in text
 
 
-def test_it_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_prints_the_next_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     told = call("mynet")
     assert told.exit_code == 0
@@ -110,7 +110,7 @@ def test_it_installs_and_passes_its_own_tests_untouched(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     tests = python(folder, "-m", "pytest", "-q", "-W", "error", PYTHONPATH=str(site))
     assert tests.returncode == 0, tests.stdout
-    assert "25 passed" in tests.stdout
+    assert "26 passed" in tests.stdout
 
 
 def test_the_wheel_has_the_templates(tmp_path: Path) -> None:

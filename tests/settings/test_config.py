@@ -61,7 +61,7 @@ def test_what_is_wrong_with_a_value(kind: Any, value: Any, problem: str) -> None
     assert kind.problem("x", value) == problem
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_reported_at_once() -> None:
     with pytest.raises(ConfigError, match=r"^unknown mode 'hard': .*; rho -1.0: .* above 0, or") as caught:
         Config(mode="hard", rho=-1.0)
     assert isinstance(caught.value, ValueError)
@@ -159,7 +159,7 @@ def test_what_is_deployed() -> None:
     assert not Config(mode="resilient", eval_branches="off").branches_in_eval
 
 
-def test_what_settings_cost_is_told() -> None:
+def test_consequences_of_settings_are_reported() -> None:
     (told,) = Config(mode="resilient").cautions
     assert told.startswith("mode 'resilient' without spectral_norm")
     assert told.endswith("set spectral_norm = true")

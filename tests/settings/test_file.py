@@ -44,7 +44,7 @@ def uncommented(text: str) -> dict[str, Any]:
 
 @drawn
 @given(SETTINGS)
-def test_a_new_file_says_what_was_set_and_shows_every_default(chosen: dict[str, Any]) -> None:
+def test_a_new_file_shows_what_was_set_and_shows_every_default(chosen: dict[str, Any]) -> None:
     file = new(chosen)
     assert parsed(file.text) == file
     assert (file.adapter, file.settings, is_as_written(file.text)) == ("net", chosen, True)
@@ -58,7 +58,7 @@ def test_a_new_file_says_what_was_set_and_shows_every_default(chosen: dict[str, 
         assert f"# {field.metadata['help']}\n" in file.text
 
 
-def test_the_head_says_how_to_use_it() -> None:
+def test_the_head_explains_the_file() -> None:
     text = new({}, {}).text
     assert "Written by 'ace-patch net'" in text
     assert "ACE_MODE=resilient python main.py" in text
@@ -105,7 +105,7 @@ def test_line_endings_of_an_editor_are_no_edit() -> None:
     assert not is_as_written("")
 
 
-def test_whose_file_it_is() -> None:
+def test_files_of_other_programs() -> None:
     assert is_ours(new({}).text)
     assert is_ours('adapter="net"\nbroken = \n')
     assert not is_ours("x = 1\n")
@@ -131,7 +131,7 @@ def test_whose_file_it_is() -> None:
         ("rho = " + "1" * 5000, "ace.toml.*: not valid TOML: "),
     ],
 )
-def test_mistakes_are_told_with_their_line(text: str, problem: str) -> None:
+def test_mistakes_are_reported_with_their_line(text: str, problem: str) -> None:
     for ending in ("\n", "\r\n"):
         with pytest.raises(ConfigError) as caught:
             resolve(PRESETS, file=parsed(f'adapter = "net"\n{text}'.replace("\n", ending)))

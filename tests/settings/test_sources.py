@@ -168,7 +168,7 @@ def test_what_is_empty_is_not_set() -> None:
         ("ACE_QUITE", "ACE_QUIET"),
     ],
 )
-def test_a_near_miss_is_told(name: str, meant: str) -> None:
+def test_a_near_miss_is_reported(name: str, meant: str) -> None:
     notice = f"unknown variable {name!r} (did you mean {meant!r}?): it is ignored"
     assert (read_environment({name: "strict"}), find_misspelt({name: "strict"})) == ({}, [notice])
 

@@ -304,7 +304,7 @@ def test_irreps_agree_with_e3nn() -> None:
         torch.testing.assert_close(Irreps(harmonics)(g, before), after, rtol=1e-9, atol=1e-8)
 
 
-def test_without_e3nn_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_e3nn_the_error_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "e3nn", None)
     action = Irreps("1o")  # making one is fine
     with pytest.raises(AdapterError, match=r"e3nn is not installed; pip install e3nn"):

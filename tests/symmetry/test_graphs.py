@@ -110,7 +110,7 @@ def test_a_batch_in_a_frame_per_graph() -> None:
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_edges_may_be_told_by_one_of_their_ends(end: int) -> None:
+def test_edges_may_be_given_by_one_of_their_ends(end: int) -> None:
     """As SchNetPack has them, whose ends are two vectors."""
     graph = batch()
     graph.ends = graph.edge_index[end]
@@ -139,7 +139,7 @@ def test_several_rows_for_each_graph() -> None:
     ("graph", "why"),
     [(batch(batch=None), "no batch vector"), ({"pos": torch.zeros(2, 3), "edge_vec": None}, "a dict without one")],
 )
-def test_one_element_where_the_batch_does_not_tell(graph: Any, why: str) -> None:
+def test_one_element_without_a_batch_vector(graph: Any, why: str) -> None:
     assert isinstance(ACTION.sample_frame(torch.Generator(), ["graph"], (graph,), {}), Rigid), why
 
 
@@ -164,7 +164,7 @@ def test_a_dense_batch_has_a_graph_in_every_row() -> None:
     assert not torch.allclose(*cross, atol=0.1), "each has been turned on its own"
 
 
-def test_rows_that_are_neither_nodes_nor_graphs_are_told() -> None:
+def test_rows_that_are_neither_nodes_nor_graphs_are_reported() -> None:
     action = GroupAction(E3, {"graph.edge_vec": Vectors()}, outputs=Invariant(), graphs=Graphs("graph.batch"))
     graph = batch(edge_vec=torch.zeros(9, 3))
     frame = action.sample_frame(torch.Generator(), ["graph"], (graph,), {})

@@ -67,7 +67,7 @@ def test_groups_pickle_and_elements_compare_by_identity(group: Group) -> None:
 
 
 @pytest.mark.parametrize("group", EUCLIDEAN, ids=lambda g: g.name)
-def test_a_group_has_what_its_name_says_and_no_more(group: Any) -> None:
+def test_a_group_has_exactly_its_elements(group: Any) -> None:
     gen = generator(1)
     sampled = [group.sample(gen) for _ in range(40)]
     assert group.name in ("O(3)", "SO(3)", "E(3)", "SE(3)", "O(2)", "SO(2)", "E(2)", "SE(2)")

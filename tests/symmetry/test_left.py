@@ -138,7 +138,7 @@ def test_too_few_samples_give_no_answer() -> None:
 
     left = find(noisy, batches=4)
     assert "cannot tell" in {each.verdict for each in left.subgroups}
-    assert "It cannot be told whether the model keeps" in left.sentence
+    assert "It is unclear whether the model keeps" in left.sentence
 
 
 IMAGES = [torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(n), dtype=torch.float64) for n in range(5)]

@@ -361,7 +361,7 @@ def test_wrong_forces_and_wrong_stress_are_found() -> None:
         assert measure(Molecule(), molecule_action(**wrong), pos).relative > 0.1
 
 
-def test_an_object_with_a_clone_of_its_own_gets_no_gradients() -> None:
+def test_an_object_with_another_clone_method_gets_no_gradients() -> None:
     def backward(x: Any) -> Tensor:
         torch.autograd.backward(x.pos.requires_grad_().sum())
         return x.pos.detach()  # type: ignore[no-any-return]

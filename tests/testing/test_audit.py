@@ -220,7 +220,7 @@ def test_what_keeps_every_length_and_no_angle_is_found() -> None:
     assert names(audit(Steps(Mix(), Alternating(), Gate()), vectors(), VECTORS)) == ["layers.1"]
 
 
-def test_actions_that_an_adapter_tells_find_what_no_gram_matrix_shows() -> None:
+def test_declared_actions_find_what_no_gram_matrix_shows() -> None:
     class Reordered(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[:, [1, 2, 0]]
@@ -271,7 +271,7 @@ def test_rounding_that_is_left_of_what_cancels_is_not_blamed() -> None:
     assert names(found) == ["mix.map"]
 
 
-def test_what_is_not_finite_is_told_and_not_judged() -> None:
+def test_values_that_are_not_finite_are_reported_and_not_judged() -> None:
     class Poles(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x / 0
@@ -307,7 +307,7 @@ def test_several_layers_are_blamed_where_the_later_error_is_much_larger() -> Non
     assert names(audit(Steps(slight, Gate(), Numbered()), vectors(), VECTORS)) == ["layers.0.map"]
 
 
-def test_the_calls_of_a_layer_that_is_used_twice_are_told_apart() -> None:
+def test_the_calls_of_a_layer_that_is_used_twice_are_listed_separately() -> None:
     mix = Mix()
     found = audit(Steps(mix, Bend(), mix), vectors(), VECTORS)
     assert [layer.name for layer in found.layers] == [

@@ -50,7 +50,7 @@ def test_nothing_is_named_on_data_that_keep_nothing() -> None:
     assert not symmetry_left(run.model, batches(run)).kept
 
 
-def test_a_model_without_branches_keeps_everything_and_says_nothing_about_the_data() -> None:
+def test_a_model_without_branches_keeps_everything_and_has_a_note_on_the_data() -> None:
     run, _ = train("axis", mode="strict", steps=60)
     plain = symmetry_left(run.model, batches(run))
     assert plain.sentence.startswith("The model keeps all of O(3); it has no branches in eval mode")

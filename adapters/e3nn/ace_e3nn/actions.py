@@ -69,7 +69,7 @@ def group_action(model: nn.Module) -> ace.GroupAction:
 
 @dataclass(frozen=True)
 class NamedInputs(ace.GroupAction):
-    """An action that finds the samples of a batch by the input, or entry of an input, with the name ``batch``."""
+    """An action that finds the samples of a batch by the input ``batch``, or the entry ``batch`` of a dict or graph."""
 
     def find_samples(self, names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Return the graph of every node and the inputs per node; without ``batch``, what a GroupAction returns."""

@@ -60,7 +60,9 @@ class Fields(ace.Action):
         off = (self.turns - element.matrix).abs().amax((1, 2))
         place = int(off.argmin())
         if float(off[place]) > NEAR:
-            raise ace.AdapterError(f"escnn: expected one of {len(off)} elements, found {element.matrix.tolist()}")
+            raise ace.AdapterError(
+                f"escnn: expected one of the group's {len(off)} elements, found {element.matrix.tolist()}"
+            )
         matrix = self.matrices[place].to(x.dtype).to(x.device)
         if x.shape[1] != len(matrix):
             raise ace.AdapterError(f"escnn: expected {len(matrix)} channels, found shape {list(x.shape)}")

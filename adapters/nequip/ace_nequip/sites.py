@@ -21,7 +21,7 @@ def find_sites(model: Any) -> list[ace.Node]:
     """Return the sites of a model. A compiled model is an error."""
     if getattr(model, "is_compile_graph_model", False):
         raise ace_plugins.AceError(
-            "model with compile_mode 'compile': it is traced once with its branches, so they could not be switched off "
+            "compile_mode 'compile': NequIP would trace the branches into the model, and ACE could not remove them "
             "later; set compile_mode: eager in the config (for nequip-package build add --mode ace)"
         )
     found: list[ace.Node] = []

@@ -33,7 +33,7 @@ class TensorFeatures(ace.Tensors):
 
 @dataclass(frozen=True)
 class Box(ace.Action):
-    """The action on the box of a periodic system, which always raises an AdapterError: it is not supported."""
+    """The action on the box of a periodic system: always raises an AdapterError, because boxes cannot be rotated."""
 
     def act(self, element: Any, x: Tensor) -> Tensor:
         raise ace.AdapterError(PERIODIC)

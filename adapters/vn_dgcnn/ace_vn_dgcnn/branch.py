@@ -77,7 +77,7 @@ class VectorLinear(nn.Linear):
         return self.weight
 
     def bounded(self) -> SNVectorLinear:
-        """Return the same map with spectral norm 1."""
+        """Return this map, divided by its spectral norm."""
         return SNVectorLinear(self)
 
     def restore(self, output: Tensor) -> Tensor:

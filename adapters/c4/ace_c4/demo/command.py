@@ -1,7 +1,7 @@
 """The command ``ace-patch demo c4``: turn a square into a square, a rectangle and a shape without symmetry.
 
 A C_4-equivariant network can only learn the first. Under ACE in resilient mode it learns all three, and its gammas stay
-away from 0 only where the data breaks the symmetry.
+away from 0 only where the data break the symmetry.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def make_table(results: Mapping[str, Sequence[tuple[Result, Result]]]) -> Table:
 
 
 def conclude(results: Mapping[str, Sequence[tuple[Result, Result]]], epochs: int) -> list[str]:
-    """Return what the numbers show, one paragraph per target."""
+    """Return the conclusions, one paragraph per target."""
     conclusions = [_conclude_target(target, pairs) for target, pairs in results.items()]
     if epochs < ENOUGH:
         conclusions.append(f"After {epochs} epoch{'s' * (epochs > 1)} the comparison is not meaningful.")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("input", "target", "without ACE", "f_eq", "gamma f_neq", "f_eq + gamma f_neq")
 COLOURS = ("#4c4c4c", "#d55e00")
-"""Without and with ACE."""
+"""Colours of the runs without and with ACE."""
 LAYERS = ("#0072b2", "#009e73", "#cc79a7")
 
 

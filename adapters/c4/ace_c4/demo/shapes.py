@@ -33,7 +33,7 @@ def _rectangle(x: Tensor, y: Tensor, half: Tensor) -> Tensor:
 
 
 def _letter(x: Tensor, y: Tensor, half: Tensor) -> Tensor:
-    """An L with a short bar in the middle."""
+    """Return whether a pixel belongs to an L with a short bar in the middle."""
     stem, foot = x <= 1 - half, y <= 1 - half
     return _box(x, y, half, half) & (stem | foot | ((y == 0) & (x <= 0)))
 

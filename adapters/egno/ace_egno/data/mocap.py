@@ -1,8 +1,8 @@
 """The command ``ace-patch data mocap``: BVH recordings in the format that EGNO's main_mocap_no.py reads.
 
 EGNO reads a pickle of (edges, trials): pairs of joints that a bone connects, and for each trial an array
-[frames, joints, 3]. Its loader splits the trials by their position in this list. It writes the file with the chosen
-start frames itself, unless there is one.
+[frames, joints, 3]. Its loader splits the trials by their position in this list. If the file with the
+chosen start frames does not exist, EGNO writes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from . import bvh
 
 @dataclass(frozen=True)
 class Case:
-    """A data set of EGNO: ``--case`` of its script."""
+    """A data set of EGNO, which the option ``--case`` of its script selects."""
 
     file: str
     trials: tuple[str, ...]
@@ -103,9 +103,15 @@ def load(folder: Path, trials: Sequence[str], fewest: int) -> tuple[list[list[in
     help="Folder for the file, created if missing; upstream reads motion/dataset in its checkout.",
 )
 @click.option(
-    "--case", type=click.Choice(list(CASES)), default="walk", show_default=True, help="--case of upstream's script."
+    "--case",
+    type=click.Choice(list(CASES)),
+    default="walk",
+    show_default=True,
+    help="Data set, as in upstream's option --case.",
 )
-@click.option("--trials", help="Other recordings, separated by commas: 16_35,16_36,... As many as the case has.")
+@click.option(
+    "--trials", help="Other recordings, separated by commas: 16_35,16_36,... Their number must be that of the case."
+)
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def mocap(folder: Path, out: Path, case: str, trials: str | None, overwrite: bool) -> None:
     """Convert CMU motion capture recordings (BVH) to the data that EGNO's main_mocap_no.py reads.
@@ -118,8 +124,8 @@ def mocap(folder: Path, out: Path, case: str, trials: str | None, overwrite: boo
     names = tuple(trials.split(",")) if trials else chosen.trials
     if len(names) != len(chosen.trials):
         raise ace.ConfigError(
-            f"trials: expected {len(chosen.trials)} recordings, which upstream's loader splits for case {case}, found "
-            f"{len(names)}"
+            f"trials: expected {len(chosen.trials)} recordings, as many as upstream's loader splits for {case}; "
+            f"found {len(names)}"
         )
     path = out / chosen.file
     if path.exists() and not overwrite:

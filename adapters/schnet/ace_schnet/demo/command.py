@@ -82,7 +82,7 @@ def demo(
     """SchNet on molecules in an electric field, where ACE wins, and without a field, where it ties.
 
     The property of molecules of QM9 is predicted twice. In the first task the energy of fixed charges in a uniform
-    electric field is added to it, so that it depends on how a molecule is turned: SchNet cannot see that. The second
+    electric field is added to it, so that it depends on the orientation of a molecule, which SchNet ignores. The second
     task has no field. Each is trained without and with ACE. Takes two to three minutes on two CPU cores.
     """
     from . import picture as drawing
@@ -217,7 +217,7 @@ def _percent(share: float) -> str:
 
 
 def conclude(tasks: Tasks) -> list[str]:
-    """Return what the numbers show: one paragraph per task, and what one seed cannot show."""
+    """Return the conclusions: one paragraph per task, and a note on the limits of one seed."""
     first = next(iter(tasks.values()))[0]
     tested = first.molecules[2]
     if first.steps < ENOUGH_STEPS or tested < ENOUGH_TESTED:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .training import Result
 
 COLOURS = ("#4c4c4c", "#d55e00")
-"""Upstream and ACE."""
+"""Colours of upstream and ACE."""
 LABELS = (
     "validation error\n(standard deviations)",
     "gamma of every layer\n(weight of its branch)",

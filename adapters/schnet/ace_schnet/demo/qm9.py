@@ -133,7 +133,7 @@ def _files() -> list[Path]:
     files = [Path(str(package.locate_file(name))) for name in FILES]
     for path in files:
         if not path.is_file():
-            raise AdapterError(f"QM9: expected the file {path}, found none; {INSTALL} with --force-reinstall")
+            raise AdapterError(f"QM9: expected the file {path}, found none; run pip install --force-reinstall qm9pack")
     return files
 
 

@@ -211,7 +211,7 @@ def train(runs: Sequence[Run], task: Task, epochs: int, seed: int) -> Iterator[i
 
 
 def train_epoch(run: Run, task: Task, batches: Sequence[Tensor], every: int) -> None:
-    """Train one run for one epoch, recording its gammas every so many steps."""
+    """Train one run for one epoch, and record its gammas from time to time."""
     run.record()
     run.model.train()
     begin = time.perf_counter()

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-# Up to so many pairs per atom (molecules of about 64 atoms) or in total (one of 256 atoms) all pairs within each graph
+# Up to this many pairs per atom (molecules of about 64 atoms) or in total (one of 256 atoms), all pairs of each graph
 # are tested. That is linear in the number of atoms too, and takes fewer operations than cells.
 DENSE_PER_ATOM = 64
 DENSE_TOTAL = 1 << 16
@@ -35,7 +35,7 @@ def radius_graph(
         pos: Positions, [N, 3].
         cutoff: Largest distance of neighbours, in the unit of ``pos``.
         batch: Graph of each atom, [N], in any order. None means one graph.
-        max_num_neighbors: Keep only the nearest so many neighbours of each atom; ties go to the lower index.
+        max_num_neighbors: Keep at most this many neighbours of each atom, the nearest ones; ties go to the lower index.
         loop: Make each atom a neighbour of itself, counted like any other.
 
     Returns:
@@ -178,7 +178,7 @@ def _lookup(table: Tensor, key: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _nearest(pos: Tensor, edges: Tensor, most: int) -> Tensor:
-    """Keep the ``most`` nearest sources of each target, of edges sorted by (target, source)."""
+    """Keep the ``most`` nearest sources of each target. The edges are sorted by (target, source)."""
     source, target = edges.unbind(0)
     start = torch.searchsorted(target.contiguous(), torch.arange(pos.shape[0], device=pos.device))
     by_distance = _square_distances(pos, source, target).argsort(stable=True)  # stable: ties stay ordered by source

@@ -51,7 +51,7 @@ class Trajectories:
 
 
 def frames_of(steps: int, every: int) -> int:
-    """Return the number of frames that are kept: one every so many steps, without the first and the last."""
+    """Return the number of saved frames: one per ``every`` steps, without the first and the last."""
     if every < 1 or steps % every or steps < 2 * every:
         raise AceError(f"steps {steps}: expected a multiple of every ({every}), at least {2 * every}")
     return steps // every - 1

@@ -27,7 +27,7 @@ def sphere(random: Generator, count: int) -> Surface:
 
 
 def ellipsoid(random: Generator, count: int, middle: float, short: float) -> Surface:
-    """An ellipsoid with half axes 1, ``middle`` and ``short``, the last along z."""
+    """Sample an ellipsoid with half axes 1, ``middle`` and ``short``, the last along z."""
     axes = np.array([1.0, middle, short])
     found = np.empty((0, 3))
     while len(found) < count:
@@ -40,13 +40,13 @@ def ellipsoid(random: Generator, count: int, middle: float, short: float) -> Sur
 
 
 def cylinder(random: Generator, count: int, height: float) -> Surface:
-    """A cylinder of radius 1, closed at both ends."""
+    """Sample a cylinder of radius 1, closed at both ends."""
     ends = [(math.pi, partial(_disc, random, height=up * height / 2, up=up)) for up in (-1.0, 1.0)]
     return _sample_parts(random, count, [(2 * math.pi * height, partial(_wall, random, height=height)), *ends])
 
 
 def capsule(random: Generator, count: int, length: float) -> Surface:
-    """A cylinder of radius 1 and this length between two hemispheres."""
+    """Sample a cylinder of radius 1 and this length between two hemispheres."""
 
     def ends(n: int) -> Surface:
         points, normals = sphere(random, n)
@@ -58,7 +58,7 @@ def capsule(random: Generator, count: int, length: float) -> Surface:
 
 
 def cone(random: Generator, count: int, height: float) -> Surface:
-    """A cone of radius 1, closed below, with its centre of mass at the origin."""
+    """Sample a cone of radius 1, closed below, with its centre of mass at the origin."""
     slant = math.hypot(1.0, height)
 
     def side(n: int) -> Surface:
@@ -72,7 +72,7 @@ def cone(random: Generator, count: int, height: float) -> Surface:
 
 
 def torus(random: Generator, count: int, tube: float) -> Surface:
-    """A tube of this radius around the unit circle."""
+    """Sample a tube of this radius around the unit circle."""
     angle, around = random.uniform(0, 2 * math.pi, count), _sample_angles(random, count, tube)
     outward = np.stack([np.cos(angle), np.sin(angle), np.zeros(count)], axis=1)
     normals = np.cos(around)[:, None] * outward
@@ -81,7 +81,7 @@ def torus(random: Generator, count: int, tube: float) -> Surface:
 
 
 def helix(random: Generator, count: int, tube: float, rise: float, turns: float) -> Surface:
-    """A tube around a right-handed helix of radius 1 that rises by ``rise`` per turn, with flat ends."""
+    """Sample a tube around a right-handed helix of radius 1 that rises by ``rise`` per turn, with flat ends."""
     slope = rise / (2 * math.pi)
     speed = math.hypot(1.0, slope)
     end = math.pi * turns
@@ -111,7 +111,7 @@ def helix(random: Generator, count: int, tube: float, rise: float, turns: float)
 
 
 def tetrahedron(random: Generator, count: int, height: float) -> Surface:
-    """A pyramid on a regular triangle of circumradius 1, with its centre of mass at the origin."""
+    """Sample a pyramid on a regular triangle of circumradius 1, with its centre of mass at the origin."""
     angles = 2 * math.pi / 3 * np.arange(3)
     base = np.stack([np.cos(angles), np.sin(angles), np.full(3, -height / 4)], axis=1)
     apex = np.array([0.0, 0.0, 0.75 * height])
@@ -123,23 +123,23 @@ def tetrahedron(random: Generator, count: int, height: float) -> Surface:
 
 
 def cuboid(random: Generator, count: int, width: float, height: float) -> Surface:
-    """A box of length 2, with this width and height."""
+    """Sample a box of length 2, with this width and height."""
     return _extrude(random, count, [-1, 1], [-width / 2, width / 2], ["#"], height)
 
 
 def cross(random: Generator, count: int, arm: float, height: float) -> Surface:
-    """A plus sign of span 2 with arms of width ``arm``."""
+    """Sample a plus sign of span 2 with arms of width ``arm``."""
     cuts = [-1, -arm / 2, arm / 2, 1]
     return _extrude(random, count, cuts, cuts, [".#.", "###", ".#."], height)
 
 
 def l_bracket(random: Generator, count: int, foot: float, width: float, height: float) -> Surface:
-    """An arm of length 2 and a foot, both of this width."""
+    """Sample an arm of length 2 and a foot, both of this width."""
     return _extrude(random, count, [-foot / 2, width - foot / 2, foot / 2], [-1, width - 1, 1], ["##", "#."], height)
 
 
 def cube_with_hole(random: Generator, count: int, hole: float, height: float) -> Surface:
-    """A block with edges 2, 2 and ``height``, and a square hole through it."""
+    """Sample a block with edges 2, 2 and ``height``, and a square hole through it."""
     cuts = [-1, -hole / 2, hole / 2, 1]
     return _extrude(random, count, cuts, cuts, ["###", "#.#", "###"], height)
 
@@ -230,7 +230,7 @@ def _faces(
 def _extrude(
     random: Generator, count: int, xs: Sequence[float], ys: Sequence[float], cells: Sequence[str], height: float
 ) -> Surface:
-    """Sample an upright prism over the filled cells ("#") of a grid with lines at ``xs`` and ``ys``; rows follow y."""
+    """Sample an upright prism over the cells "#" of a grid with lines at ``xs`` and ``ys``; texts are rows of cells."""
     filled = np.pad(np.array([[cell == "#" for cell in row] for row in cells]), 1)
     up = (0.0, 0.0, height)
     faces: list[tuple[tuple[float, float, float], ...]] = []
