@@ -58,7 +58,12 @@ class PaperLoop(Loop):
         # The optimizer's running averages would never recover from a gradient that is not finite.
         self.ace.gamma.grad = self.pulled = torch.where(is_finite(self.gradient), self.gradient + pull, 0.0)
         self.version = self.pulled._version
-        self._separate(optimizer)
+        if changes := self.changes(optimizer):  # move gamma into a separate group, only for this step
+            group = optimizer.param_groups[self.group]
+            self.separate = {**group, "params": [self.ace.gamma], **changes}
+            self.params = group["params"]
+            group["params"] = [p for p in self.params if p is not self.ace.gamma]
+            optimizer.param_groups.append(self.separate)
 
     def changes(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the learning rate and weight decay that gamma needs, where its parameter group has other values."""
@@ -69,17 +74,6 @@ class PaperLoop(Loop):
         # An optimizer that wraps another one does not move gamma itself.
         wraps = found and any(isinstance(value, Optimizer) for value in vars(optimizer).values())
         return {} if wraps else found
-
-    def _separate(self, optimizer: Optimizer) -> None:
-        """Move gamma into a separate group, only for this step, if its learning rate or weight decay differs."""
-        changes = self.changes(optimizer)
-        if not changes:
-            return
-        group = optimizer.param_groups[self.group]
-        self.separate = {**group, "params": [self.ace.gamma], **changes}
-        self.params = group["params"]
-        group["params"] = [p for p in self.params if p is not self.ace.gamma]
-        optimizer.param_groups.append(self.separate)
 
     def undo(self, optimizer: Optimizer, *, stepped: bool) -> None:
         gamma = self.ace.gamma
