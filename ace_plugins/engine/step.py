@@ -351,15 +351,16 @@ def _remove(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
                 group[key] = [group[key][number] for number in kept]
 
 
-def _add_group(add: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
+def _add_group(add: Any, optimizer: Optimizer, param_group: dict[str, Any]) -> None:
     """Wrap ``Optimizer.add_param_group`` for groups with parameters that `adopt` has added to another group."""
     adopted = {id(p): p for ace in list(LIVE.aces) for ref, ps in ace.session.adopted if ref() is optimizer for p in ps}
-    if adopted and isinstance(group.get("params"), Iterable) and not isinstance(group["params"], (Tensor, set)):
-        given = [(part, part[1] if isinstance(part, tuple) else part) for part in group["params"]]
+    params = param_group.get("params")
+    if adopted and isinstance(params, Iterable) and not isinstance(params, (Tensor, set)):
+        given = [(part, part[1] if isinstance(part, tuple) else part) for part in params]
         _remove(optimizer, [p for _, p in given if id(p) in adopted and p not in optimizer.state])
         present = _find_places(optimizer).keys() & adopted.keys()
-        group["params"] = [part for part, p in given if id(p) not in present]
-    add(optimizer, group)
+        param_group["params"] = [part for part, p in given if id(p) not in present]
+    add(optimizer, param_group)
 
 
 def _lists_per_group(optimizer: Optimizer) -> list[str]:
