@@ -454,9 +454,10 @@ def _running_steps(frame: FrameType | None) -> list[Any]:
     return found
 
 
-def _run_backward(backward: Any, *args: Any, **kwargs: Any) -> None:
+def _run_backward(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
     """Wrap ``torch.autograd.backward`` to record the loss, and to give all parameters of landed models a gradient."""
-    LOSSES.backward(backward, *args, **kwargs)
+    LOSSES.record(tensors, accumulates=any(ace.gamma.grad is not None for ace in list(LIVE.aces)))
+    backward(tensors, *args, **kwargs)
     for ace in list(LIVE.aces):
         ace.give_gradients()
 
