@@ -66,8 +66,8 @@ class ScriptCommand(click.Command):
         words = ctx.params["words"]
         if [*words] != script and not ctx.resilient_parsing:
             example = f"ace-patch {self.name} schnet -- train.py"
-            if script[1:] == [*words]:
-                raise AceError(f"expected an adapter before '--', found none: {example}")
+            if not words or script[1:] == [*words]:
+                raise AceError(f"expected an adapter, then '--' and the script: {example}")
             raise AceError(f"{words[0]!r}: expected '--' before the script: {example}")
         return rest
 
