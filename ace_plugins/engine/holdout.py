@@ -218,10 +218,9 @@ class Parts:
         return fit[self.columns[name]] if name in self.columns else torch.cat(fit, 1).amin(1, keepdim=True)
 
     def gamma_of_rows(self, name: str, like: Tensor) -> Tensor:
-        """Return the gamma of a site for each row of ``like``, with as many dimensions as ``like`` has."""
+        """Return the gamma of a site for each row of ``like``, in its dtype and with as many dimensions."""
         _, gammas = self.select(len(like))
-        gamma = gammas[self.columns[name]]
-        return gamma if like.dim() == 2 else gamma.view(-1, *[1] * (like.dim() - 1))
+        return align(gammas[self.columns[name]], like)
 
 
 def warn_of_whole_batches(ace: Ace, reason: str) -> None:
