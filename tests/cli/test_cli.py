@@ -266,6 +266,7 @@ def test_audit_of_a_checkpoint(folder: Path, call: Any) -> None:
         (["run", "schnet"], "no script given"),
         (["run", "schnet", "--prest", "x", "--", "train.py"], "--prest"),
         (["run", "schnet", "train.py", "--", "x"], "'train.py': expected '--' before the script"),
+        (["run", "schnet", "--", "./train.sh"], "'./train.sh' is a shell script: start its shell"),
         (["run", "--", "train.py"], "expected an adapter, then '--' and the script"),
         (["run", "--", "train.py", "--epochs=3"], "expected an adapter, then '--' and the script"),
         (["run", "--preset", "--", "schnet", "train.py"], "expected an adapter, then '--' and the script"),
