@@ -223,6 +223,7 @@ def _find_scripts(root: Path) -> Iterator[Path]:
     for where, folders, files in os.walk(root):
         here = Path(where)
         own = [name for name in folders if not name.startswith(".") and name != "site-packages"]
-        folders[:] = sorted(name for name in own if not any((here / name / each).exists() for each in SEPARATE))
+        # os.path.exists is False for a folder that may not be read, where Path.exists raises an error.
+        folders[:] = sorted(name for name in own if not any(os.path.exists(here / name / each) for each in SEPARATE))
         paths = [here / file for file in sorted(files) if file.endswith(".py")]
         yield from (path for path in paths if path.is_file() and find_target_outside(root, path) is None)

@@ -65,7 +65,10 @@ class ScriptCommand(click.Command):
             raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
         words = ctx.params["words"]
         if [*words] != script and not ctx.resilient_parsing:
-            raise AceError(f"{words[0]!r}: expected '--' before the script: ace-patch {self.name} schnet -- train.py")
+            example = f"ace-patch {self.name} schnet -- train.py"
+            if not words or script[1:] == [*words]:
+                raise AceError(f"expected an adapter, then '--' and the script: {example}")
+            raise AceError(f"{words[0]!r}: expected '--' before the script: {example}")
         return rest
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:

@@ -70,9 +70,8 @@ class Budget:
     def horizon(self, count: int) -> float | None:
         """Return the horizon in steps, as known after ``count`` steps; None while `length` is None."""
         length = self.length(count)
-        return None if length is None else self.horizon_of(length)
-
-    def horizon_of(self, length: int) -> float:
+        if length is None:
+            return None
         steps, epoch_steps = self.config.share * length, (self.agreed or self.facts)[2]
         if self.config.horizon == "auto" and self.config.mode == "strict" and epoch_steps is not None:
             steps = min(steps, max(100 * epoch_steps, 1000))  # later the model would overfit with its branches

@@ -56,22 +56,6 @@ def align(rows: Tensor, like: Tensor) -> Tensor:
     return (rows if rows.dim() == like.dim() else rows.view(-1, *[1] * (like.dim() - 1))).to(like.dtype)
 
 
-class _Scale(torch.autograd.Function):
-    """Computes x * weight + bias. Rows with ``fit`` = 0 give weight and bias no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, fit: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, fit)
-        return torch.addcmul(bias, x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        x, weight, fit = ctx.saved_tensors
-        (gradient,) = gradients
-        kept, rows = gradient * fit, tuple(range(x.dim() - 1))
-        return gradient * weight, (kept * x).sum(rows), kept.sum(rows), None
-
-
 class _Linear(torch.autograd.Function):
     """Computes x @ weight.T + bias. Rows with ``fit`` = 0 give weight and bias no gradient.
 
@@ -111,8 +95,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def scale(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return x * weight + bias, with one weight and bias per column. Only the rows in `FIT` train them."""
     assert FIT.rows is not None
-    made: Tensor = _Scale.apply(x, weight, bias, align(FIT.rows, x))  # type: ignore[no-untyped-call]
-    return made
+    fits = (align(FIT.rows, x) > 0).expand_as(x)
+    return torch.addcmul(torch.where(fits, bias, bias.detach()), x, torch.where(fits, weight, weight.detach()))
 
 
 class FitLinear(nn.Linear):
@@ -234,10 +218,9 @@ class Parts:
         return fit[self.columns[name]] if name in self.columns else torch.cat(fit, 1).amin(1, keepdim=True)
 
     def gamma_of_rows(self, name: str, like: Tensor) -> Tensor:
-        """Return the gamma of a site for each row of ``like``, with as many dimensions as ``like`` has."""
+        """Return the gamma of a site for each row of ``like``, in its dtype and with as many dimensions."""
         _, gammas = self.select(len(like))
-        gamma = gammas[self.columns[name]]
-        return gamma if like.dim() == 2 else gamma.view(-1, *[1] * (like.dim() - 1))
+        return align(gammas[self.columns[name]], like)
 
 
 def warn_of_whole_batches(ace: Ace, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 Steps with a non-finite gradient move neither gamma nor the duals, just as GradScaler skips updates of weights. The loop
 restores the old values with tensor operations, so that no step waits for the device. The loss of a step is the tensor
-on which ``backward`` was last called; only a reference to this tensor is kept.
+on which ``backward`` was last called, or the sum of such tensors if the script accumulates gradients.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Losses(threading.local):
         self.last: Tensor | None = None
         self._scaled: tuple[int, Tensor] | None = None  # ``id`` of a GradScaler's last result, and the unscaled loss
 
-    def backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
-        """Wrap ``torch.autograd.backward`` to record the loss."""
+    def record(self, tensors: Any, *, accumulates: bool) -> None:
+        """Record the loss that ``backward`` is called on. It is added to the last one if the gradients are added."""
         if self.idle is not None:
             self.idle()
         elif isinstance(tensors, Tensor) and tensors.numel() == 1 and not torch.compiler.is_compiling():
             scaled, self._scaled = self._scaled, None
-            self.last = scaled[1] if scaled is not None and scaled[0] == id(tensors) else tensors.detach()
-        backward(tensors, *args, **kwargs)
+            loss = scaled[1] if scaled is not None and scaled[0] == id(tensors) else tensors.detach()
+            self.last = self.last + loss.to(self.last) if accumulates and self.last is not None else loss
 
     def scale(self, scale: Any, scaler: Any, outputs: Any) -> Any:
         """Wrap ``GradScaler.scale`` to record the loss before it is scaled."""

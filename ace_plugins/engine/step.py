@@ -58,7 +58,12 @@ class PaperLoop(Loop):
         # The optimizer's running averages would never recover from a gradient that is not finite.
         self.ace.gamma.grad = self.pulled = torch.where(is_finite(self.gradient), self.gradient + pull, 0.0)
         self.version = self.pulled._version
-        self._separate(optimizer)
+        if changes := self.changes(optimizer):  # move gamma into a separate group, only for this step
+            group = optimizer.param_groups[self.group]
+            self.separate = {**group, "params": [self.ace.gamma], **changes}
+            self.params = group["params"]
+            group["params"] = [p for p in self.params if p is not self.ace.gamma]
+            optimizer.param_groups.append(self.separate)
 
     def changes(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the learning rate and weight decay that gamma needs, where its parameter group has other values."""
@@ -69,17 +74,6 @@ class PaperLoop(Loop):
         # An optimizer that wraps another one does not move gamma itself.
         wraps = found and any(isinstance(value, Optimizer) for value in vars(optimizer).values())
         return {} if wraps else found
-
-    def _separate(self, optimizer: Optimizer) -> None:
-        """Move gamma into a separate group, only for this step, if its learning rate or weight decay differs."""
-        changes = self.changes(optimizer)
-        if not changes:
-            return
-        group = optimizer.param_groups[self.group]
-        self.separate = {**group, "params": [self.ace.gamma], **changes}
-        self.params = group["params"]
-        group["params"] = [p for p in self.params if p is not self.ace.gamma]
-        optimizer.param_groups.append(self.separate)
 
     def undo(self, optimizer: Optimizer, *, stepped: bool) -> None:
         gamma = self.ace.gamma
@@ -357,15 +351,16 @@ def _remove(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
                 group[key] = [group[key][number] for number in kept]
 
 
-def _add_group(add: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
+def _add_group(add: Any, optimizer: Optimizer, param_group: dict[str, Any]) -> None:
     """Wrap ``Optimizer.add_param_group``: `adopt` may already have added parameters of the new group to another one."""
     adopted = {id(p): p for ace in list(LIVE.aces) for ref, ps in ace.session.adopted if ref() is optimizer for p in ps}
-    if adopted and isinstance(group.get("params"), Iterable) and not isinstance(group["params"], (Tensor, set)):
-        given = [(part, part[1] if isinstance(part, tuple) else part) for part in group["params"]]
+    params = param_group.get("params")
+    if adopted and isinstance(params, Iterable) and not isinstance(params, (Tensor, set)):
+        given = [(part, part[1] if isinstance(part, tuple) else part) for part in params]
         _remove(optimizer, [p for _, p in given if id(p) in adopted and p not in optimizer.state])
         present = _find_places(optimizer).keys() & adopted.keys()
-        group["params"] = [part for part, p in given if id(p) not in present]
-    add(optimizer, group)
+        param_group["params"] = [part for part, p in given if id(p) not in present]
+    add(optimizer, param_group)
 
 
 def _lists_per_group(optimizer: Optimizer) -> list[str]:
@@ -458,9 +453,10 @@ def _running_steps(frame: FrameType | None) -> list[Any]:
     return found
 
 
-def _run_backward(backward: Any, *args: Any, **kwargs: Any) -> None:
+def _run_backward(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
     """Wrap ``torch.autograd.backward`` to record the loss, and to give all parameters of landed models a gradient."""
-    LOSSES.backward(backward, *args, **kwargs)
+    LOSSES.record(tensors, accumulates=any(ace.gamma.grad is not None for ace in list(LIVE.aces)))
+    backward(tensors, *args, **kwargs)
     for ace in list(LIVE.aces):
         ace.give_gradients()
 

@@ -143,6 +143,8 @@ def _find_command(words: Sequence[str]) -> list[str]:
     if first.startswith("-") and first not in ("-m", "-c"):
         do = f"pass it to the interpreter, as in python {first} -m ace_plugins run ADAPTER -- script.py"
         raise AceError(f"{first!r} is an option, not a script: {_EXPECTED}; {do}")
+    if first.endswith((".sh", ".bash")):
+        raise AceError(f"{first!r} is a shell script: start its shell, as in ace-patch run ADAPTER -- bash {first}")
     if first in ("-m", "-c") or os.path.exists(first):
         flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         return [sys.executable, *flags, *words]

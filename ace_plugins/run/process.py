@@ -66,7 +66,7 @@ class ProcessRun:
         RECORDER.about = {"origins": request.origins, "upstream": f"{self.plugin.patches.title}{commit}"}
         ANNOUNCER.commit, ANNOUNCER.summarises = commit, False
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGHUP):
+            for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # Windows has no SIGHUP
                 if signal.getsignal(number) is signal.SIG_DFL:  # keep a handler that the script has set
                     signal.signal(number, self._handle_signal)
         if config.mode == "off" and config.tell and rank() == 0 and request.is_first:

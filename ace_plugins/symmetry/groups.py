@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -59,7 +60,7 @@ class Rigid:
         if d not in (2, 3) or self.matrix.shape != (d, d) or kinds != {(torch.float64, "cpu")}:
             found = " and ".join(f"{list(t.shape)} {t.dtype} on {t.device.type}" for t in both)
             raise AdapterError(f"element: expected float64 on the CPU, [d, d] and [d] with d = 2 or 3, found {found}")
-        excess = float((self.matrix @ self.matrix.T - _unit(self.dimension)).abs().max())
+        excess = float((self.matrix @ self.matrix.T - make_unit(self.dimension)).abs().max())
         if not excess < 1e-6:  # this form also refuses nan
             found = f"M M^T - I with entries up to {excess:.1e}"
             raise AdapterError(f"element: expected an orthogonal matrix M, found {found}")
@@ -119,12 +120,17 @@ class Rigids(Rigid):
         return Rigids(back, -(back @ self.translation[..., None])[..., 0], self.index)
 
 
-@runtime_checkable
-class SampledTogether(Protocol):
+class SampledTogether(ABC):
     """A group of rigid motions that can draw many elements at once, for frames with one element per graph."""
 
+    @abstractmethod
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
-        """Return ``count`` independent random elements."""
+        """Return ``count`` independent random elements, distributed as in `sample`."""
+
+    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
+        """Return a random element, drawn with ``generator``; see `Group.sample` for ``scale``."""
+        drawn = self.sample_many(1, generator, scale=scale)
+        return Rigid(drawn.matrix[0], drawn.translation[0])
 
 
 def make_tensor(values: Any) -> Tensor:
@@ -132,12 +138,13 @@ def make_tensor(values: Any) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device="cpu")
 
 
-def _unit(dimension: int) -> Tensor:
+def make_unit(dimension: int) -> Tensor:
+    """Return the unit matrix as a float64 tensor on the CPU."""
     return torch.eye(dimension, dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True)
-class Euclidean:
+class Euclidean(SampledTogether):
     """Rotations about the origin in 2 or 3 dimensions, with or without reflections and translations."""
 
     dimension: int
@@ -149,15 +156,10 @@ class Euclidean:
         return f"{'' if self.reflections else 'S'}{'E' if self.translations else 'O'}({self.dimension})"
 
     def identity(self) -> Rigid:
-        return Rigid(_unit(self.dimension), make_tensor([0] * self.dimension))
-
-    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Return a random element: a uniform (Haar) orthogonal part and a translation with deviation ``scale``."""
-        drawn = self.sample_many(1, generator, scale=scale)
-        return Rigid(drawn.matrix[0], drawn.translation[0])
+        return Rigid(make_unit(self.dimension), make_tensor([0] * self.dimension))
 
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
-        """Return ``count`` independent random elements, one for each of ``count`` rows, distributed as in `sample`."""
+        """Return ``count`` random elements: uniform (Haar) orthogonal parts, translations with deviation ``scale``."""
         kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": generator.device}
         if self.dimension == 3:
             # A normalised Gaussian is uniform on the sphere of unit quaternions.
@@ -165,7 +167,7 @@ class Euclidean:
             w, (x, y, z) = quaternion[:, 0, None, None], quaternion[:, 1:].unbind(1)
             zero = torch.zeros_like(x)
             cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
-            matrix = _unit(3) + 2 * (w * cross + cross @ cross)
+            matrix = make_unit(3) + 2 * (w * cross + cross @ cross)
             mirror = make_tensor([-1, -1, -1])
         else:
             angle = 2 * math.pi * torch.rand(count, **kind).cpu()

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..contract.sites import Site, Tap
 from .actions import Action, GroupAction
 from .groups import Element, Euclidean, Rigid
 from .measure import as_call, as_double, evaluate, forward_names, preserve_state
-from .parts import iterate_tensors
+from .parts import find_argument, iterate_tensors, select_output
 
 ROWS = 256  # largest number of rows of a tensor that are compared, to limit the size of the Gram matrix
 SHIFTS = 2  # number of random translations that are tried, for groups with translations
@@ -33,14 +34,6 @@ BEHAVIOURS = ("invariant", "shifts", "turns", "changes", "unknown")
 # Copies of tensors, each with its action; tensors with an unknown action are matrices [rows, features] in float64.
 Tensors = list[tuple[Tensor, Action | None]]
 Change = tuple[float | None, str]  # relative error of tensors, None if they could not be compared, and their behaviour
-
-
-class Features(NamedTuple):
-    """Known actions on tensors of a submodule, each with a function that returns the tensor from a call."""
-
-    # actions on inputs; the function gets the args and kwargs of a call
-    reads: list[tuple[Action, Callable[[tuple[Any, ...], Mapping[str, Any]], Any]]]
-    gives: list[tuple[Action, Callable[[Any], Any]]]  # actions on outputs; the function gets the output
 
 
 @dataclass(frozen=True)
@@ -71,19 +64,26 @@ class _Visit:
     after: list[Change] = field(default_factory=list)
 
 
-def _record(model: nn.Module, features: Mapping[str, Features], skip: Sequence[str], *call: Any) -> list[_Visit]:
+def _record(model: nn.Module, sites: Sequence[Site], skip: Sequence[str], *call: Any) -> list[_Visit]:
     """Evaluate a model and return the calls of its submodules, without those below one of the paths in ``skip``."""
     visits: list[_Visit] = []
     running: list[int] = []
+    known = [(site, *site.acts) for site in sites if site.acts is not None]
 
     def enter(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         # Copy the inputs now: a module may write to them.
-        inputs = _rows((args, kwargs)) + _pick(features.get(name, Features([], [])).reads, args, kwargs)
+        inputs = _rows((args, kwargs))
+        for site, action, _ in known:
+            tap = site.reads if site.module == name and site.through is None else None
+            if isinstance(tap, Tap) and tap.module in (None, name):
+                read = find_argument(tap, name, model, f"site {site.name!r}").pick(args, kwargs)
+                inputs += [] if read is None else [(read.detach().clone(), action)]
         visits.append(_Visit(name, type(module).__name__, running[-1] if running else None, inputs))
         running.append(len(visits) - 1)
 
     def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        visits[running.pop()].outputs = _rows(output) + _pick(features.get(name, Features([], [])).gives, output)
+        own = [(select_output(output, site), action) for site, _, action in known if site.module == name]
+        visits[running.pop()].outputs = _rows(output) + [(tensor.detach().clone(), action) for tensor, action in own]
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -93,11 +93,6 @@ def _record(model: nn.Module, features: Mapping[str, Features], skip: Sequence[s
                 hooks.enter_context(module.register_forward_hook(partial(leave, name)))
         evaluate(model, *call)
     return visits
-
-
-def _pick(known: Sequence[tuple[Action, Callable[..., Any]]], *call: Any) -> Tensors:
-    found = ((pick(*call), action) for action, pick in known)
-    return [(tensor.detach().clone(), action) for tensor, action in found if tensor is not None]
 
 
 def _rows(value: Any) -> Tensors:
@@ -128,13 +123,13 @@ def measure_layers(
     samples: int,
     seed: int,
     floor: float,
-    features: Mapping[str, Features],
+    sites: Sequence[Site] = (),
     skip: Sequence[str] = (),
 ) -> list[LayerSymmetry]:
     """Return the symmetry of every submodule call in one forward pass, in the order of the calls.
 
-    Relative errors up to ``floor`` count as rounding. ``features`` maps the name of a submodule to its tensors with a
-    known action. ``skip`` names submodules to leave out, with everything below them.
+    Relative errors up to ``floor`` count as rounding. ``sites`` give the known actions on inputs and outputs of
+    submodules. ``skip`` names submodules to leave out, with everything below them.
     """
     args, kwargs = as_call(batch)
     names, group, generator = forward_names(model), action.group, torch.Generator().manual_seed(seed)
@@ -145,10 +140,10 @@ def measure_layers(
         elements += [(Rigid(group.identity().matrix, shift), True) for shift in shifts]
     with torch.inference_mode(False), preserve_state(model):
         evaluate(model, args, kwargs, seed)  # some models register hooks in their first forward pass
-        visits = _record(model, features, skip, args, kwargs, seed)
+        visits = _record(model, sites, skip, args, kwargs, seed)
         for element, shift in elements:
             turned = action.act_on_inputs(element, names, args, kwargs)
-            again = _record(model, features, skip, *turned, seed)
+            again = _record(model, sites, skip, *turned, seed)
             same_calls = [visit.module for visit in visits] == [visit.module for visit in again]
             for number, one in enumerate(visits):
                 two = again[number] if same_calls else _Visit(one.module, one.kind, None, [])

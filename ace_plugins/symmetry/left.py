@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..statistics import t_interval
 from .actions import GroupAction, Positions
 from .groups import SO2, SO3, Cyclic, Dihedral, Euclidean, Rigid
-from .measure import as_call, as_double, compare_orders, evaluate, forward_names, preserve_state
+from .measure import as_call, as_double, compare_orders, evaluate, forward_names, measure_distance, preserve_state
 from .parts import bind_arguments, find_at
 from .subgroups import name_axis, perpendicular, reflect, rotate, shift, spread_axes
 
@@ -117,11 +117,11 @@ class _Measurement:
         self.generator = torch.Generator().manual_seed(seed)
         self.found: list[SubgroupError] = []
         group, every = action.group, range(len(batches))
+        self.moves = getattr(group, "translations", False)
         self.distance = _measure_spread(action, forward_names(model), *self.calls[0])
         # Squared errors by batch: under random rotations and reflections, under translations, and the larger one.
         self.turns = [self.mean(_list_elements(group) or self.sample(group), batch) for batch in every]
-        moves = getattr(group, "translations", False)
-        self.shifts = [self.mean(self.sample_shifts(group), batch) if moves else 0.0 for batch in every]
+        self.shifts = [self.mean(self.sample_shifts(), batch) if self.moves else 0.0 for batch in every]
         self.whole = [max(pair) for pair in zip(self.turns, self.shifts, strict=True)]
         tensors = (y for output in self.outputs for y in action.tensors_to_compare(output).values())
         self.size = sum(float(as_double(y).square().sum()) for y in tensors)
@@ -130,10 +130,15 @@ class _Measurement:
         """Draw rotations, and reflections if the group has them."""
         return [group.sample(self.generator, scale=0.0) for _ in range(DRAWN)]
 
-    def sample_shifts(self, group: Any) -> list[Rigid]:
+    def sample_shifts(self) -> list[Rigid]:
         """Draw translations in all directions."""
-        scale = self.distance
-        return [shift(group.sample(self.generator, scale=scale).translation.tolist()) for _ in range(DRAWN)]
+        drawn: list[Any] = [self.action.group.sample(self.generator, scale=self.distance) for _ in range(DRAWN)]
+        return [shift(element.translation.tolist()) for element in drawn]
+
+    def sample_shifts_along(self, directions: Callable[[], Sequence[Vector]]) -> list[Rigid]:
+        """Draw translations by random distances along these directions."""
+        sizes = (self.distance * torch.randn(DRAWN, generator=self.generator)).tolist()
+        return [shift([size * part for part in each]) for size, each in zip(sizes, directions(), strict=True)]
 
     def uniform(self) -> list[float]:
         return torch.rand(DRAWN, generator=self.generator).tolist()
@@ -141,9 +146,7 @@ class _Measurement:
     def errors(self, elements: Sequence[Rigid], batch: int = 0) -> list[float]:
         """Return the squared norm of the difference between f(g x) and g f(x) for each element g."""
         pairs = compare_orders(self.model, self.action, self.calls[batch], self.outputs[batch], elements, self.seed)
-        return [
-            sum(float((as_double(y) - as_double(two[k])).square().sum()) for k, y in one.items()) for one, two in pairs
-        ]
+        return [measure_distance(*pair) ** 2 for pair in pairs]
 
     def mean(self, elements: Sequence[Rigid], batch: int = 0) -> float:
         return sum(self.errors(elements, batch)) / len(elements)
@@ -160,6 +163,12 @@ class _Measurement:
         error = sum(logs) / len(logs)
         self.found.append(SubgroupError(name, math.exp(error), math.exp(low), math.exp(high), tuple(axis)))
         return self.found[-1].verdict == "kept"
+
+    def judge_shifts(self, *parts: tuple[str, Vector, Callable[[], Sequence[Vector]]]) -> None:
+        """Judge all translations and, if they are broken, parts of them: each a name, an axis and directions."""
+        if self.moves and not self.judge("all translations", self.sample_shifts, unit=self.whole):
+            for name, axis, directions in parts:
+                self.judge(name, partial(self.sample_shifts_along, directions), axis, self.shifts)
 
 
 def find_left(model: nn.Module, action: GroupAction, batches: Sequence[Any], *, seed: int = 0) -> SymmetryLeft:
@@ -225,11 +234,10 @@ def _try_plane(tool: _Measurement, group: Euclidean) -> None:
         best = min(normals, key=lambda normal: tool.mean([reflect(normal)]))
         line = (math.degrees(math.atan2(best[1], best[0])) + 90) % 180
         tool.judge(f"the reflection in the line at {line:.0f} degrees", lambda: [reflect(best)], best)
-    if group.translations and not tool.judge("all translations", partial(tool.sample_shifts, group), unit=tool.whole):
-        for name, axis in (("x", (1.0, 0.0)), ("y", (0.0, 1.0))):
-            tool.judge(
-                f"translations along {name}", partial(_shift_along, tool, partial(_repeat, axis)), axis, tool.shifts
-            )
+    x, y = (1.0, 0.0), (0.0, 1.0)
+    tool.judge_shifts(
+        ("translations along x", x, lambda: [x] * DRAWN), ("translations along y", y, lambda: [y] * DRAWN)
+    )
 
 
 def _try_space(tool: _Measurement, group: Euclidean) -> list[tuple[Vector, float]]:
@@ -258,11 +266,8 @@ def _try_space(tool: _Measurement, group: Euclidean) -> list[tuple[Vector, float
         if group.reflections:
             tool.judge("reflections in planes that contain it", lambda: [reflect(n) for n in across()], axis)
             tool.judge("the reflection in the plane perpendicular to it", lambda: [reflect(axis)], axis)
-        if group.translations and not tool.judge(
-            "all translations", partial(tool.sample_shifts, group), unit=tool.whole
-        ):
-            tool.judge("translations along it", partial(_shift_along, tool, partial(_repeat, axis)), axis, tool.shifts)
-            tool.judge("translations perpendicular to it", partial(_shift_along, tool, across), axis, tool.shifts)
+        along = ("translations along it", axis, lambda: [axis] * DRAWN)
+        tool.judge_shifts(along, ("translations perpendicular to it", axis, across))
     else:
         for order, angles in FOLDS.items() if not spins else ():
             best, _ = _search(partial(mean_error, angles))
@@ -277,8 +282,7 @@ def _try_space(tool: _Measurement, group: Euclidean) -> list[tuple[Vector, float
             tool.judge(
                 f"the reflection in the plane perpendicular to {name_axis(normal)}", lambda: [reflect(normal)], normal
             )
-        if group.translations:
-            tool.judge("all translations", partial(tool.sample_shifts, group), unit=tool.whole)
+        tool.judge_shifts()
     return [(each, math.sqrt(square / tool.whole[0])) for each, square in tried]
 
 
@@ -298,13 +302,3 @@ def _ring(axis: Vector, angle: float) -> Iterator[Vector]:
     for k in range(6):
         u, v = math.sin(angle) * math.cos(math.pi * k / 3), math.sin(angle) * math.sin(math.pi * k / 3)
         yield tuple(math.cos(angle) * a + u * b + v * c for a, b, c in zip(axis, one, two, strict=True))
-
-
-def _shift_along(tool: _Measurement, directions: Callable[[], Sequence[Vector]]) -> list[Rigid]:
-    """Draw translations by random distances along these directions."""
-    sizes = (tool.distance * torch.randn(DRAWN, generator=tool.generator)).tolist()
-    return [shift([size * part for part in each]) for size, each in zip(sizes, directions(), strict=True)]
-
-
-def _repeat(axis: Vector) -> list[Vector]:
-    return [axis] * DRAWN

@@ -141,6 +141,11 @@ def _distance(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> tu
     return float(every.mean()), float(every.norm())
 
 
+def measure_distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
+    """Return the norm of the difference between two outputs, with all their tensors taken as one vector."""
+    return math.hypot(*(float((as_double(y) - as_double(two[name])).norm()) for name, y in one.items()))
+
+
 def as_double(x: Tensor) -> Tensor:
     """Return a copy of a tensor on the CPU in double precision."""
     return x.cpu().to(torch.complex128 if x.is_complex() else torch.float64)

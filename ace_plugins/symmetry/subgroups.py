@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from ..errors import AdapterError
-from .groups import Rigid, Rigids, make_tensor
+from .groups import Rigid, Rigids, SampledTogether, make_tensor, make_unit
 
 AXES = {"x": (1.0, 0.0, 0.0), "y": (0.0, 1.0, 0.0), "z": (0.0, 0.0, 1.0)}
 NEAR = 5.0  # an axis at most this many degrees from x, y or z gets the name x, y or z
 
 
 @dataclass(frozen=True)
-class SO2About:
+class SO2About(SampledTogether):
     """The rotations of space about one axis through the origin.
 
     Raises:
@@ -45,10 +45,6 @@ class SO2About:
         """Return the rotation by 0."""
         return rotate(self.axis, 0.0)
 
-    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Return a uniformly distributed element, drawn with ``generator``; ``scale`` has no effect."""
-        return Rigid(self.sample_many(1, generator).matrix[0], make_tensor([0, 0, 0]))
-
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
         """Return ``count`` independent elements, drawn with ``generator``; ``scale`` has no effect."""
         drawn = torch.rand(2, count, generator=generator, dtype=torch.float64, device=generator.device).cpu()
@@ -60,7 +56,7 @@ class SO2About:
 
 
 @dataclass(frozen=True, eq=False)
-class Subgroup:
+class Subgroup(SampledTogether):
     """A finite group, given by its elements, such as one reflection and the identity."""
 
     name: str
@@ -70,11 +66,6 @@ class Subgroup:
     def identity(self) -> Rigid:
         """Return the first element."""
         return self.elements[0]
-
-    def sample(self, generator: torch.Generator, *, scale: float = 1.0) -> Rigid:
-        """Return a uniformly distributed element, drawn with ``generator``; ``scale`` has no effect."""
-        drawn = torch.randint(len(self.elements), (), generator=generator, device=generator.device)
-        return self.elements[int(drawn)]
 
     def sample_many(self, count: int, generator: torch.Generator, *, scale: float = 1.0) -> Rigids:
         """Return ``count`` independent elements, drawn with ``generator``; ``scale`` has no effect."""
@@ -87,10 +78,9 @@ class Subgroup:
 
 def _turn(axis: Tensor, angles: Tensor) -> Tensor:
     """Return the matrices of rotations about a unit vector by these angles, [angles, 3, 3] (Rodrigues' formula)."""
-    cross = torch.linalg.cross(axis.expand(3, 3), torch.eye(3, dtype=torch.float64, device="cpu")).T
+    cross = torch.linalg.cross(axis.expand(3, 3), make_unit(3)).T
     sine, cosine = angles.sin()[:, None, None], angles.cos()[:, None, None]
-    unit = torch.eye(3, dtype=torch.float64, device="cpu")
-    turned: Tensor = unit + sine * cross + (1 - cosine) * (cross @ cross)
+    turned: Tensor = make_unit(3) + sine * cross + (1 - cosine) * (cross @ cross)
     return turned
 
 
@@ -102,13 +92,12 @@ def rotate(axis: Sequence[float], angle: float) -> Rigid:
 def reflect(normal: Sequence[float]) -> Rigid:
     """Return the reflection in the plane, or line of the plane, with this unit normal."""
     n = make_tensor(normal)
-    return Rigid(torch.eye(len(n), dtype=torch.float64, device="cpu") - 2 * torch.outer(n, n), 0 * n)
+    return Rigid(make_unit(len(n)) - 2 * torch.outer(n, n), 0 * n)
 
 
 def shift(vector: Sequence[float]) -> Rigid:
     """Return the translation by a vector."""
-    n = make_tensor(vector)
-    return Rigid(torch.eye(len(n), dtype=torch.float64, device="cpu"), n)
+    return Rigid(make_unit(len(vector)), make_tensor(vector))
 
 
 def perpendicular(axis: Sequence[float]) -> tuple[list[float], list[float]]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..contract.sites import Site, Tap
+from ..contract.sites import Site
 from ..contract.upstreams import class_path
 from ..engine.checkpoint import read_checkpoint
 from ..engine.measure import adapter_of, averaged, hide_from_budget, one_thread, symmetry_left, use_branches
@@ -23,10 +22,10 @@ from ..patch.shims import REPAIRS
 from ..plugins.registry import registry
 from ..report.trace import to_json
 from ..symmetry.actions import GroupAction
-from ..symmetry.layers import Features, LayerSymmetry, measure_layers
+from ..symmetry.layers import LayerSymmetry, measure_layers
 from ..symmetry.left import SymmetryLeft
 from ..symmetry.measure import Call, EquivarianceError, as_call, evaluate, forward_names, measure, preserve_state
-from ..symmetry.parts import find_argument, iterate_tensors, positional_names, select_output
+from ..symmetry.parts import iterate_tensors, positional_names
 from .kit import Kit, convert_to_double, hide_warnings
 
 FLOOR = {torch.float64: 1e-9, torch.float32: 1e-4}  # largest relative error due to rounding; 0.1 for other types
@@ -121,10 +120,11 @@ def audit(
     model = unwrap(fn_or_model) if isinstance(fn_or_model, nn.Module) else nn.Module()
     if not is_model:
         model.forward = fn_or_model
-    sites: Iterable[Any] = ()
+    sites: Sequence[Site] = ()
     if action is None:
         plugin = adapter_of(model)
-        action, sites = plugin.action(model), plugin.call("ace_layers", model=model)
+        action = plugin.action(model)
+        sites = [node for node in plugin.call("ace_layers", model=model) if isinstance(node, Site)]
     if not isinstance(action, GroupAction):
         raise ConfigError(f"action: expected a GroupAction, found {type(action).__name__}")
     with nullcontext() if branches_on is None else use_branches(model, branches_on):
@@ -138,7 +138,7 @@ def audit(
                 # Branches are not meant to be equivariant; the modules that they add to are tested instead.
                 skip = [name for name, module in judged.named_modules() if isinstance(module, Ace)]
                 options: dict[str, Any] = {"samples": samples, "seed": seed, "floor": floor, "skip": skip}
-                measured = measure_layers(judged, action, batch, features=_features(judged, sites), **options)
+                measured = measure_layers(judged, action, batch, sites=sites, **options)
                 blamed = _blame(measured, error.relative, floor)
     uncovered = tuple(_find_uncovered(judged, action, batch))
     return Audit(error, str(dtype).removeprefix("torch."), as_given, uncovered, blamed, floor)
@@ -150,20 +150,6 @@ def _output_dtype(model: nn.Module, action: GroupAction, batch: Any, seed: int) 
         output = evaluate(model, *as_call(batch), seed)
     dtypes = (tensor.dtype for tensor in action.tensors_to_compare(output).values())
     return min((dtype.to_real() if dtype.is_complex else dtype for dtype in dtypes), key=lambda dtype: dtype.itemsize)
-
-
-def _features(model: nn.Module, sites: Iterable[Any]) -> dict[str, Features]:
-    """Collect the actions on inputs and outputs of submodules that the adapter's sites declare."""
-    found: dict[str, Features] = {}
-    for site in sites:
-        if not isinstance(site, Site) or site.acts is None:
-            continue
-        known = found.setdefault(site.module, Features([], []))
-        known.gives.append((site.acts[1], partial(select_output, site=site)))
-        if isinstance(site.reads, Tap) and site.reads.module in (None, site.module) and site.through is None:
-            argument = find_argument(site.reads, site.module, model, f"site {site.name!r}")
-            known.reads.append((site.acts[0], argument.pick))
-    return found
 
 
 def _blame(layers: list[LayerSymmetry], relative: float, floor: float) -> tuple[LayerSymmetry, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from ..engine.measure import adapter_of, get_ace, hide_from_budget, use_branches
 from ..engine.state import Ace, unwrap
 from ..errors import AdapterError, ConfigError
 from ..report.trace import to_json
-from ..symmetry.measure import as_call, as_double, compare_orders, evaluate, preserve_state
+from ..symmetry.measure import as_call, compare_orders, evaluate, measure_distance, preserve_state
 from .kit import convert_to_double
 
 
@@ -127,7 +127,7 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
         elements = (action.group.sample(generator, scale=0.0) for _ in range(samples))
         with _watch(ace) as calls:
             pairs = compare_orders(model, action, call, evaluate(model, *call, seed), elements, seed)
-            error = max(_distance(*pair) for pair in pairs)
+            error = max(measure_distance(*pair) for pair in pairs)
         every = dict(zip((site.name for site in ace.sites), ace.gamma.tolist(), strict=True))
         for name in every:
             if len(calls.get(name, ())) != samples + 1 or not all(read for read, _ in calls[name]):
@@ -145,11 +145,11 @@ def bounds(model: nn.Module, batch: Any, *, samples: int = 8, seed: int = 0) -> 
             grown *= 1 + abs(gamma)
             after = run(list(gammas)[: k + 1])
             if gamma and given:
-                growth.append((_distance(after, before) / abs(gamma) / given) ** (1 / (len(gammas) - k)))
+                growth.append((measure_distance(after, before) / abs(gamma) / given) ** (1 / (len(gammas) - k)))
             before = after
         layers, M = [*gammas.values(), 0.0], max(growth)
     bound_1, bound_2 = theorem_1(layers, B, M, norm), theorem_2(layers, B, M, norm)
-    return Bounds(bound_1, bound_2, _distance(before, none), error, B, M, norm, gammas, branches)
+    return Bounds(bound_1, bound_2, measure_distance(before, none), error, B, M, norm, gammas, branches)
 
 
 @contextmanager
@@ -172,7 +172,3 @@ def _watch(ace: Ace) -> Iterator[dict[str, list[tuple[float, float]]]]:
         for node in ace.nodes.values():
             hooks.enter_context(ace.branch(node.name).register_forward_hook(partial(keep, node)))
         yield calls
-
-
-def _distance(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> float:
-    return math.hypot(*(float((as_double(y) - as_double(two[name])).norm()) for name, y in one.items()))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 import stat
@@ -228,6 +230,21 @@ def test_edited_settings_are_kept_unless_purged(root: Path) -> None:
     assert changed(root) == ["?? ace.toml"]
     revert(root, "--purge")
     assert changed(root) == []
+
+
+def test_revert_leaves_out_folders_that_may_not_be_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    patch(root)
+    private, real = root / "private", os.stat
+    private.mkdir()
+
+    def refusing(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, str | os.PathLike) and Path(path).parent == private:
+            raise PermissionError(errno.EACCES, "denied", str(path))
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    revert(root)
+    assert LINE not in (root / "main.py").read_text()
 
 
 def test_revert_keeps_to_its_own_checkout(root: Path, clone: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from toy import ADAPTERS
 
 from ace_plugins import attach
 from ace_plugins.adapter import Graphs, Site, hookimpl, norm_linear
-from ace_plugins.engine.holdout import BITS, FitLinear, draw, fit_rows, is_separable, separate
+from ace_plugins.engine.holdout import BITS, FitLinear, draw, fit_rows, is_separable, scale, separate
 from ace_plugins.errors import AceWarning
 from ace_plugins.plugins.registry import registry
 
@@ -224,3 +224,26 @@ def test_every_shape_of_site_can_be_judged(name: str) -> None:
     tensors = output if isinstance(output, tuple) else (output,)
     sum(t.square().sum() for t in tensors if isinstance(t, Tensor)).backward()
     assert model.ace.gamma.grad is not None
+
+
+@pytest.mark.parametrize("adapter", ["cloud", "layer_norm"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_models_in_half_precision_train_in_mode_auto(adapter: str, dtype: torch.dtype) -> None:
+    model = attach(Cloud().to(dtype), adapter=adapter, mode="auto", loop="paced", trace=False, tell=False)
+    seen = []
+    model.layers[0].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    loss = energies(model, torch.randn(8, POINTS, 3, dtype=dtype)).mean()
+    loss.backward()
+    assert seen == [dtype]
+    assert model.ace.gamma.grad.isfinite().all()
+    assert model.ace.gamma.grad.any()
+
+
+def test_rows_that_judge_give_a_scale_no_second_derivative() -> None:
+    x, weight = torch.randn(4, 3, requires_grad=True), torch.ones(3, requires_grad=True)
+    with fit_rows(torch.tensor([[1.0], [1.0], [0.0], [0.0]])):
+        y = scale(x, weight, torch.zeros(3))
+    (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    for rows, trains in ((slope[:2], True), (slope[2:], False)):
+        (found,) = torch.autograd.grad(rows.square().sum(), weight, retain_graph=True)
+        assert bool(found.any()) is trains

@@ -22,6 +22,8 @@ from ace_plugins.engine.step import wrap
 
 PLACES: list[tuple[Any, str]] = [
     (Optimizer, "__init__"),
+    (Optimizer, "add_param_group"),
+    (nn.utils.clip_grad, "clip_grad_norm_"),
     (DistributedDataParallel, "__init__"),
     (nn.SyncBatchNorm, "convert_sync_batchnorm"),
     (torch.autograd, "backward"),
@@ -140,6 +142,19 @@ def test_a_wrapper_of_somebody_else_stays_and_ours_passes_through(monkeypatch: p
     assert torch.equal(model.ace.session.observed.loss, loss.detach()), "recorded once, by the new wrapper alone"
     project(model)
     assert torch.autograd.backward is theirs
+
+
+def test_patched_functions_accept_their_arguments_by_name() -> None:
+    model = attach(Layered(), trace=False)
+    optimizer = torch.optim.SGD(params=model.parameters(), lr=0.1)
+    optimizer.add_param_group(param_group={"params": [nn.Parameter(torch.ones(2))]})
+    assert len(optimizer.param_groups) == 2
+    loss = model(torch.ones(2, 3)).square().mean()
+    torch.autograd.backward(tensors=torch.amp.GradScaler("cpu").scale(outputs=loss))
+    nn.utils.clip_grad_norm_(parameters=model.parameters(), max_norm=1.0)
+    nn.SyncBatchNorm.convert_sync_batchnorm(module=model)
+    optimizer.step()
+    assert torch.equal(model.ace.session.observed.loss, loss.detach())
 
 
 def test_a_wrapped_function_is_called_through_ours_until_it_is_undone() -> None:

@@ -31,6 +31,21 @@ def same(one: nn.Module, two: nn.Module, tolerance: float = 0.0) -> bool:
     return all(torch.allclose(a.double(), b.double(), rtol=0, atol=tolerance) for a, b in pairs)
 
 
+def test_the_loss_of_a_step_is_the_sum_over_accumulated_backward_passes() -> None:
+    model = attach(Layered())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = nn.Linear(3, 1)
+    x = torch.randn(8, 3)
+    for parts in (4, 1):
+        whole = loss_of(model, x).detach()
+        other(x).sum().backward()  # the loss of another model does not count
+        optimizer.zero_grad()
+        for part in x.chunk(parts):
+            (loss_of(model, part) / parts).backward()
+        optimizer.step()
+        assert torch.allclose(model.ace.session.observed.loss, whole)
+
+
 def test_gradient_accumulation_adds_lambda_once() -> None:
     whole, x = model_and_batch()
     parts = copy.deepcopy(whole)
