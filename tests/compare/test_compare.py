@@ -165,11 +165,31 @@ def test_two_calls_in_one_folder(project: Path, monkeypatch: pytest.MonkeyPatch)
     assert answer("--runs", "off", "--seeds", "1", "--out", "out")["runs"], "the lock of a dead process does not count"
 
 
-def test_a_script_that_writes_into_large_data_is_stopped_before_the_next_run(
+@pytest.mark.parametrize(
+    "write",
+    [
+        "open('data.npy', 'wb').write(b'new')",
+        "import pathlib; pathlib.Path('data.npy').open('r+b').write(b'new')",
+        "import os; os.truncate('data.npy', 3)",
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'open(\"data.npy\", \"a\")'], check=True)",
+    ],
+)
+def test_a_script_cannot_write_through_links_to_large_data(
+    project: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    monkeypatch.setattr("ace_plugins.compare.plan.FICLONE", 0)  # as on a file system that cannot clone files
+    (project / "train.py").write_text(f"open('own.txt', 'w').write('x')\n{write}\nprint('test 1')")
+    told = answer("--runs", "off", "--seeds", "1", code=1)
+    assert "PermissionError" in told["failed"]["off seed 1"]
+    assert "is a link to data that all runs share: let the script write another file" in told["failed"]["off seed 1"]
+    assert (project / "data.npy").read_bytes() == bytes(LARGE)
+
+
+def test_a_program_that_writes_into_large_data_is_stopped_before_the_next_run(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ace_plugins.compare.plan.FICLONE", 0)  # as on a file system that cannot clone files
-    (project / "train.py").write_text("open('data.npy', 'wb').write(b'new'); print('test 1')")
+    (project / "train.py").write_text("import os; os.system('echo new > data.npy'); print('test 1')")
     done = compare("schnet", *METRIC, "--runs", "off", "--jobs", "1", "--out", "out", "--", "train.py", code=2)
     assert re.search(r"stopped: .*/project/data\.npy, which all runs read, was changed, .*: restore it", done.stderr)
     assert len(list(project.glob("out/*/seed-*"))) == 1
