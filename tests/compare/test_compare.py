@@ -263,6 +263,14 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatc
     assert len(answer("--runs", "off,strict", "--seeds", "2")["runs"]) == 2, "and called again it is made good"
 
 
+def test_control_characters_at_the_end_of_a_log_are_escaped(project: Path) -> None:
+    (project / "train.py").write_text("print('\\x1b]0;title\\x07\\x1b[2J'); raise SystemExit('\\x1b[31mred')")
+    done = compare("schnet", *METRIC, "--runs", "off", "--seeds", "1", "--", "train.py", code=1)
+    assert "\\x1b]0;title\\x07\\x1b[2J" in done.output
+    assert "\x1b" not in done.output
+    assert "\x07" not in done.output
+
+
 def test_a_place_for_the_seed_in_the_command(project: Path) -> None:
     (project / "train.py").write_text("import sys; print('test', sys.argv[1])")
     done = compare("schnet", "--json", *METRIC, "--runs", "off", "--seeds", "7,11", "--", "train.py", "{seed}")
