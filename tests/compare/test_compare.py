@@ -263,6 +263,18 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(project: Path, monkeypatc
     assert len(answer("--runs", "off,strict", "--seeds", "2")["runs"]) == 2, "and called again it is made good"
 
 
+@pytest.mark.parametrize("link", [".ace", ".ace/compare"])
+def test_results_are_not_written_through_a_link(project: Path, tmp_path: Path, link: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (project / link).parent.mkdir(exist_ok=True)
+    (project / link).symlink_to(outside)
+    done = compare("schnet", *METRIC, "--runs", "off", "--seeds", "1", "--", "train.py", code=2)
+    assert f"{link} is a link: ACE writes no files through links in .ace" in done.stderr
+    assert not list(outside.iterdir())
+    compare("schnet", *METRIC, "--runs", "off", "--seeds", "1", "--out", "out", "--", "train.py")
+
+
 def test_control_characters_at_the_end_of_a_log_are_escaped(project: Path) -> None:
     (project / "train.py").write_text("print('\\x1b]0;title\\x07\\x1b[2J'); raise SystemExit('\\x1b[31mred')")
     done = compare("schnet", *METRIC, "--runs", "off", "--seeds", "1", "--", "train.py", code=1)
