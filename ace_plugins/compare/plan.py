@@ -29,6 +29,7 @@ from ..plugins.plugin import Plugin
 from ..plugins.registry import registry
 from ..report.page import PAGE
 from ..report.record import find_versions
+from ..report.trace import refuse_links
 from ..run.launch import find_checkout
 from .experiment import Experiment, compile_pattern, find_setting, list_points, set_option
 
@@ -237,6 +238,7 @@ class Store:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder for this process. The system removes the lock of a process that has ended."""
+        refuse_links(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LOCK).open("a+", encoding="utf-8") as file:
             try:

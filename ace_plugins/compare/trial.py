@@ -26,7 +26,7 @@ from ..contract.upstreams import Metric
 from ..errors import AceError
 from ..report.trace import LINES, SavedRun, read_run
 from ..report.verdicts import NEAR
-from ..run.activation import SHIFT
+from ..run.activation import LINKS, SHIFT
 from ..settings.sources import VARIABLES, variable
 from .experiment import compile_pattern
 from .plan import LOG, Comparison, Store, Trial, TrialResult, now
@@ -137,7 +137,7 @@ def perform(
     process = subprocess.Popen(
         [sys.executable, "-m", "ace_plugins", "run", task.comparison.adapter, "--", *script],
         cwd=work / task.comparison.below,
-        env=task.environment(work / "ace-runs", device),
+        env=task.environment(work / "ace-runs", device) | {LINKS: os.path.realpath(work)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -133,7 +133,9 @@ class Budget:
         """
         if self.steps is not None:
             return
-        made = 1 if self.begun is None else count - self.begun  # steps made in this process
+        if self.begun is None:
+            self.begun = count - 1
+        made = count - self.begun  # steps made in this process
         if made == 1 and not sys.modules.keys().isdisjoint(LIGHTNING):
             self._read_lightning(model)
         if self.steps is None and self.epochs is None and (made in (1, LOOKED) or count == LOOKED):

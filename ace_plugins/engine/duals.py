@@ -11,7 +11,6 @@ parameter group. The paced loop is in ``paced_loop``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -172,7 +171,7 @@ class Duals(nn.Module):
         """Update the values derived from the buffers, after they were loaded or copied from another rank."""
         if not self.steps.is_meta:
             steps = float(self.steps)
-            self.count = round(steps) if 0 <= steps < math.inf else 2**16  # overflows in half-precision checkpoints
+            self.count = round(steps) if 0 <= steps < 2**53 else 2**16  # overflows in half-precision checkpoints
             self.steps.fill_(self.count)
             if self.config.paced and not self.config.may_land:  # sites that landed in strict mode train again
                 self.run_square.copy_(torch.where(self.site_landed > 0, self.square, self.run_square))

@@ -270,7 +270,7 @@ def close_forward(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def touch_freed(model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """Forward hook of the model: adds the parameters of landed sites to the graph, as DDP requires."""
+    """Forward hook of the model: adds the parameters of landed sites to the graph; see `Ace.needs_touch`."""
     ace = model._modules[NAME]
     assert isinstance(ace, Ace)
     nothing = torch.stack([parameter.flatten()[:0].sum() for parameter in ace.freed]).sum()  # 0, with gradients of 0

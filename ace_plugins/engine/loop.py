@@ -182,6 +182,8 @@ class Loop(ABC):
         if session.goes_on:  # False again after a step within a step
             session.goes_on = False
             session.observed = LOSSES.take(None, optimizer)
+            if ace.config.paced:  # for reports: a run may be resumed after its landing
+                ace.budget.inspect(optimizer, ace.root, ace.duals.count + 1)
             ace.duals.tick()
             if before is not None:
                 ace.gamma.detach().zero_()

@@ -238,8 +238,12 @@ class Ace(nn.Module):
 
     @property
     def needs_touch(self) -> bool:
-        """True if freed parameters must be in the autograd graph, because DistributedDataParallel expects them."""
-        return bool(self.freed) and self.training and is_distributed()
+        """True if freed parameters must be in the autograd graph.
+
+        DistributedDataParallel expects them there, and so do scripts that call ``torch.autograd.grad`` with all
+        parameters. Such a script calls no ``backward`` between steps. Before the first step this is unknown.
+        """
+        return bool(self.freed) and self.training and (is_distributed() or self.session.observed.loss is None)
 
     def forget_gradients(self) -> None:
         """Remove the gradients of freed parameters, so that optimizers skip these."""

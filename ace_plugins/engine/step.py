@@ -283,10 +283,12 @@ def _find_ownership(optimizer: Optimizer) -> Ownership:
     for ace in live:
         weights = [] if id(ace.gamma) in places else _find_weights(ace, places.keys() - shared)
         if weights and id(ace.gamma) not in _find_owned():
+            do = f"build the optimizer after attach, or add model.{NAME}.parameters() with optimizer.add_param_group"
+            if all(p.ndim == 2 for group in optimizer.param_groups for p in group["params"]):  # Muon takes no gamma
+                do = f"pass model.{NAME}.parameters() to another optimizer, such as AdamW"
             raise StepError(
                 f"{type(optimizer).__name__} trains {len(weights)} weights of {type(ace.root).__name__} but no "
-                f"optimizer owns its gamma (model.{NAME}.gamma): build the optimizer after attach, or call "
-                f"optimizer.add_param_group({{'params': model.{NAME}.parameters()}}), or freeze gamma with "
+                f"optimizer owns its gamma (model.{NAME}.gamma): {do}, or freeze gamma with "
                 f"model.{NAME}.gamma.requires_grad_(False)"
             )
     bounded = [ace for ace in live if any(id(m.weight) in places for m in find_bounded(ace.branches))]

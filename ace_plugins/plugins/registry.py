@@ -154,7 +154,9 @@ class Registry:
 
 
 def find_installable(name: str) -> str:
-    """Return advice on installing an adapter of this clone of ace-plugins; empty if the clone has no such adapter."""
+    """Return how to install or load an adapter that is missing; empty if the clone of ace-plugins has no such one."""
+    if name.replace("-", "_") in importlib.metadata.entry_points(group="ace_plugins").names:
+        return f"adapter {name!r} is installed but not loaded: add it to ACE_LOAD_PLUGINS, or unset this variable"
     for file in Path(__file__).parents[2].glob("adapters/*/pyproject.toml"):
         if file.parent.name == name.replace("-", "_"):
             extra = "[upstream]" if "\nupstream =" in file.read_text(encoding="utf-8") else ""

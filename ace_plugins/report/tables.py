@@ -75,8 +75,21 @@ class TableData:
     numbers: Collection[str] = ()  # headers of columns with numbers, which are aligned on the right
     optional: Collection[str] = ()  # headers of columns that narrow screens leave out
 
+    @property
+    def widths(self) -> list[int]:
+        """Number of characters of the longest cell of each column."""
+        return [max(map(len, column)) for column in zip(self.headers, *self.rows, strict=True)]
+
+    def fit(self, width: int) -> TableData:
+        """Return the table without its optional columns, if it is wider than so many characters with its frame."""
+        if sum(self.widths) + 3 * len(self.headers) + 1 <= width:
+            return self
+        kept = [number for number, header in enumerate(self.headers) if header not in self.optional]
+        rows = [[row[number] for number in kept] for row in (self.headers, *self.rows)]
+        return TableData(rows[0], rows[1:], self.numbers)
+
     def __str__(self) -> str:
-        widths = [max(map(len, column)) for column in zip(self.headers, *self.rows, strict=True)]
+        widths = self.widths
         lines = []
         for row in (self.headers, *self.rows):
             cells = zip(row, widths, self.headers, strict=True)

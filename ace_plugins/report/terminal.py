@@ -46,6 +46,8 @@ def make_table(*columns: str, numbers: Sequence[str] = ()) -> Table:
 
 
 def render_table(data: TableData) -> Table:
+    """Return the table for the terminal, without its optional columns if the terminal is narrow."""
+    data = data.fit(open_console().width)
     table = make_table(*data.headers, numbers=list(data.numbers))
     for row in data.rows:
         table.add_row(*map(escape, row))

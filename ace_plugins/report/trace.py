@@ -56,7 +56,7 @@ def refuse_links(folder: Path) -> None:
     path = folder.absolute()
     inside = [path, *path.parents][: [*reversed(path.parts)].index(HOME) + 1] if HOME in path.parts else []
     if link := next((each for each in inside if each.is_symlink()), None):
-        do = "remove it, or set ACE_RUNS to a folder outside (report: --out)"
+        do = "remove it, or set ACE_RUNS to a folder outside (report, compare: --out)"
         raise AceError(f"{link} is a link: ACE writes no files through links in {HOME}; {do}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import errno
 import json
 import os
 import random
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "ACE_RUN"
 SHIFT = "ACE_SEED_SHIFT"  # environment variable: a number to add to every seed the script sets
+LINKS = "ACE_LINKS"  # environment variable: a folder, in which links to files outside of it are read-only
 SEEDS = 2**32  # larger seeds are taken modulo this number, because numpy does not accept them
 
 
@@ -113,6 +115,8 @@ def had_traceback() -> bool:
 
 def inherit() -> None:
     """Join the run that is described in the environment, if any."""
+    if LINKS in os.environ:
+        sys.addaudithook(partial(_refuse_links, os.path.join(os.environ[LINKS], "")))
     if SHIFT in os.environ:
         shift = SeedShift(int(os.environ[SHIFT]))
         shift.patch(random, "seed")
@@ -122,6 +126,18 @@ def inherit() -> None:
         if request.is_first:
             request.choose_marker()
         Activation(request)
+
+
+def _refuse_links(folder: str, event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook of a comparison's runs: raises a PermissionError if Python writes through a link out of ``folder``."""
+    if event not in ("open", "os.truncate") or not isinstance(arguments[0], (str, bytes)):
+        return
+    path = os.fsdecode(arguments[0])
+    if (event == "os.truncate" or arguments[2] & (os.O_WRONLY | os.O_RDWR)) and os.path.islink(path):
+        of_link, of_data = (os.path.realpath(each) + os.sep for each in (os.path.dirname(path), path))
+        if of_link.startswith(folder) and not of_data.startswith(folder):
+            do = "is a link to data that all runs share: let the script write another file"
+            raise PermissionError(errno.EACCES, do, path)
 
 
 class SeedShift:

@@ -13,7 +13,8 @@ from .toml_file import SettingsFile
 
 HOME = ".ace"  # folder for the files that runs write
 RUNS = f"{HOME}/runs"  # folder for traces, unless the variable ACE_RUNS names another folder
-OTHERS = ("ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIFT")  # variables that are not settings
+# Variables that are not settings.
+OTHERS = ("ACE_LINKS", "ACE_LOAD_PLUGINS", "ACE_QUIET", "ACE_RUN", "ACE_RUNS", "ACE_SEED_SHIFT")
 
 
 def variable(setting: str) -> str:

@@ -165,11 +165,31 @@ def test_two_calls_in_one_folder(project: Path, monkeypatch: pytest.MonkeyPatch)
     assert answer("--runs", "off", "--seeds", "1", "--out", "out")["runs"], "the lock of a dead process does not count"
 
 
-def test_a_script_that_writes_into_large_data_is_stopped_before_the_next_run(
+@pytest.mark.parametrize(
+    "write",
+    [
+        "open('data.npy', 'wb').write(b'new')",
+        "import pathlib; pathlib.Path('data.npy').open('r+b').write(b'new')",
+        "import os; os.truncate('data.npy', 3)",
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'open(\"data.npy\", \"a\")'], check=True)",
+    ],
+)
+def test_a_script_cannot_write_through_links_to_large_data(
+    project: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    monkeypatch.setattr("ace_plugins.compare.plan.FICLONE", 0)  # as on a file system that cannot clone files
+    (project / "train.py").write_text(f"open('own.txt', 'w').write('x')\n{write}\nprint('test 1')")
+    told = answer("--runs", "off", "--seeds", "1", code=1)
+    assert "PermissionError" in told["failed"]["off seed 1"]
+    assert "is a link to data that all runs share: let the script write another file" in told["failed"]["off seed 1"]
+    assert (project / "data.npy").read_bytes() == bytes(LARGE)
+
+
+def test_a_program_that_writes_into_large_data_is_stopped_before_the_next_run(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ace_plugins.compare.plan.FICLONE", 0)  # as on a file system that cannot clone files
-    (project / "train.py").write_text("open('data.npy', 'wb').write(b'new'); print('test 1')")
+    (project / "train.py").write_text("import os; os.system('echo new > data.npy'); print('test 1')")
     done = compare("schnet", *METRIC, "--runs", "off", "--jobs", "1", "--out", "out", "--", "train.py", code=2)
     assert re.search(r"stopped: .*/project/data\.npy, which all runs read, was changed, .*: restore it", done.stderr)
     assert len(list(project.glob("out/*/seed-*"))) == 1
@@ -241,6 +261,26 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(project: Path, monkey
     assert done.output.count("ValueError: out of luck") == 2, "once for each seed"
     monkeypatch.delenv("FAILS")
     assert len(answer("--runs", "off,strict", "--seeds", "2")["runs"]) == 2, "and called again it is made good"
+
+
+@pytest.mark.parametrize("link", [".ace", ".ace/compare"])
+def test_results_are_not_written_through_a_link(project: Path, tmp_path: Path, link: str) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (project / link).parent.mkdir(exist_ok=True)
+    (project / link).symlink_to(outside)
+    done = compare("schnet", *METRIC, "--runs", "off", "--seeds", "1", "--", "train.py", code=2)
+    assert f"{link} is a link: ACE writes no files through links in .ace" in done.stderr
+    assert not list(outside.iterdir())
+    compare("schnet", *METRIC, "--runs", "off", "--seeds", "1", "--out", "out", "--", "train.py")
+
+
+def test_control_characters_at_the_end_of_a_log_are_escaped(project: Path) -> None:
+    (project / "train.py").write_text("print('\\x1b]0;title\\x07\\x1b[2J'); raise SystemExit('\\x1b[31mred')")
+    done = compare("schnet", *METRIC, "--runs", "off", "--seeds", "1", "--", "train.py", code=1)
+    assert "\\x1b]0;title\\x07\\x1b[2J" in done.output
+    assert "\x1b" not in done.output
+    assert "\x07" not in done.output
 
 
 def test_a_place_for_the_seed_in_the_command(project: Path) -> None:

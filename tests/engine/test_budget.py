@@ -289,6 +289,17 @@ def test_a_run_that_goes_on_waits_for_its_scheduler() -> None:
     assert (resumed.begun, resumed.is_settled(5), resumed.is_settled(8)) == (3, False, True)
 
 
+def test_the_length_is_read_after_the_landing_too() -> None:
+    model = attach(Layered(), **FIT, budget=40)
+    train(model, lambda o: StepLR(o, 30), 60)
+    assert model.ace.landed
+    resumed = attach(Layered(), **FIT)
+    resumed.load_state_dict(model.state_dict())
+    with pytest.warns(AceWarning, match="had landed before"):
+        found = train(resumed, lambda o: OneCycleLR(o, 0.1, total_steps=340), 6)
+    assert (found.begun, str(found)) == (60, "400 steps (the script's OneCycleLR)")
+
+
 def after_steps(count: int) -> dict[str, Any]:
     model = attach(Layered(), **FIT, budget=100)
     train(model, lambda o: StepLR(o, 30), count)

@@ -262,9 +262,10 @@ def test_entries_of_other_kinds_are_refused(kind: str) -> None:
     assert_same(model.state_dict(), before)
 
 
-def test_a_negative_number_of_steps_counts_as_unknown() -> None:
+@pytest.mark.parametrize("steps", [-5.0, 1e30, float("nan")])
+def test_a_number_of_steps_that_is_none_counts_as_unknown(steps: float) -> None:
     model = trained()
-    model.load_state_dict({**model.state_dict(), "ace.duals.steps": torch.tensor(-5.0)})
+    model.load_state_dict({**model.state_dict(), "ace.duals.steps": torch.tensor(steps)})
     assert status(model).steps == 2**16
 
 

@@ -566,7 +566,7 @@ def test_a_second_optimizer_loads_the_state_of_the_first() -> None:
 
 
 class Matrices(torch.optim.SGD):
-    """As Muon, an optimizer of matrices only."""
+    """As torch.optim.Muon, which torch has since 2.9: an optimizer of matrices only."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, lr)
@@ -574,13 +574,17 @@ class Matrices(torch.optim.SGD):
             raise ValueError("matrices only")
 
 
+OF_MATRICES: list[Any] = [Matrices, getattr(torch.optim, "Muon", Matrices)]
+
+
+@pytest.mark.parametrize("kind", OF_MATRICES, ids=["stand-in", "torch"])
 @pytest.mark.parametrize("first", [True, False])
-def test_an_optimizer_of_matrices_gets_matrices_only(first: bool) -> None:
+def test_an_optimizer_of_matrices_gets_matrices_only(first: bool, kind: Any) -> None:
     model = layered(preset="fit", loop="paced", mode="strict", frames="off", trace=False, budget=60)
     matrices, vectors = split_parameters(model)
-    made = [Matrices(matrices, lr=0.1)] if first else []
+    made = [kind(matrices, lr=0.1)] if first else []
     made += [torch.optim.AdamW(vectors, lr=0.01, weight_decay=0.1)]
-    made += [] if first else [Matrices(matrices, lr=0.1)]
+    made += [] if first else [kind(matrices, lr=0.1)]
     before = copy.deepcopy(model.ace.state_dict())
     x = torch.linspace(-1, 1, 36).reshape(12, 3)
     for _ in range(60):
@@ -597,6 +601,19 @@ def test_an_optimizer_of_matrices_gets_matrices_only(first: bool) -> None:
     for optimizer in made:
         optimizer.step()
     assert all(map(torch.equal, after, model.ace.parameters())), "no optimizer sees gradients of landed branches"
+
+
+@pytest.mark.parametrize("kind", OF_MATRICES, ids=["stand-in", "torch"])
+def test_an_optimizer_of_matrices_alone_is_refused_with_advice_that_works(kind: Any) -> None:
+    model = layered(preset="fit", loop="paced", mode="strict", frames="off", trace=False, budget=60)
+    optimizer = kind(split_parameters(model)[0], lr=0.1)
+    with pytest.raises(AceError, match=r"no optimizer owns its gamma.*pass .* to another optimizer"):
+        train(model, optimizer)
+    other = torch.optim.AdamW(model.ace.parameters(), lr=0.01)
+    (model(torch.randn(5, 3)) - 1).square().mean().backward()
+    for each in (optimizer, other):
+        each.step()
+    assert status(model).steps == 1
 
 
 class Around(torch.optim.Optimizer):

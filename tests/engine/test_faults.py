@@ -287,3 +287,14 @@ def test_an_optimizer_with_values_per_group() -> None:
         model = attach(Layered().double(), **config)
         steps(model, Listing(model.parameters(), lr=0.01, weight_decay=0.1), 2)
         assert status(model).steps == 2
+
+
+def test_adabound_itself() -> None:
+    optimizers = pytest.importorskip("pytorch_optimizer", reason="needs pytorch_optimizer (tox run -e extras)")
+    model = attach(Layered().double(), **PAPER)
+    with pytest.raises(AceError, match=r"AdaBound has a list .* \(base_lrs\)"):
+        steps(model, optimizers.AdaBound(model.parameters(), lr=0.01, weight_decay=0.1), 1)
+    for config in ({**PAPER, "gamma_weight_decay": True}, FIT, AUTO):
+        model = attach(Layered().double(), **config)
+        steps(model, optimizers.AdaBound(model.parameters(), lr=0.01, weight_decay=0.1), 30)
+        assert status(model).steps == 30

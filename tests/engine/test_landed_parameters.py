@@ -109,7 +109,33 @@ def test_gradients_are_zero_before_and_after_the_step() -> None:
         assert all(p.grad.any() for p in model.ace.parameters()), "a second backward pass adds to them"
 
 
-def test_gradients_from_autograd_grad() -> None:
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_gradients_from_autograd_grad(mode: str, resumed: bool) -> None:
+    """A script that never calls backward passes the parameters of landed branches too."""
+    model = attach(Layered(), **{**FIT, "mode": mode})
+    plain, saved = Layered(), None
+    for _ in range(2 if resumed else 1):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        for _ in range(50):
+            parameters = list(model.parameters())
+            found = torch.autograd.grad((model(X) - 1).square().mean(), parameters)
+            for p, gradient in zip(parameters, found, strict=True):
+                p.grad = gradient
+            before = [p.detach().clone() for p in model.ace.parameters()] if model.ace.landed else []
+            optimizer.step()
+        assert before
+        assert all(map(torch.equal, before, model.ace.parameters())), "the optimizer skips them"
+        state, saved = model.state_dict(), optimizer.state_dict()
+        model = attach(Layered(), **{**FIT, "mode": mode})
+        model.load_state_dict(state)
+    plain.load_state_dict({name: value for name, value in state.items() if not name.startswith("ace.")})
+    assert torch.equal(model(X), plain(X))
+
+
+def test_landed_parameters_are_not_in_the_graph_of_a_script_that_calls_backward() -> None:
     model = landed_in_training(norm)
     found = torch.autograd.grad(model(X).sum(), list(model.parameters()), allow_unused=True)
     own = {id(p) for p in model.ace.parameters()}

@@ -333,6 +333,7 @@ def test_presets_that_are_none_are_reported() -> None:
 
 def test_an_adapter_of_this_repository_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Registry([])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: importlib.metadata.EntryPoints())
     for module in ("ace_plugins.cli.main", "ace_plugins.cli.scripts", "ace_plugins.run.launch"):
         monkeypatch.setattr(f"{module}.registry", lambda: none)
     folder = Path(__file__).parents[2] / "adapters" / "segnn"
@@ -344,3 +345,15 @@ def test_an_adapter_of_this_repository_that_is_not_installed(monkeypatch: pytest
         none.adapter("painn")
     with pytest.raises(AdapterError, match="unknown adapter"):
         none.adapter("../adapters/segnn")
+
+
+def test_an_adapter_that_is_not_loaded_is_not_called_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = importlib.metadata.EntryPoint("segnn", "ace_segnn", "ace_plugins")
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: importlib.metadata.EntryPoints([entry]))
+    none = Registry([])
+    for module in ("ace_plugins.cli.main", "ace_plugins.cli.scripts", "ace_plugins.run.launch"):
+        monkeypatch.setattr(f"{module}.registry", lambda: none)
+    for words in (["segnn"], ["run", "segnn", "--", "train.py"]):
+        done = CliRunner().invoke(cli, words)
+        told = "adapter 'segnn' is installed but not loaded: add it to ACE_LOAD_PLUGINS, or unset this variable"
+        assert (done.exit_code, done.output) == (2, f"ace-patch: {told}\n")

@@ -13,7 +13,7 @@ from rich.console import Console
 from traces import write_run
 
 from ace_plugins.report import terminal
-from ace_plugins.report.tables import sparkline
+from ace_plugins.report.tables import TableData, sparkline
 from ace_plugins.report.terminal import watch_run
 
 
@@ -93,3 +93,17 @@ def test_sparklines() -> None:
     assert sparkline([1, 2], [float("nan"), 1.0], 2) == "x▁"
     assert len(sparkline(list(range(1, 1001)), [0.0] * 1000, 24)) == 24
     assert sparkline([], []) == ""
+
+
+def test_a_terminal_that_is_too_narrow_leaves_out_optional_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableData(["site", "over time"], [["a", "b"]], optional=["over time"])
+    assert table.fit(20) is table
+    assert (table.fit(19).headers, table.fit(19).rows) == (["site"], [["a"]])
+    folder = write_run(tmp_path / "a", sites=3, lines=20)
+    for width, shown in ((100, True), (60, False)):
+        monkeypatch.setenv("COLUMNS", str(width))
+        parts = terminal.draw_run(terminal.read_run(folder))
+        (drawn,) = [part for part in parts if not isinstance(part, str)]
+        assert ("over time" in [column.header for column in drawn.columns]) == shown
