@@ -57,11 +57,11 @@ class Registry:
         """Return the adapter of this name; raise an AdapterError if it is unknown or cannot be used."""
         plugin = self.plugins.get(name) or self.plugins.get(name.replace("-", "_"))
         if plugin is None:
+            left_out = f"; not loaded: {self.left_out}" if self.left_out else ""
             if how := find_installable(name):
-                raise AdapterError(how)
+                raise AdapterError(how + left_out)
             do = f"'ace-patch list' shows the installed ones; the package of an adapter is usually called ace-{name}"
-            do += f"; not loaded: {self.left_out}" if self.left_out else ""
-            raise AdapterError(one_of("adapter", name, [p.name for p in self], do=do))
+            raise AdapterError(one_of("adapter", name, [p.name for p in self], do=do + left_out))
         if plugin.problem is not None:
             raise AdapterError(f"{plugin}: {plugin.problem}")
         if plugin.upstream is None:
