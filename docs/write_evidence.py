@@ -2,11 +2,14 @@
 
     python docs/write_evidence.py
     python docs/write_evidence.py --add NAME FOLDER "TITLE" symmetric|broken
+    python docs/write_evidence.py --more NAME FOLDER
 
-The second command first writes docs/evidence/NAME.json from a folder of results of ``ace-patch compare``. Each file
-holds one comparison: its ``title``, the ``truth`` about the data (symmetric or broken), the ``command``, the ``metric``
-in the table, and the ``results`` of every run and seed. A ``note`` lists requirements of the command besides a clone,
-and ``paper`` is the ratio that the paper reports for this task, at its own length of training.
+The second command first writes docs/evidence/NAME.json from a folder of results of ``ace-patch compare``. The third
+adds the runs of a second comparison to this file, if both have the same results without ACE. Each file holds one
+comparison: its ``title``, the ``truth`` about the data (symmetric or broken), the ``command``, the ``metric`` in the
+table, and the ``results`` of every run and seed. A ``note`` says what the command needs besides a clone, and ``paper``
+is the ratio that the paper reports for this task, at its own length of training. Files in a folder below docs/evidence/
+belong to other pages.
 """
 
 from __future__ import annotations
@@ -44,6 +47,19 @@ def collect(folder: Path, title: str, truth: str) -> dict[str, Any]:
     metric = about["metrics"][0]
     higher = {"higher_is_better": True} if metric["higher"] else {}
     return {"title": title, "truth": truth, "command": command, "metric": metric["name"], **higher, "results": results}
+
+
+def extend(comparison: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add the results of further runs of the same task. Raises a ValueError if upstream's results differ."""
+    known = {(result["run"], result["seed"]): result["metrics"] for result in comparison["results"]}
+    for result in more["results"]:
+        before = known.get((result["run"], result["seed"]))
+        if before is None:
+            comparison["results"].append(result)
+        elif result["run"] == "off" and before != result["metrics"]:
+            raise ValueError(f"seed {result['seed']}, off: expected {before}, found {result['metrics']}")
+    runs = ",".join(dict.fromkeys(result["run"] for result in comparison["results"]))
+    comparison["command"] = re.sub(r"--runs \S+", f"--runs {runs}", comparison["command"])
 
 
 def read() -> list[dict[str, Any]]:
@@ -114,5 +130,10 @@ if __name__ == "__main__":
         name, folder, title, truth = sys.argv[2:]
         text = json.dumps(collect(Path(folder), title, truth), indent=1, ensure_ascii=False)
         (DOCS / "evidence" / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    if sys.argv[1:2] == ["--more"]:
+        file, folder = DOCS / "evidence" / f"{sys.argv[2]}.json", sys.argv[3]
+        comparison = json.loads(file.read_text(encoding="utf-8"))
+        extend(comparison, collect(Path(folder), "", ""))
+        file.write_text(json.dumps(comparison, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     evidence = DOCS / "evidence.md"
     evidence.write_text(page(evidence.read_text(encoding="utf-8")), encoding="utf-8")

@@ -29,7 +29,7 @@ from .parts import bind_arguments, find_at
 from .subgroups import name_axis, perpendicular, reflect, rotate, shift, spread_axes
 
 FEWEST = 4  # smallest number of batches
-KEPT = 0.2  # a subgroup with a smaller error, in units of that under the whole group, is kept
+KEPT = 0.1  # a subgroup with a smaller error, in units of that under the whole group, is kept
 NOISE = 1e-4  # a smaller relative error under the whole group is rounding in single precision
 DIRECTIONS = 100  # number of axes on the half sphere from which the search starts, about 15 degrees apart
 STEPS = (8.0, 4.0, 2.0, 1.0)  # degrees: distances from the best axis at which the search tries six others each
@@ -59,7 +59,7 @@ class SubgroupError:
 
     @property
     def verdict(self) -> str:
-        """Return "kept", "broken" or, if the interval contains the limit of 0.2, "cannot tell"."""
+        """Return "kept", "broken" or, if the interval contains the limit of 0.1, "cannot tell"."""
         return "kept" if self.high < KEPT else "broken" if self.low >= KEPT else "cannot tell"
 
 

@@ -100,6 +100,17 @@ def test_the_table_of_results_is_what_the_files_say() -> None:
     assert "| SchNet, QM9 alpha, 3,000 molecules, field 1 | broken |" in page
 
 
+def test_the_table_of_frames_is_what_the_files_say() -> None:
+    written, page = loaded("write_evidence"), text("how_to/symmetry_left.md")
+    for molecules in (500, 3000):
+        file = DOCS / "evidence" / "frames" / f"schnet_{molecules}.json"
+        plain, framed = (written.ratios(json.loads(file.read_text()), run) for run in ("resilient", "resilient-z"))
+        ratios = [one / other for one, other in zip(framed, plain, strict=True)]
+        means = [written.mean(plain), written.mean(framed), written.mean(ratios) + written.interval(ratios)]
+        row = [f"{molecules:,}", *means, ", ".join(f"{ratio:.2f}" for ratio in ratios)]
+        assert f"| {' | '.join(row)} |" in page
+
+
 def test_the_picture_of_the_results_shows_what_the_files_say() -> None:
     """The numbers that were drawn are in the picture's metadata, a text chunk of the PNG file."""
     sys.path.insert(0, str(DOCS))
