@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import AceWarning
 from .duals import Duals
@@ -84,6 +85,8 @@ class Session:
     """The optimizers to which `adopt` has added parameters, with these parameters."""
     started: bool = False  # True once it was checked that gamma has its initial value
     goes_on: bool = False  # True in a step of a landed model; such a step is only counted
+    zeros: MutableMapping[Tensor, tuple[Tensor, int]] = field(default_factory=WeakIdKeyDictionary)
+    """Gradients of parameters of landed sites, all 0, each with its number of changes in place when it was created."""
 
 
 def is_finite(gradient: Tensor) -> Tensor:

@@ -232,9 +232,14 @@ class Ace(nn.Module):
 
     def give_gradients(self) -> None:
         """Set missing gradients of parameters of landed sites to 0, for scripts that loop over all parameters."""
-        for parameter in self.freed if self.training else ():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        zeros = self.session.zeros
+        for p in self.freed if self.training else ():
+            if p.grad is None:
+                zero, changes = zeros.get(p, (None, 0))
+                if zero is None or zero._version != changes or (zero.device, zero.dtype) != (p.device, p.dtype):
+                    zero = torch.zeros_like(p)
+                    zeros[p] = zero, zero._version
+                p.grad = zero
 
     @property
     def needs_touch(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Layered
 
 from ace_plugins import attach
@@ -54,6 +55,16 @@ def flatten(model: nn.Module) -> None:
 def reduce(model: nn.Module) -> None:
     for p in model.parameters():
         distributed.all_reduce(p.grad)
+
+
+class Operators(TorchDispatchMode):
+    """Counts the operators that torch calls."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -107,6 +118,25 @@ def test_gradients_are_zero_before_and_after_the_step() -> None:
         noise(model)
         model(X).sum().backward()
         assert all(p.grad.any() for p in model.ace.parameters()), "a second backward pass adds to them"
+
+
+def test_a_step_after_the_landing_only_counts_itself() -> None:
+    model = landed_in_training(norm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step() -> int:
+        with Operators() as called:
+            optimizer.zero_grad()
+            model(X).square().mean().backward()
+            optimizer.step()
+        return called.count
+
+    plain = Layered()
+    step(), step()
+    landed = step()
+    model, optimizer = plain, torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    step(), step()
+    assert landed <= step() + 2, "one to count the step, one to record the loss"
 
 
 @pytest.mark.parametrize("resumed", [False, True])
