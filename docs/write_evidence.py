@@ -51,14 +51,15 @@ def collect(folder: Path, title: str, truth: str) -> dict[str, Any]:
 
 def extend(comparison: dict[str, Any], more: dict[str, Any]) -> None:
     """Add the results of further runs of the same task. Raises a ValueError if upstream's results differ."""
-    known = {(result["run"], result["seed"]): result["metrics"] for result in comparison["results"]}
+    metric = comparison["metric"]
+    known = {(result["run"], result["seed"]): result["metrics"][metric] for result in comparison["results"]}
     for result in more["results"]:
-        before = known.get((result["run"], result["seed"]))
+        before, found = known.get((result["run"], result["seed"])), result["metrics"][metric]
         if before is None:
             comparison["results"].append(result)
-        elif result["run"] == "off" and before != result["metrics"]:
-            raise ValueError(f"seed {result['seed']}, off: expected {before}, found {result['metrics']}")
-    runs = ",".join(dict.fromkeys(result["run"] for result in comparison["results"]))
+        elif result["run"] == "off" and before != found:
+            raise ValueError(f"seed {result['seed']}, off: expected {before}, found {found}")
+    runs = ",".join(dict.fromkeys(["off", *(result["run"] for result in comparison["results"])]))
     comparison["command"] = re.sub(r"--runs \S+", f"--runs {runs}", comparison["command"])
 
 
