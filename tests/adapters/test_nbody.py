@@ -255,7 +255,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "message"),
     [
         ({"train": 0}, "train 0: expected at least 1"),
         ({"valid": -1}, "valid -1: expected at least 1"),
@@ -268,8 +268,10 @@ def test_the_same_seed_gives_the_same_bytes_and_another_does_not(tmp_path: Path)
         ({"suffix": "../small"}, "suffix '../small'"),
     ],
 )
-def test_bad_settings_are_reported_before_anything_is_written(tmp_path: Path, bad: dict[str, Any], told: str) -> None:
-    with pytest.raises(AceError, match=told):
+def test_bad_settings_are_reported_before_anything_is_written(
+    tmp_path: Path, bad: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AceError, match=message):
         nbody.generate(tmp_path / "new", **{**SHORT, **bad})
     assert list(tmp_path.iterdir()) == []
 
@@ -317,16 +319,16 @@ def test_out_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_run_that_is_stopped_leaves_what_was_there(tmp_path: Path, stop: type[BaseException]) -> None:
     nbody.generate(tmp_path, **SHORT, seed=1)
     before = contents(tmp_path)
-    told: list[int] = []
+    counts: list[int] = []
 
     def progress(count: int) -> None:
-        told.append(count)
-        if len(told) == 3:
+        counts.append(count)
+        if len(counts) == 3:
             raise stop
 
     with pytest.raises(stop):
         nbody.generate(tmp_path, **SHORT, seed=2, overwrite=True, progress=progress)
-    assert told == [5, 2, 3]
+    assert counts == [5, 2, 3]
     assert contents(tmp_path) == before
 
 

@@ -84,9 +84,9 @@ def test_control_characters_are_escaped(here: Path) -> None:
     write_run(here / "a", sites=1, names=["layer\x1b[2J\u202e"], adapter="eg\x9b2Jno", finished=False)
     for command in (("report", "a", "--text"), ("watch", "a"), ("report", "\x1b[2J")):
         done = call(*command)
-        told = done.stdout + done.stderr
-        assert not {"\x1b", "\x9b", "\u202e"} & set(told), command
-        assert r"\x1b[2J" in told
+        message = done.stdout + done.stderr
+        assert not {"\x1b", "\x9b", "\u202e"} & set(message), command
+        assert r"\x1b[2J" in message
     assert printable("a\tb\r\nc\rd\x07é–日") == "a\tb\r\nc\\rd\\x07é–日"
 
 
@@ -107,14 +107,14 @@ def test_text_and_json_write_no_file(here: Path) -> None:
     assert "█" in row
     assert "▁" in row
     assert "kept: the branch stays in the model" in done.stdout
-    told = json.loads(call("report", "a", "--json").stdout)
-    assert told["runs"][0]["sites"][1]["verdict"] == "kept"
+    message = json.loads(call("report", "a", "--json").stdout)
+    assert message["runs"][0]["sites"][1]["verdict"] == "kept"
     assert sorted(path.name for path in (here / "a").iterdir()) == ["run.json", "trace.jsonl"]
     assert sorted(path.name for path in here.iterdir()) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["report"], "no runs in .ace/runs: expected folders with run.json and trace.jsonl; train with ACE"),
         (["report", "nowhere"], "no runs in nowhere: expected folders with run.json"),
@@ -124,10 +124,10 @@ def test_text_and_json_write_no_file(here: Path) -> None:
         (["watch", "nowhere"], "no runs in nowhere"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(here: Path, words: list[str], told: str) -> None:
+def test_mistakes_are_reported_in_one_line(here: Path, words: list[str], message: str) -> None:
     done = call(*words)
     assert done.exit_code == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -56,26 +56,26 @@ def compare(*words: str, code: int = 0) -> Any:
 
 def answer(*words: str, code: int = 0) -> dict[str, Any]:
     done = compare("schnet", "--json", *METRIC, *words, "--", "train.py", "--fast", code=code)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
 
 
 def test_runs_have_folders_of_their_own_and_seeds_in_common(project: Path) -> None:
     before = sorted(project.iterdir())
-    told = answer("--runs", "off,strict", "--seeds", "2")
-    off, strict = (run["values"] for run in told["runs"])
+    summary = answer("--runs", "off,strict", "--seeds", "2")
+    off, strict = (run["values"] for run in summary["runs"])
     assert off.keys() == strict.keys() == {"1", "2"}
     assert off["1"] != off["2"]
     assert all(strict[seed] == pytest.approx(0.5 * off[seed], rel=1e-12) for seed in off), "the same random numbers"
     interval = "(95 % interval 50 % to 50 %; better in 2 of 2 seeds)"
-    assert told["sentences"] == [f"strict is better than off by 50 % {interval}."]
+    assert summary["sentences"] == [f"strict is better than off by 50 % {interval}."]
     assert sorted(project.iterdir()) == sorted([*before, project / ".ace"]), "the user's own folder is as it was"
-    places = list(Path(told["folder"]).glob("*/seed-*/work-*"))
+    places = list(Path(summary["folder"]).glob("*/seed-*/work-*"))
     assert len(places) == 4
     assert {(place / "written.txt").read_text() for place in places} == {"off", "strict"}
     assert all((place / "data.npy").is_symlink() for place in places), "data is linked"
     assert not any((place / "old.pt").is_symlink() for place in places), "what scripts write again is copied"
-    assert "argument ['--fast']" in next(Path(told["folder"]).glob("*/seed-1/log.txt")).read_text()
+    assert "argument ['--fast']" in next(Path(summary["folder"]).glob("*/seed-1/log.txt")).read_text()
 
 
 def test_called_again_it_reuses_what_is_finished(project: Path) -> None:
@@ -147,9 +147,9 @@ def test_output_that_goes_into_the_folder_is_no_input(project: Path) -> None:
     for _ in range(2):
         with (project / "nohup.out").open("a") as output:
             subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=True, timeout=60)
-    told = (project / "nohup.out").read_text()
-    assert told.count("off seed 1: started") == 1
-    assert "1 of 1 runs were finished before" in told
+    summary = (project / "nohup.out").read_text()
+    assert summary.count("off seed 1: started") == 1
+    assert "1 of 1 runs were finished before" in summary
 
 
 def test_two_calls_in_one_folder(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,9 +179,9 @@ def test_a_script_cannot_write_through_links_to_large_data(
 ) -> None:
     monkeypatch.setattr("ace_plugins.compare.plan.FICLONE", 0)  # as on a file system that cannot clone files
     (project / "train.py").write_text(f"open('own.txt', 'w').write('x')\n{write}\nprint('test 1')")
-    told = answer("--runs", "off", "--seeds", "1", code=1)
-    assert "PermissionError" in told["failed"]["off seed 1"]
-    assert "is a link to data that all runs share: let the script write another file" in told["failed"]["off seed 1"]
+    summary = answer("--runs", "off", "--seeds", "1", code=1)
+    assert "PermissionError" in summary["failed"]["off seed 1"]
+    assert "is a link to data that all runs share: let the script write another file" in summary["failed"]["off seed 1"]
     assert (project / "data.npy").read_bytes() == bytes(LARGE)
 
 
@@ -212,8 +212,8 @@ def test_on_file_systems_that_clone_files_a_run_writes_into_its_own(
 def test_a_script_that_is_edited_during_the_comparison(project: Path) -> None:
     edit = f"open({str(project / 'train.py')!r}, 'w').write('print(\\'test 2\\')')"
     (project / "train.py").write_text(f"{edit}; print('test 1')")
-    told = answer("--runs", "off", "--seeds", "2", "--jobs", "1")
-    assert told["runs"][0]["values"] == {"1": 1.0, "2": 1.0}, "all runs are of the script at the start"
+    summary = answer("--runs", "off", "--seeds", "2", "--jobs", "1")
+    assert summary["runs"][0]["values"] == {"1": 1.0, "2": 1.0}, "all runs are of the script at the start"
 
 
 LEAVES = """
@@ -229,10 +229,10 @@ time.sleep(1)
 def test_a_run_ends_with_its_script_and_not_with_processes_that_it_leaves_behind(project: Path) -> None:
     (project / "train.py").write_text(LEAVES)
     start = time.monotonic()
-    told = answer("--runs", "off", "--seeds", "1")
-    assert told["runs"][0]["values"] == {"1": 7.0}
+    summary = answer("--runs", "off", "--seeds", "1")
+    assert summary["runs"][0]["values"] == {"1": 7.0}
     assert time.monotonic() - start < 15
-    log = next(Path(told["folder"]).glob("*/seed-1/log.txt")).read_text().splitlines()
+    log = next(Path(summary["folder"]).glob("*/seed-1/log.txt")).read_text().splitlines()
     assert [line for line in log if "noise" not in line] == ["half a line", "progress", "test 7"]
 
 
@@ -243,17 +243,17 @@ def test_a_result_that_is_not_finite_is_null_in_json(project: Path) -> None:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")
 
-    told = json.loads(done.stdout, parse_constant=refuse)
-    assert told["runs"][0]["values"] == {"1": None, "2": None}
-    assert told["differences"][0]["mean"] is None
+    summary = json.loads(done.stdout, parse_constant=refuse)
+    assert summary["runs"][0]["values"] == {"1": None, "2": None}
+    assert summary["differences"][0]["mean"] is None
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAILS", "strict")
-    told = answer("--runs", "off,strict", "--seeds", "2", code=1)
-    assert [run["run"] for run in told["runs"]] == ["off"]
-    assert len(told["runs"][0]["values"]) == 2
-    failed = told["failed"]["strict seed 1"]
+    summary = answer("--runs", "off,strict", "--seeds", "2", code=1)
+    assert [run["run"] for run in summary["runs"]] == ["off"]
+    assert len(summary["runs"][0]["values"]) == 2
+    failed = summary["failed"]["strict seed 1"]
     assert failed.startswith("ended with exit code 1; the end of ")
     assert "ValueError: out of luck" in failed
     done = compare("schnet", *METRIC, "--runs", "off,strict", "--seeds", "2", "--", "train.py", "--fast", code=1)
@@ -291,15 +291,15 @@ def test_a_place_for_the_seed_in_the_command(project: Path) -> None:
 
 def test_an_absolute_path_is_that_of_the_copy(project: Path) -> None:
     (project / "train.py").write_text("import os; print('test 1', os.path.abspath(__file__))")
-    told = answer_to(str(project / "train.py"))
-    log = next(Path(told["folder"]).glob("*/seed-1/log.txt")).read_text()
+    summary = answer_to(str(project / "train.py"))
+    log = next(Path(summary["folder"]).glob("*/seed-1/log.txt")).read_text()
     assert f"{os.sep}work-" in log
 
 
 def answer_to(*command: str) -> dict[str, Any]:
     done = compare("schnet", "--json", *METRIC, "--runs", "off", "--seeds", "1", "--", *command)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
 
 
 def test_the_option_that_an_adapter_names() -> None:
@@ -309,15 +309,15 @@ def test_the_option_that_an_adapter_names() -> None:
 
 
 def test_a_dry_run_starts_nothing(project: Path) -> None:
-    told = compare("schnet", *METRIC, "--runs", "off,strict", "--seeds", "2", "--dry-run", "--", "train.py").stdout
-    assert "strict seed 2: mode = strict: to run" in told
-    assert "(seed: every seed the script sets is shifted)" in told
-    assert "2 files copied, 1 linked" in told
+    summary = compare("schnet", *METRIC, "--runs", "off,strict", "--seeds", "2", "--dry-run", "--", "train.py").stdout
+    assert "strict seed 2: mode = strict: to run" in summary
+    assert "(seed: every seed the script sets is shifted)" in summary
+    assert "2 files copied, 1 linked" in summary
     assert not (project / ".ace").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "summary"),
     [
         (["schnet", "--", "train.py"], "no metrics for train.py: add one, as in --metric"),
         (["schnet", *METRIC, "--", "trian.py"], "no script 'trian.py' in"),
@@ -339,10 +339,10 @@ def test_a_dry_run_starts_nothing(project: Path) -> None:
         (["schnet", *METRIC, "--seeds", "none", "--", "train.py"], "seeds 'none': expected a number of seeds"),
     ],
 )
-def test_mistakes_are_one_line_and_nothing_is_started(project: Path, words: list[str], told: str) -> None:
+def test_mistakes_are_one_line_and_nothing_is_started(project: Path, words: list[str], summary: str) -> None:
     done = compare(*words, code=2)
     assert len(done.stderr.splitlines()) == 1
-    assert re.search(told, done.stderr), done.stderr
+    assert re.search(summary, done.stderr), done.stderr
     assert not (project / ".ace").exists()
 
 
@@ -422,10 +422,10 @@ def test_killed_and_called_again_it_ends_in_the_same_table(
     process = started(*words)
     until(lambda: len(list(project.glob("out/*/*/result.json"))) == 1)
     process.send_signal(end)
-    _, told = process.communicate(timeout=30)
+    _, summary = process.communicate(timeout=30)
     assert process.returncode == (-9 if end is signal.SIGKILL else 130)
     if end is not signal.SIGKILL:
-        assert "stopped; 1 of 4 runs are finished" in told
+        assert "stopped; 1 of 4 runs are finished" in summary
     monkeypatch.delenv("PAUSE")
     again = compare("schnet", "--json", *METRIC, *words, "--", "train.py")
     assert "1 of 4 runs were finished before" in again.stderr
@@ -440,9 +440,9 @@ def test_one_run_killed_is_reported_and_the_others_go_on(project: Path) -> None:
             "if mode == os.environ", "os.kill(os.getpid(), 9) if mode == 'strict' else None\n    if mode == os.environ"
         )
     )
-    told = answer("--runs", "off,strict", "--seeds", "1", code=1)
-    assert told["failed"]["strict seed 1"].startswith("ended with signal 9")
-    assert len(told["runs"]) == 1
+    summary = answer("--runs", "off,strict", "--seeds", "1", code=1)
+    assert summary["failed"]["strict seed 1"].startswith("ended with signal 9")
+    assert len(summary["runs"]) == 1
 
 
 SEEDS = """

@@ -80,13 +80,13 @@ def test_garbage_is_reported_with_plugin_hook_expected_and_found(hook: str) -> N
             continue
         with pytest.raises(AdapterError) as caught:
             asked(hook, answer)
-        told = str(caught.value)
+        message = str(caught.value)
         kind = "<class 'toy.Layered'>" if answer is Layered else type(answer).__name__
-        assert told.startswith(("adapter 'odd': ", "adapter 'odd' ((registered) ): ")), told
-        assert f"{hook} returned" in told
-        assert kind in told
-        assert f", expected {EXPECTED[hook][0]}" in told
-        assert "\n" not in told
+        assert message.startswith(("adapter 'odd': ", "adapter 'odd' ((registered) ): ")), message
+        assert f"{hook} returned" in message
+        assert kind in message
+        assert f", expected {EXPECTED[hook][0]}" in message
+        assert "\n" not in message
 
 
 def test_every_hook_that_is_answered_has_an_expectation() -> None:
@@ -125,7 +125,7 @@ def test_no_hook_ends_the_process(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Site("a", "m", 8, (8,)), r"Site 'a': shape_in: expected a tuple of sizes, as \(64,\), found 8"),
         (lambda: Site("a", "m", (8,), ("8",)), r"Site 'a': shape_out: .*found \('8',\)"),
@@ -157,8 +157,8 @@ def test_no_hook_ends_the_process(error: BaseException) -> None:
         (lambda: Example(Layered), "Example: model: expected a torch.nn.Module, found <class 'toy.Layered'>"),
     ],
 )
-def test_fields_are_checked_where_they_are_written(make: Callable[[], Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_fields_are_checked_where_they_are_written(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make()
 
 

@@ -180,13 +180,13 @@ def test_observers_are_no_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_observers_are_called_in_their_requested_order() -> None:
-    told: list[str] = []
+    names: list[str] = []
 
     def observer(name: str, **options: bool) -> object:
         class Observer:
             @hookimpl(**options)
             def ace_attached(self, model: Any) -> None:
-                told.append(name)
+                names.append(name)
 
         return Observer()
 
@@ -198,7 +198,7 @@ def test_observers_are_called_in_their_requested_order() -> None:
     finally:
         for name in observers:
             registry().remove(name)
-    assert told == ["first", "late", "early", "last"], "among equals the last that came"
+    assert names == ["first", "late", "early", "last"], "among equals the last that came"
 
 
 def test_a_missing_hook_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,10 +337,10 @@ def test_an_adapter_of_this_repository_that_is_not_installed(monkeypatch: pytest
     for module in ("ace_plugins.cli.main", "ace_plugins.cli.scripts", "ace_plugins.run.launch"):
         monkeypatch.setattr(f"{module}.registry", lambda: none)
     folder = Path(__file__).parents[2] / "adapters" / "segnn"
-    told = f"adapter 'segnn' is not installed: run pip install '{folder}[upstream]'"
+    message = f"adapter 'segnn' is not installed: run pip install '{folder}[upstream]'"
     for words in (["segnn"], ["run", "segnn", "--", "train.py"]):
         done = CliRunner().invoke(cli, words)
-        assert (done.exit_code, done.output) == (2, f"ace-patch: {told}\n")
+        assert (done.exit_code, done.output) == (2, f"ace-patch: {message}\n")
     with pytest.raises(AdapterError, match="unknown adapter 'painn'.*the package of an adapter is usually called ace-"):
         none.adapter("painn")
     with pytest.raises(AdapterError, match="unknown adapter"):
@@ -355,5 +355,5 @@ def test_an_adapter_that_is_not_loaded_is_not_called_not_installed(monkeypatch: 
         monkeypatch.setattr(f"{module}.registry", lambda: none)
     for words in (["segnn"], ["run", "segnn", "--", "train.py"]):
         done = CliRunner().invoke(cli, words)
-        told = "adapter 'segnn' is installed but not loaded: add it to ACE_LOAD_PLUGINS, or unset this variable"
-        assert (done.exit_code, done.output) == (2, f"ace-patch: {told}\n")
+        message = "adapter 'segnn' is installed but not loaded: add it to ACE_LOAD_PLUGINS, or unset this variable"
+        assert (done.exit_code, done.output) == (2, f"ace-patch: {message}\n")
